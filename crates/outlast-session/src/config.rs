@@ -1,0 +1,187 @@
+//! What a session can be told: acknowledgement mode, security, patience, limits.
+//!
+//! Every limit has its unit last, one default and a reason. [`Config::default`] is right for two Linux
+//! hosts with an unknown path between them.
+
+use crate::error::{Error, Result};
+use crate::proto::{LinkMode, Psk};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a sender learns that a byte needs no longer be retained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AckMode {
+    /// `kernel` where the path is proven to be end-to-end TCP, `inband` everywhere else.
+    #[default]
+    Auto,
+    /// One mode, or a refusal that says why it cannot be had.
+    Fixed(LinkMode),
+}
+
+impl std::str::FromStr for AckMode {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "auto" => AckMode::Auto,
+            "kernel" => AckMode::Fixed(LinkMode::Kernel),
+            "window" => AckMode::Fixed(LinkMode::Window),
+            "udp" => AckMode::Fixed(LinkMode::Udp),
+            "inband" => AckMode::Fixed(LinkMode::Inband),
+            other => {
+                return Err(format!(
+                    "unknown acknowledgement mode {other:?}: use auto, kernel, window, udp or inband"
+                ));
+            }
+        })
+    }
+}
+
+impl std::fmt::Display for AckMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            AckMode::Auto => "auto",
+            AckMode::Fixed(LinkMode::Kernel) => "kernel",
+            AckMode::Fixed(LinkMode::Window) => "window",
+            AckMode::Fixed(LinkMode::Udp) => "udp",
+            AckMode::Fixed(LinkMode::Inband) => "inband",
+        })
+    }
+}
+
+/// Who may open and resume a session.
+#[derive(Clone, Debug, Default)]
+pub enum Security {
+    /// The session id is a bearer secret: as safe as the TCP connection that carries it.
+    #[default]
+    Open,
+    /// Both sides hold a key. Proves who opens and resumes; does not encrypt.
+    Psk(Psk),
+    /// TLS by rustls on every link; a resume is bound to the link that carries it.
+    Tls(TlsConfig),
+}
+
+/// The rustls configurations of either side; an endpoint needs only its own.
+#[derive(Clone, Default)]
+pub struct TlsConfig {
+    /// For clients: roots, an optional client certificate.
+    pub client: Option<Arc<rustls::ClientConfig>>,
+    /// For clients: the name to expect in the server's certificate; the host part of the target if absent.
+    pub server_name: Option<String>,
+    /// For servers: certificate, key, optional client verification.
+    pub server: Option<Arc<rustls::ServerConfig>>,
+}
+
+impl std::fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TlsConfig")
+            .field("client", &self.client.is_some())
+            .field("server_name", &self.server_name)
+            .field("server", &self.server.is_some())
+            .finish()
+    }
+}
+
+/// How long a client tries to reconnect before it gives up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Patience {
+    /// Until the application closes the session.
+    #[default]
+    Forever,
+    /// So long after each loss of the link.
+    For(Duration),
+}
+
+/// The settings of a session or of a listener.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Acknowledgement mode. Default: [`AckMode::Auto`].
+    pub ack: AckMode,
+    /// Who may open and resume. Default: [`Security::Open`].
+    pub security: Security,
+    /// Most bytes retained per direction. A full ring means back-pressure. Default 4 MiB + 64 KiB: the largest
+    /// send queue that Linux grows by itself and the one segment by which a queue can exceed it.
+    pub retain_bytes_max: usize,
+    /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 1 MiB.
+    pub window_buffer_bytes: usize,
+    /// Client: how long to go on trying. Default: for ever.
+    pub patience: Patience,
+    /// Server: how long a session without a link is kept. Default 24 h, a night and a commute.
+    pub keep: Duration,
+    /// Time without any sign of life while one is due, after which a link counts as lost. Default 10 s.
+    pub detect_timeout: Duration,
+    /// Time for one attempt to connect and shake hands. Default 5 s.
+    pub handshake_timeout: Duration,
+    /// First non-zero delay between attempts. Default 50 ms.
+    pub backoff_base: Duration,
+    /// Longest delay between attempts. Default 5 s: a returning network is noticed by netlink anyway.
+    pub backoff_max: Duration,
+    /// Whether consecutive small writes are joined. Default true.
+    pub coalesce: bool,
+    /// Longest time a coalesced byte waits. Default 1 ms.
+    pub flush_delay: Duration,
+    /// Client: try a new link when addresses or routes change. Default true.
+    pub watch_network: bool,
+    /// Server: most sessions, attached and detached. Default 65,536.
+    pub sessions_max: usize,
+    /// Server: most sessions of one peer address. Default 16,384: a NAT with an office behind it.
+    pub sessions_per_peer_max: usize,
+    /// Server: most handshakes under way. Default 1,024; more wait in the kernel's accept queue.
+    pub handshakes_max: usize,
+    /// Seed for jitter; from the system when absent.
+    pub seed: Option<u64>,
+    /// Client: the local address to connect from; chosen by the system when absent.
+    pub local_address: Option<SocketAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ack: AckMode::Auto,
+            security: Security::Open,
+            retain_bytes_max: (4 << 20) + (64 << 10),
+            window_buffer_bytes: 1 << 20,
+            patience: Patience::Forever,
+            keep: Duration::from_secs(24 * 3600),
+            detect_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(5),
+            backoff_base: Duration::from_millis(50),
+            backoff_max: Duration::from_secs(5),
+            coalesce: true,
+            flush_delay: Duration::from_millis(1),
+            watch_network: true,
+            sessions_max: 65_536,
+            sessions_per_peer_max: 16_384,
+            handshakes_max: 1_024,
+            seed: None,
+            local_address: None,
+        }
+    }
+}
+
+impl Config {
+    /// Says what cannot work together, before anything is started.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the two settings that contradict each other and the way out.
+    pub fn check(&self) -> Result<()> {
+        if let (Security::Tls(_), AckMode::Fixed(mode)) = (&self.security, self.ack)
+            && mode != LinkMode::Inband
+        {
+            return Err(Error::Config(format!(
+                "acknowledgement mode {} cannot work with tls: the kernel counts encrypted bytes; use inband or auto",
+                self.ack
+            )));
+        }
+        if self.retain_bytes_max < 64 << 10 {
+            return Err(Error::Config(format!(
+                "retain_bytes_max is {} bytes: at least 65536 are needed to keep a link busy",
+                self.retain_bytes_max
+            )));
+        }
+        if self.detect_timeout < Duration::from_millis(100) {
+            return Err(Error::Config("detect_timeout is below 100 ms: every busy peer would look dead".into()));
+        }
+        Ok(())
+    }
+}
