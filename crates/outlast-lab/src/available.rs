@@ -32,14 +32,19 @@ pub(crate) fn available() -> Result<(), Unavailable> {
 fn examine() -> Result<(), Unavailable> {
     let mut missing = Vec::new();
     let effective = effective_capabilities();
-    let lacking: Vec<_> = CAPABILITIES.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(n, _)| *n).collect();
+    let lacking: Vec<_> =
+        CAPABILITIES.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(n, _)| *n).collect();
     if !lacking.is_empty() {
         missing.push(format!("no {} (run as root)", lacking.join(" and ")));
     } else if let Some(why) = namespace_refused() {
-        missing.push(format!("the kernel refuses a network namespace: {why} (is this a container? run it privileged)"));
+        missing.push(format!(
+            "the kernel refuses a network namespace: {why} (is this a container? run it privileged)"
+        ));
     }
     if let Err(error) = File::options().read(true).write(true).open("/dev/net/tun") {
-        missing.push(format!("/dev/net/tun: {error} (it needs CONFIG_TUN; in a container pass --device /dev/net/tun)"));
+        missing.push(format!(
+            "/dev/net/tun: {error} (it needs CONFIG_TUN; in a container pass --device /dev/net/tun)"
+        ));
     }
     if !Path::new("/etc/hosts").exists() {
         missing.push("no /etc/hosts to mount host names over (create an empty one)".to_owned());
@@ -68,7 +73,8 @@ pub(crate) const IP6TABLES: &str = "ip6tables-legacy";
 /// Where a program is; also looks where administrators' programs are when `PATH` does not.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    let dirs =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 

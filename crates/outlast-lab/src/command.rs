@@ -98,7 +98,8 @@ impl LabCommand {
             let program = self.command.get_program().to_string_lossy();
             format!("cannot start `{program}` in host {}", self.host.name())
         })?;
-        let inner = Arc::new(ProcessInner { pid: child.id(), group: self.own_group, child: Mutex::new(Some(child)) });
+        let inner =
+            Arc::new(ProcessInner { pid: child.id(), group: self.own_group, child: Mutex::new(Some(child)) });
         self.host.lab().register_process(Arc::downgrade(&inner));
         Ok(Process { inner })
     }
@@ -130,7 +131,8 @@ impl LabCommand {
         let read = std::thread::scope(|scope| {
             let stdout = scope.spawn(|| read_all(out));
             let stderr = read_all(err);
-            let stdout = stdout.join().unwrap_or_else(|_| Err(io::Error::other("the reading thread panicked")));
+            let stdout =
+                stdout.join().unwrap_or_else(|_| Err(io::Error::other("the reading thread panicked")));
             Ok((stdout?, stderr?))
         });
         let (stdout, stderr) = read.context(|| "cannot read what a program writes".to_owned())?;
@@ -291,7 +293,8 @@ impl Process {
     /// # Errors
     /// When it has been waited for by other means.
     pub fn try_wait(&self) -> Result<Option<ExitStatus>> {
-        sys::wait_without_reaping(self.id(), false).context(|| format!("cannot wait for process {}", self.id()))
+        sys::wait_without_reaping(self.id(), false)
+            .context(|| format!("cannot wait for process {}", self.id()))
     }
 
     /// Its standard input, if it was piped and not taken before.

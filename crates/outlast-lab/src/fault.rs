@@ -92,7 +92,10 @@ pub enum Fault {
 
 /// A fault's words, and one line on what it does; `PORT` stands for a number.
 pub(crate) const FAULTS: [(&str, &str); 20] = [
-    ("drop both", "everything vanishes silently; for longer than a time-out this is how connections time out"),
+    (
+        "drop both",
+        "everything vanishes silently; for longer than a time-out this is how connections time out",
+    ),
     ("drop to-server", "only what the client sends vanishes"),
     ("drop to-client", "only what the server sends vanishes"),
     ("link down client", "the client's network device is off: new connections fail at once"),
@@ -214,7 +217,9 @@ mod tests {
             let read = text.parse::<Fault>();
             assert_eq!(read.is_ok(), text == "drop", "{text}");
             if let Err(error) = read {
-                assert!(error.to_string().contains("outlast lab faults") || error.to_string().contains("65535"));
+                assert!(
+                    error.to_string().contains("outlast lab faults") || error.to_string().contains("65535")
+                );
             }
         }
     }

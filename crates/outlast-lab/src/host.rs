@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::command::{LabCommand, Process};
 use crate::error::{Context, Result};
@@ -239,12 +240,15 @@ impl Host {
     }
 
     fn add_routes(&self, destinations: [(IpAddr, u8); 2], via: &Link) -> Result<()> {
-        let not_there = || crate::Error::Invalid(format!("{self:?} cannot route over {via:?}: it is not on that link"));
+        let not_there =
+            || crate::Error::Invalid(format!("{self:?} cannot route over {via:?}: it is not on that link"));
         let side = via.side_of(self).ok_or_else(not_there)?;
         let gateways = via.addresses(side.other()).ok_or_else(not_there)?;
         let device = via.end(side).index;
         let mut routes = lock(&self.inner.routes);
-        for ((destination, prefix), gateway) in destinations.into_iter().zip([gateways.v4.into(), gateways.v6.into()]) {
+        for ((destination, prefix), gateway) in
+            destinations.into_iter().zip([gateways.v4.into(), gateways.v6.into()])
+        {
             let replaced = |r: &Route| r.destination == destination && r.prefix == prefix;
             for old in routes.extract_if(.., |r| replaced(r)) {
                 // Routes of IPv6 add up instead of replacing each other.
@@ -262,7 +266,11 @@ impl Host {
             let done = self.routing().set_route(route.destination, route.prefix, route.gateway, route.device);
             match done {
                 // Its device is off: the route comes back with it.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTUNREACH)) => {}
+                Err(e)
+                    if matches!(
+                        e.raw_os_error(),
+                        Some(libc::ENETDOWN | libc::ENETUNREACH | libc::EHOSTUNREACH)
+                    ) => {}
                 other => other.context(|| format!("cannot route over {}", route.gateway))?,
             }
         }
@@ -276,6 +284,33 @@ impl Host {
     pub fn connections(&self, which: Connections) -> Result<Vec<Connection>> {
         let found = diag::list(&mut lock(&self.inner.diag), which);
         found.context(|| format!("cannot list the connections of host {}", self.name()))
+    }
+
+    /// The addresses on which programs of this host accept TCP connections.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn listeners(&self) -> Result<Vec<SocketAddr>> {
+        let found = diag::listeners(&mut lock(&self.inner.diag));
+        found.context(|| format!("cannot list the listeners of host {}", self.name()))
+    }
+
+    /// Waits until a program of this host accepts TCP connections on `port` (`None`: on any), or `wait` has passed.
+    /// True when there is one.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn wait_for_listener(&self, port: Option<u16>, wait: Duration) -> Result<bool> {
+        let deadline = Instant::now() + wait;
+        loop {
+            if self.listeners()?.iter().any(|address| port.is_none_or(|port| address.port() == port)) {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Aborts TCP connections in the kernel of this host and says how many. Programs of this host get

@@ -165,6 +165,25 @@ impl Drop for Injected {
 }
 
 impl Fault {
+    /// Whether `target` has every part that the fault needs.
+    ///
+    /// # Errors
+    /// What it lacks, and how to supply it.
+    pub fn check(self, target: &Target) -> Result<()> {
+        match self {
+            Self::Roam => roaming(target).map(drop),
+            Self::NatRebind | Self::NatForget => nat(target, self).map(drop),
+            Self::Freeze(role) | Self::Kill(role) => target.program(role, self).map(drop),
+            Self::Suspend => target.program(Role::Client, self).map(drop),
+            Self::AddressChange(side) if target.link.addresses(side).is_none() => Err(lacks(
+                self,
+                "an address on that side",
+                "the port of a switch has none: name the other side",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Breaks `target`. The fault is in full effect when this returns, and lasts until it is healed or dropped.
     /// When it cannot be carried out entirely, what was done is undone.
     ///
@@ -187,7 +206,11 @@ impl Fault {
                     Closed::Ignore => &["-j", "DROP"],
                 };
                 let port = port.to_string();
-                guard_port(&mut injected, &target.server, &[&["-p", "tcp", "--syn", "--dport", &port], answer].concat())?;
+                guard_port(
+                    &mut injected,
+                    &target.server,
+                    &[&["-p", "tcp", "--syn", "--dport", &port], answer].concat(),
+                )?;
             }
             Self::PortReset(port) => {
                 let port = port.to_string();
@@ -235,15 +258,21 @@ fn reset(target: &Target, told: Told) -> Result<()> {
     done.map(drop)
 }
 
-fn roam(injected: &mut Injected, target: &Target) -> Result<()> {
+/// The client's side of its first link, and its second link.
+fn roaming(target: &Target) -> Result<(Side, Link)> {
     let second = target.second_link.clone().ok_or_else(|| {
-        lacks(injected.fault, "a second link of the client", "name it with Target::with_second_link")
+        lacks(Fault::Roam, "a second link of the client", "name it with Target::with_second_link")
     })?;
+    let side = target.link.side_of(&target.client).ok_or_else(|| {
+        lacks(Fault::Roam, "a link that the client is on", "give Target::between the client's own link")
+    })?;
+    Ok((side, second))
+}
+
+fn roam(injected: &mut Injected, target: &Target) -> Result<()> {
+    let (side, second) = roaming(target)?;
     let (client, first) = (target.client.clone(), target.link.clone());
-    let side = first.side_of(&client).ok_or_else(|| {
-        lacks(injected.fault, "a link that the client is on", "give Target::between the client's own link")
-    })?;
-    target.client.route_default(&second)?;
+    client.route_default(&second)?;
     injected.then(move || {
         first.set_up(side, true)?;
         client.route_default(&first)

@@ -17,8 +17,8 @@ use crate::netlink::route::{Mac, VethEnd};
 use crate::segment::Segment;
 use crate::sweep::{self, Owner};
 use crate::switch::Switch;
-use crate::wire::{Wire, WireSpec};
 use crate::sys;
+use crate::wire::{Wire, WireSpec};
 
 /// Where the `/etc/hosts` of each host is kept while the lab lives.
 const HOSTS_DIR: &str = "/run/outlast-lab";
@@ -212,7 +212,13 @@ impl Lab {
         Ok(link)
     }
 
-    fn cable(&self, client: &Host, server: &Host, segment: Arc<Segment>, server_has_address: bool) -> Result<Link> {
+    fn cable(
+        &self,
+        client: &Host,
+        server: &Host,
+        segment: Arc<Segment>,
+        server_has_address: bool,
+    ) -> Result<Link> {
         let names = [client.next_device_name(), server.next_device_name()];
         let macs = [self.shared.next_mac(), self.shared.next_mac()];
         let here = VethEnd { name: &names[0], mac: macs[0] };
@@ -248,7 +254,14 @@ impl Lab {
         self.finish([client, server], segment, Some(wire))
     }
 
-    fn end(&self, host: &Host, device: String, mac: Option<Mac>, segment: &Segment, addressed: bool) -> Result<End> {
+    fn end(
+        &self,
+        host: &Host,
+        device: String,
+        mac: Option<Mac>,
+        segment: &Segment,
+        addressed: bool,
+    ) -> Result<End> {
         let index = host.routing().device_index(&device);
         let index = index.context(|| format!("cannot find device {device} of {host:?}"))?;
         let addresses = if addressed { Some(segment.next_addresses()?) } else { None };

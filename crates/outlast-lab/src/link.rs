@@ -224,7 +224,10 @@ impl Link {
         loop {
             let states = [Side::Client, Side::Server].map(|side| {
                 let end = self.end(side);
-                end.host.routing().device_state(end.index).context(|| format!("cannot ask about {}", end.device))
+                end.host
+                    .routing()
+                    .device_state(end.index)
+                    .context(|| format!("cannot ask about {}", end.device))
             });
             let [client, server] = states;
             let (client, server) = (client?, server?);

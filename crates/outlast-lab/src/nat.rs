@@ -46,14 +46,16 @@ impl Nat {
             Error::Invalid(format!("{router:?} cannot hide addresses on {outside:?}: it is not on that link"))
         })?;
         let device = outside.device(side);
-        let hide = ["-o", device, "-p", "tcp", "-j", "MASQUERADE", "--to-ports", "20000-59999", "--random-fully"];
+        let hide =
+            ["-o", device, "-p", "tcp", "-j", "MASQUERADE", "--to-ports", "20000-59999", "--random-fully"];
         firewall::change(router, "nat", "-A", "POSTROUTING", &hide)?;
         firewall::change(router, "nat", "-A", "POSTROUTING", &["-o", device, "-j", "MASQUERADE"])?;
         let unknown = ["-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"];
         firewall::change(router, "filter", "-A", "FORWARD", &unknown)?;
         firewall::change(router, "filter", "-A", "INPUT", &unknown)?;
         let inside = router.enter_guard()?;
-        let tracking = Socket::open(libc::NETLINK_NETFILTER).context(|| "cannot open ctnetlink".to_owned())?;
+        let tracking =
+            Socket::open(libc::NETLINK_NETFILTER).context(|| "cannot open ctnetlink".to_owned())?;
         drop(inside);
         Ok(Self { router: router.clone(), tracking: Arc::new(Mutex::new(tracking)) })
     }

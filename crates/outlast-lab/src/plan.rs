@@ -79,7 +79,8 @@ impl FaultPlan {
         let steps = (0..count).map(|_| {
             let index = random.below(menu.faults.len() as u64);
             let fault = usize::try_from(index).ok().and_then(|index| menu.faults.get(index));
-            let fault = *fault.ok_or_else(|| Error::Invalid("a plan needs faults to choose from".to_owned()))?;
+            let fault =
+                *fault.ok_or_else(|| Error::Invalid("a plan needs faults to choose from".to_owned()))?;
             let (after, lasts) = (between(&mut random, &menu.after), between(&mut random, &menu.lasts));
             Ok(Step { after, fault, lasts })
         });

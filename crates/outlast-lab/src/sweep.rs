@@ -59,7 +59,8 @@ pub(crate) fn sweep() -> Result<Vec<String>> {
         other => other.context(|| format!("cannot read {}", netns::NAMES_DIR))?,
     };
     let names = names.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let dead: HashSet<_> = names.filter(|name| Owner::of(name).is_some_and(|owner| !owner.is_alive())).collect();
+    let dead: HashSet<_> =
+        names.filter(|name| Owner::of(name).is_some_and(|owner| !owner.is_alive())).collect();
     if dead.is_empty() {
         return Ok(Vec::new());
     }
@@ -75,8 +76,10 @@ pub(crate) fn sweep() -> Result<Vec<String>> {
 
 /// Kills every program that runs in one of the namespaces, this process excepted, and waits until they are gone.
 pub(crate) fn end_programs_in(namespaces: &HashSet<String>) {
-    let inodes: HashSet<_> =
-        namespaces.iter().filter_map(|name| Some(std::fs::metadata(netns::path_of(name)).ok()?.ino())).collect();
+    let inodes: HashSet<_> = namespaces
+        .iter()
+        .filter_map(|name| Some(std::fs::metadata(netns::path_of(name)).ok()?.ino()))
+        .collect();
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         let programs = programs_in(&inodes);

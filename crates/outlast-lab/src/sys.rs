@@ -97,9 +97,11 @@ pub(crate) fn eventfd() -> io::Result<File> {
 }
 
 /// Waits until one of `fds` can be read, or `wait` has passed. Says which are ready (readable or broken).
-pub(crate) fn poll_readable<const N: usize>(fds: [BorrowedFd<'_>; N], wait: Duration) -> io::Result<[bool; N]> {
-    let mut polled =
-        fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+pub(crate) fn poll_readable<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    wait: Duration,
+) -> io::Result<[bool; N]> {
+    let mut polled = fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let wait = libc::timespec {
         tv_sec: libc::time_t::try_from(wait.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(wait.subsec_nanos()),

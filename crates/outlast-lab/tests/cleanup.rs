@@ -1,4 +1,10 @@
 //! Nothing is left behind: not after a drop, not after a panic, not after SIGKILL and a sweep.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is the message"
+)]
 
 mod common;
 
@@ -34,7 +40,9 @@ fn hosts_file(namespace: &str) -> bool {
 /// Wires of this process; other tests of this file make none.
 fn wire_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    tasks.filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == "outlast-wire")).count()
+    tasks
+        .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == "outlast-wire"))
+        .count()
 }
 
 #[test]

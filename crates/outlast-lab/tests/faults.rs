@@ -1,4 +1,10 @@
 //! Every fault does to a real TCP connection what it says, and healing it brings the network back.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is the message"
+)]
 
 mod common;
 
@@ -112,7 +118,10 @@ fn link_down_fails_new_connections_at_once_and_comes_back_complete() {
         let injected = fault("link down client").inject(&b.target).unwrap();
         for pair in &pairs {
             let refused = dial(&b.client, pair.address, PATIENCE).unwrap_err();
-            assert!(matches!(refused.raw_os_error(), Some(libc::ENETUNREACH | libc::EADDRNOTAVAIL)), "{refused}");
+            assert!(
+                matches!(refused.raw_os_error(), Some(libc::ENETUNREACH | libc::EADDRNOTAVAIL)),
+                "{refused}"
+            );
         }
         injected.heal().unwrap();
         for pair in &pairs {
@@ -342,10 +351,18 @@ fn a_thousand_faults_leave_a_working_network() {
     require!();
     let b = wire();
     let menu = outlast_lab::Menu {
-        faults: ["drop both", "drop to-server", "drop to-client", "link down", "reset both", "reset client",
-            "reset server", "address change"]
-            .map(fault)
-            .to_vec(),
+        faults: [
+            "drop both",
+            "drop to-server",
+            "drop to-client",
+            "link down",
+            "reset both",
+            "reset client",
+            "reset server",
+            "address change",
+        ]
+        .map(fault)
+        .to_vec(),
         after: Duration::from_micros(10)..=Duration::from_micros(200),
         lasts: Duration::from_micros(10)..=Duration::from_micros(500),
     };

@@ -1,4 +1,10 @@
 //! Hosts reach each other as their links say: addresses, names, delay, loss, rate, order.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is the message"
+)]
 
 mod common;
 

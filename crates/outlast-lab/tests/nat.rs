@@ -1,4 +1,10 @@
 //! A NAT hides the client, and what it forgets cuts connections off.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failed expectation is the message"
+)]
 
 mod common;
 
@@ -17,7 +23,8 @@ struct Home {
 
 fn home() -> Home {
     let lab = Lab::new("nat").unwrap();
-    let (client, home, server) = (lab.host("client").unwrap(), lab.router("home").unwrap(), lab.host("server").unwrap());
+    let (client, home, server) =
+        (lab.host("client").unwrap(), lab.router("home").unwrap(), lab.host("server").unwrap());
     let inside = lab.connect(&client, &home).unwrap();
     let outside = lab.wire(&home, &server, WireSpec::delay_ms(1)).unwrap();
     client.route_default(&inside).unwrap();

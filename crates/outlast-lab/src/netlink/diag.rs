@@ -48,11 +48,23 @@ pub struct Connection {
 
 /// The connections among `which`, both address families.
 pub(crate) fn list(socket: &mut Socket, which: Connections) -> io::Result<Vec<Connection>> {
+    let mut found = in_states(socket, CONNECTION_STATES)?;
+    found.retain(|connection| which.includes(connection));
+    Ok(found)
+}
+
+/// The addresses on which the host accepts connections.
+pub(crate) fn listeners(socket: &mut Socket) -> io::Result<Vec<SocketAddr>> {
+    const LISTENING: u32 = 1 << 10;
+    Ok(in_states(socket, LISTENING)?.into_iter().map(|listener| listener.local).collect())
+}
+
+fn in_states(socket: &mut Socket, states: u32) -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let fixed = request(u8::try_from(family).unwrap_or_default(), CONNECTION_STATES, &[0; ID_LEN]);
+        let fixed = request(u8::try_from(family).unwrap_or_default(), states, &[0; ID_LEN]);
         let replies = socket.dump(Message::new(SOCK_DIAG_BY_FAMILY, 0, &fixed))?;
-        found.extend(replies.iter().filter_map(connection).filter(|c| which.includes(c)));
+        found.extend(replies.iter().filter_map(connection));
     }
     Ok(found)
 }

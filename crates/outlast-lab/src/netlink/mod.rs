@@ -153,7 +153,8 @@ fn take(mut datagram: &[u8], sequence: u32, replies: &mut Vec<Reply>) -> io::Res
     const ERROR: u16 = 2;
     const DONE: u16 = 3;
     while datagram.len() >= HEADER_LEN {
-        let len = usize::try_from(u32_at(datagram, 0)).unwrap_or(usize::MAX).clamp(HEADER_LEN, datagram.len());
+        let len =
+            usize::try_from(u32_at(datagram, 0)).unwrap_or(usize::MAX).clamp(HEADER_LEN, datagram.len());
         let (message, rest) = (&datagram[..len], &datagram[len.next_multiple_of(4).min(datagram.len())..]);
         let kind = u16::from_ne_bytes([message[4], message[5]]);
         datagram = rest;

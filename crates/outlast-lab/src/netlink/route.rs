@@ -95,7 +95,9 @@ impl Routing {
                 m.nest(VETH_INFO_PEER, |m| {
                     let fd = u32::try_from(peer.as_raw_fd()).unwrap_or(u32::MAX);
                     m.raw(&interface_info(0, 0, 0));
-                    m.text(IFLA_IFNAME, there.name).attribute(IFLA_ADDRESS, &there.mac).number(IFLA_NET_NS_FD, fd);
+                    m.text(IFLA_IFNAME, there.name)
+                        .attribute(IFLA_ADDRESS, &there.mac)
+                        .number(IFLA_NET_NS_FD, fd);
                 });
             });
         });
@@ -187,12 +189,24 @@ impl Routing {
     }
 
     /// Routes `destination/prefix` (prefix 0: everything) through `gateway` on the device `index`.
-    pub(crate) fn set_route(&mut self, destination: IpAddr, prefix: u8, gateway: IpAddr, index: u32) -> io::Result<()> {
+    pub(crate) fn set_route(
+        &mut self,
+        destination: IpAddr,
+        prefix: u8,
+        gateway: IpAddr,
+        index: u32,
+    ) -> io::Result<()> {
         self.route(RTM_NEWROUTE, flags::CREATE | flags::REPLACE, destination, prefix, gateway, index)
     }
 
     /// Removes what [`Self::set_route`] set.
-    pub(crate) fn remove_route(&mut self, destination: IpAddr, prefix: u8, gateway: IpAddr, index: u32) -> io::Result<()> {
+    pub(crate) fn remove_route(
+        &mut self,
+        destination: IpAddr,
+        prefix: u8,
+        gateway: IpAddr,
+        index: u32,
+    ) -> io::Result<()> {
         self.route(RTM_DELROUTE, 0, destination, prefix, gateway, index)
     }
 
@@ -224,7 +238,9 @@ impl Routing {
             let mut fixed = [0; 12];
             fixed[0] = u8::try_from(family).unwrap_or_default();
             for route in self.socket.dump(Message::new(RTM_GETROUTE, 0, &fixed))? {
-                let Some(message) = with_congestion_control(route.kind, &route.body, algorithm) else { continue };
+                let Some(message) = with_congestion_control(route.kind, &route.body, algorithm) else {
+                    continue;
+                };
                 if let Err(error) = self.socket.request(message) {
                     tracing::debug!(%error, family, "route keeps its congestion control");
                 }
@@ -261,7 +277,8 @@ fn with_congestion_control(kind: u16, route: &[u8], algorithm: &str) -> Option<M
     const ROUTE_LEN: usize = 12;
     let fixed = route.get(..ROUTE_LEN)?;
     let (table, route_kind, route_flags) = (fixed[4], fixed[7], u32_at(fixed, 8));
-    let concerned = matches!(route_kind, RTN_UNICAST | RTN_LOCAL) && matches!(table, RT_TABLE_MAIN | RT_TABLE_LOCAL);
+    let concerned =
+        matches!(route_kind, RTN_UNICAST | RTN_LOCAL) && matches!(table, RT_TABLE_MAIN | RT_TABLE_LOCAL);
     if kind != RTM_NEWROUTE || !concerned {
         return None;
     }

@@ -1,5 +1,5 @@
 //! What the tests share: real TCP connections through the lab.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, reason = "each test uses a part")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
