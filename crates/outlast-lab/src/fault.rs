@@ -91,7 +91,7 @@ pub enum Fault {
 }
 
 /// A fault's words, and one line on what it does; `PORT` stands for a number.
-pub(crate) const FAULTS: [(&str, &str); 20] = [
+const FAULTS: [(&str, &str); 20] = [
     (
         "drop both",
         "everything vanishes silently; for longer than a time-out this is how connections time out",
@@ -118,6 +118,13 @@ pub(crate) const FAULTS: [(&str, &str); 20] = [
 ];
 
 impl Fault {
+    /// Every fault: its words, as they are read (`PORT` stands for a number, `|` for a choice), and one line on what
+    /// it does.
+    #[must_use]
+    pub fn all() -> &'static [(&'static str, &'static str)] {
+        &FAULTS
+    }
+
     /// Whether the fault is over as soon as it has happened: there is nothing to heal.
     #[must_use]
     pub fn is_instant(self) -> bool {

@@ -127,7 +127,7 @@ pub use netns::NetnsGuard;
 pub use plan::{Event, FaultPlan, Menu, Step, Stop};
 #[cfg(feature = "tokio")]
 pub use runtime::HostRuntime;
-pub use schedule::Schedule;
+pub use schedule::{Phase, Schedule};
 pub use service::Service;
 pub use switch::Switch;
 pub use wire::{LaneStats, Random, WireSpec};

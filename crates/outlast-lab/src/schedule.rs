@@ -90,25 +90,40 @@ impl fmt::Display for Schedule {
 
 /// What a schedule has just done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Done {
-    Broke,
+pub enum Phase {
+    /// The fault is in effect.
+    Broken,
+    /// It no longer is.
     Healed,
 }
 
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Broken => "broken",
+            Self::Healed => "healed",
+        })
+    }
+}
+
 impl Schedule {
-    /// Carries the schedule out until it is over or `stop` is pulled, telling `observe` what it has done.
-    pub(crate) fn run(&self, target: &Target, stop: &Stop, mut observe: impl FnMut(Done)) -> Result<()> {
+    /// Carries the schedule out on `target` until it is over or `stop` is pulled, telling `observe` what it has done.
+    /// The fault is healed when it returns.
+    ///
+    /// # Errors
+    /// When the fault cannot be injected or healed.
+    pub fn run(&self, target: &Target, stop: &Stop, mut observe: impl FnMut(Phase)) -> Result<()> {
         let mut next = Instant::now() + self.at;
         loop {
             if stop.wait(next.saturating_duration_since(Instant::now())) {
                 return Ok(());
             }
             let injected = self.fault.inject(target)?;
-            observe(Done::Broke);
+            observe(Phase::Broken);
             if !self.fault.is_instant() {
                 stop.wait(self.lasts);
                 injected.heal()?;
-                observe(Done::Healed);
+                observe(Phase::Healed);
             }
             match self.every {
                 Some(every) => next += every,

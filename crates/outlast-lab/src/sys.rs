@@ -14,10 +14,6 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-fn check_long(result: libc::c_long) -> io::Result<libc::c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
 /// Moves the calling thread into the network namespace `namespace`.
 pub(crate) fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: setns reads a descriptor that the borrow keeps open; it affects the calling thread only.
@@ -226,9 +222,6 @@ pub(crate) fn signal_file(signals: &[i32]) -> io::Result<File> {
 #[cfg(feature = "cli")]
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes integers and returns a new descriptor.
-    let fd = check_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    RawFd::try_from(fd).map(own).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    Ok(own(check(RawFd::try_from(fd).unwrap_or(-1))?))
 }
-
-#[cfg(not(feature = "cli"))]
-const _: fn(libc::c_long) -> io::Result<libc::c_long> = check_long;

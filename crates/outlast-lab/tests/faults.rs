@@ -9,10 +9,13 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use common::{PATIENCE, Pair, SHORT, assert_silent, dial, pass, read_error};
-use outlast_lab::{Fault, Host, Lab, Link, Role, Service, Target, WireSpec, require};
+use outlast_lab::{
+    Event, Fault, FaultPlan, Host, Lab, Link, Menu, Role, Service, Stop, Target, WireSpec, require,
+};
 
 struct Bench {
     client: Host,
@@ -346,35 +349,62 @@ fn a_dropped_fault_heals() {
     assert!(b.link.set_spec(WireSpec::default()).is_err(), "a cable has no spec");
 }
 
+fn restless(count: usize) -> FaultPlan {
+    let faults = [
+        "drop both",
+        "drop to-server",
+        "drop to-client",
+        "link down client",
+        "link down server",
+        "reset both",
+        "reset client",
+        "reset server",
+        "address change client",
+        "address change server",
+    ];
+    let menu = Menu {
+        faults: faults.map(fault).to_vec(),
+        after: Duration::from_micros(10)..=Duration::from_micros(500),
+        lasts: Duration::from_micros(10)..=Duration::from_millis(1),
+    };
+    FaultPlan::random(11, count, &menu).unwrap()
+}
+
 #[test]
-fn a_thousand_faults_leave_a_working_network() {
+fn a_thousand_faults_under_traffic_leave_a_working_network() {
     require!();
-    let b = wire();
-    let menu = outlast_lab::Menu {
-        faults: [
-            "drop both",
-            "drop to-server",
-            "drop to-client",
-            "link down",
-            "reset both",
-            "reset client",
-            "reset server",
-            "address change",
-        ]
-        .map(fault)
-        .to_vec(),
-        after: Duration::from_micros(10)..=Duration::from_micros(200),
-        lasts: Duration::from_micros(10)..=Duration::from_micros(500),
-    };
-    let plan = outlast_lab::FaultPlan::random(11, 1000, &menu).unwrap();
-    let mut broken = 0;
-    let observe = |event: outlast_lab::Event<'_>| {
-        if let outlast_lab::Event::Broken { .. } = event {
-            broken += 1;
-        }
-    };
-    plan.run(&b.target, &outlast_lab::Stop::new(), observe).unwrap();
-    assert_eq!(broken, 1000);
-    Pair::v4(&b.client, &b.server).assert_works();
-    Pair::v6(&b.client, &b.server).assert_works();
+    for b in [cable(), wire()] {
+        let stop = Stop::new();
+        let mut broken = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.wait(Duration::ZERO) {
+                    let _ = transfer(&b);
+                }
+            });
+            let observe = |event: Event<'_>| broken += usize::from(matches!(event, Event::Broken { .. }));
+            let done = restless(1000).run(&b.target, &Stop::new(), observe);
+            stop.pull();
+            done.unwrap();
+        });
+        assert_eq!(broken, 1000);
+        Pair::v4(&b.client, &b.server).assert_works();
+        Pair::v6(&b.client, &b.server).assert_works();
+    }
+}
+
+/// Sends as much as it can until something breaks.
+fn transfer(b: &Bench) -> std::io::Result<()> {
+    let address = b.server.socket_addr(0);
+    let listener = b.server.enter(|| TcpListener::bind(address)).unwrap()?;
+    let mut near = dial(&b.client, listener.local_addr()?, Duration::from_millis(20))?;
+    listener.set_nonblocking(true)?;
+    let (mut far, _) = listener.accept()?;
+    near.set_write_timeout(Some(Duration::from_millis(20)))?;
+    far.set_read_timeout(Some(Duration::from_millis(20)))?;
+    let mut bytes = vec![0; 16_384];
+    loop {
+        near.write_all(&bytes)?;
+        far.read_exact(&mut bytes)?;
+    }
 }

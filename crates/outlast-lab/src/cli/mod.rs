@@ -10,8 +10,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use self::quantity::{fraction, rate, time};
-use crate::fault::FAULTS;
-use crate::{Lab, Schedule, WireSpec};
+use crate::{Fault, Lab, Schedule, WireSpec};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -153,9 +152,9 @@ impl LabArgs {
 pub fn run(args: LabArgs) -> anyhow::Result<i32> {
     match args.action {
         Some(Action::Faults) => {
-            let width = FAULTS.iter().map(|(words, _)| words.len()).max().unwrap_or(0);
+            let width = Fault::all().iter().map(|(words, _)| words.len()).max().unwrap_or(0);
             let mut out = std::io::stdout().lock();
-            for (words, meaning) in FAULTS {
+            for (words, meaning) in Fault::all() {
                 writeln!(out, "{words:width$}  {meaning}")?;
             }
             Ok(0)

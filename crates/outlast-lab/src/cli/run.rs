@@ -12,9 +12,8 @@ use anyhow::Context;
 use super::LabArgs;
 use super::topology::{Topology, build};
 use crate::command::Process;
-use crate::fault::{FAULTS, Fault, Role};
+use crate::fault::{Fault, Role};
 use crate::plan::{Event, FaultPlan, Menu, Stop};
-use crate::schedule::Done;
 use crate::{Host, Lab, Schedule, Service, Target, sys};
 
 /// How long a program may take to end after it was told to.
@@ -64,7 +63,7 @@ pub(super) fn run(args: &LabArgs) -> anyhow::Result<i32> {
         for schedule in &args.faults {
             let (target, stop, diary) = (&target, &stop, &diary);
             scope.spawn(move || {
-                let told = |done| diary.say(format_args!("{} {}", verb(done), schedule.fault));
+                let told = |phase| diary.say(format_args!("{phase}: {}", schedule.fault));
                 if let Err(error) = schedule.run(target, stop, told) {
                     diary.say(format_args!("{} ends: {error}", schedule.fault));
                 }
@@ -79,13 +78,6 @@ pub(super) fn run(args: &LabArgs) -> anyhow::Result<i32> {
     });
     drop(lab);
     code
-}
-
-fn verb(done: Done) -> &'static str {
-    match done {
-        Done::Broke => "broken:",
-        Done::Healed => "healed:",
-    }
 }
 
 /// Refuses faults that do not suit the hosts before the client has done anything.
@@ -186,7 +178,7 @@ fn exit_code(status: ExitStatus) -> i32 {
 }
 
 fn random_faults(seed: u64, target: &Target, stop: &Stop, diary: &Diary) {
-    let all = FAULTS.iter().filter_map(|(words, _)| words.parse::<Fault>().ok());
+    let all = Fault::all().iter().filter_map(|(words, _)| words.parse::<Fault>().ok());
     let suits = |fault: &Fault| *fault != Fault::Kill(Role::Client) && fault.check(target).is_ok();
     let menu = Menu {
         faults: all.filter(suits).collect(),
