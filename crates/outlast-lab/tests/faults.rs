@@ -379,7 +379,7 @@ fn a_thousand_faults_under_traffic_leave_a_working_network() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.wait(Duration::ZERO) {
-                    let _ = transfer(&b);
+                    let _ = transfer(&b, &stop);
                 }
             });
             let observe = |event: Event<'_>| broken += usize::from(matches!(event, Event::Broken { .. }));
@@ -393,8 +393,8 @@ fn a_thousand_faults_under_traffic_leave_a_working_network() {
     }
 }
 
-/// Sends as much as it can until something breaks.
-fn transfer(b: &Bench) -> std::io::Result<()> {
+/// Sends as much as it can until something breaks or all is over.
+fn transfer(b: &Bench, stop: &Stop) -> std::io::Result<()> {
     let address = b.server.socket_addr(0);
     let listener = b.server.enter(|| TcpListener::bind(address)).unwrap()?;
     let mut near = dial(&b.client, listener.local_addr()?, Duration::from_millis(20))?;
@@ -403,8 +403,9 @@ fn transfer(b: &Bench) -> std::io::Result<()> {
     near.set_write_timeout(Some(Duration::from_millis(20)))?;
     far.set_read_timeout(Some(Duration::from_millis(20)))?;
     let mut bytes = vec![0; 16_384];
-    loop {
+    while !stop.wait(Duration::ZERO) {
         near.write_all(&bytes)?;
         far.read_exact(&mut bytes)?;
     }
+    Ok(())
 }
