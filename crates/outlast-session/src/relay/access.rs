@@ -1,0 +1,208 @@
+//! Who may come and where they may go: lists of networks and ports.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// A network: an address and the number of leading bits that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    network: IpAddr,
+    prefix_bits: u8,
+}
+
+impl Cidr {
+    /// Whether the address is in the network. An IPv4 address in IPv6 clothes counts as IPv4.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.network, address.to_canonical()) {
+            (IpAddr::V4(network), IpAddr::V4(address)) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix_bits)).unwrap_or(0);
+                network.to_bits() & mask == address.to_bits() & mask
+            }
+            (IpAddr::V6(network), IpAddr::V6(address)) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix_bits)).unwrap_or(0);
+                network.to_bits() & mask == address.to_bits() & mask
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no network: give an address or address/bits, such as 10.0.0.0/8");
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let network: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits_max = if network.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = match bits {
+            None => bits_max,
+            Some(bits) => bits.parse().ok().filter(|bits| *bits <= bits_max).ok_or_else(wrong)?,
+        };
+        Ok(Self { network, prefix_bits })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix_bits)
+    }
+}
+
+/// Which clients may come: not those on the deny list, and if there is an allow list only those on it.
+#[derive(Clone, Debug, Default)]
+pub struct AccessList {
+    /// If not empty, only these.
+    pub allow: Vec<Cidr>,
+    /// Never these.
+    pub deny: Vec<Cidr>,
+}
+
+impl AccessList {
+    /// Whether this client may come.
+    #[must_use]
+    pub fn allows(&self, address: IpAddr) -> bool {
+        !self.deny.iter().any(|network| network.contains(address))
+            && (self.allow.is_empty() || self.allow.iter().any(|network| network.contains(address)))
+    }
+}
+
+/// Where one may go: `NETWORK`, `NETWORK:PORT`, `NETWORK:FROM-TO`; `any` for every network, IPv6 in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DestinationRule {
+    network: Option<Cidr>,
+    ports: RangeInclusive<u16>,
+}
+
+impl FromStr for DestinationRule {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (network, ports) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((network, "")) => (network, None),
+            Some((network, rest)) => (network, Some(rest.strip_prefix(':').unwrap_or("?"))),
+            None if text.matches(':').count() == 1 => {
+                text.split_once(':').map_or((text, None), |(network, ports)| (network, Some(ports)))
+            }
+            None => (text, None),
+        };
+        let network = if network == "any" { None } else { Some(network.parse()?) };
+        let ports = match ports {
+            None => 1..=u16::MAX,
+            Some(ports) => port_range(ports)
+                .ok_or_else(|| format!("{text:?}: the port is not PORT or FROM-TO, from 1 to 65535"))?,
+        };
+        Ok(Self { network, ports })
+    }
+}
+
+fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (from, to) = text.split_once('-').unwrap_or((text, text));
+    let (from, to) = (from.parse().ok()?, to.parse().ok()?);
+    (0 < from && from <= to).then_some(from..=to)
+}
+
+/// The destinations that a server connects to on a client's behalf.
+#[derive(Clone, Debug, Default)]
+pub struct DestinationPolicy {
+    /// One of these has to match; if there is none, everything does.
+    pub rules: Vec<DestinationRule>,
+}
+
+impl DestinationPolicy {
+    /// Whether this address may be connected to. Names are judged by what they resolve to.
+    #[must_use]
+    pub fn allows(&self, address: SocketAddr) -> bool {
+        self.rules.is_empty()
+            || self.rules.iter().any(|rule| {
+                rule.ports.contains(&address.port())
+                    && rule.network.is_none_or(|network| network.contains(address.ip()))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_network_holds_its_addresses_and_no_others() {
+        let cases = [
+            ("10.0.0.0/8", "10.255.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.1.2.3", "10.1.2.3", true),
+            ("10.1.2.3", "10.1.2.2", false),
+            ("0.0.0.0/0", "203.0.113.9", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("0.0.0.0/0", "::ffff:203.0.113.9", true),
+            ("::/0", "2001:db8::1", true),
+            ("2001:db8::/32", "2001:db8:ffff::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+        ];
+        for (network, address, expected) in cases {
+            assert_eq!(
+                network.parse::<Cidr>().unwrap().contains(ip(address)),
+                expected,
+                "{network} {address}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for text in ["", "a", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0/", "::/129", "10.0.0", "10.0.0.0/8/8"] {
+            assert!(text.parse::<Cidr>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn deny_wins_and_an_allow_list_excludes_everyone_else() {
+        let everyone = AccessList::default();
+        assert!(everyone.allows(ip("192.0.2.1")));
+        let list = AccessList {
+            allow: vec!["10.0.0.0/8".parse().unwrap()],
+            deny: vec!["10.9.0.0/16".parse().unwrap()],
+        };
+        assert!(list.allows(ip("10.1.1.1")));
+        assert!(!list.allows(ip("10.9.1.1")));
+        assert!(!list.allows(ip("192.0.2.1")));
+    }
+
+    #[test]
+    fn destinations_are_judged_by_network_and_port() {
+        let policy = DestinationPolicy {
+            rules: ["10.0.0.0/8:22", "192.0.2.1", "[2001:db8::/32]:80-443", "any:53"]
+                .map(|rule| rule.parse().unwrap())
+                .to_vec(),
+        };
+        for (address, expected) in [
+            ("10.1.1.1:22", true),
+            ("10.1.1.1:23", false),
+            ("192.0.2.1:9", true),
+            ("192.0.2.2:9", false),
+            ("[2001:db8::1]:100", true),
+            ("[2001:db8::1]:444", false),
+            ("198.51.100.1:53", true),
+        ] {
+            assert_eq!(policy.allows(address.parse().unwrap()), expected, "{address}");
+        }
+        assert!(DestinationPolicy::default().allows("198.51.100.1:1".parse().unwrap()));
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        for text in
+            ["", "10.0.0.0/8:", "10.0.0.0/8:0", "10.0.0.0/8:5-4", "10.0.0.0/8:70000", "[::1]x", "a:1", "[::1"]
+        {
+            assert!(text.parse::<DestinationRule>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Telling a running relay what to do, and asking it how it is.
+
+use crate::Info;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+const GO_ON: u8 = 0;
+const STOP: u8 = 1;
+const KILL: u8 = 2;
+
+/// A handle to one relay. Clones refer to the same relay.
+#[derive(Clone, Debug, Default)]
+pub struct Control(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    wish: AtomicU8,
+    asked: AtomicBool,
+    answer: Mutex<Option<Info>>,
+    wake: Notify,
+    answered: Notify,
+}
+
+/// What somebody wants of the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    Stop,
+    Kill,
+}
+
+impl Control {
+    /// A handle for a relay that is about to run.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends the relay: no more bytes are accepted, what was accepted is delivered, then both sides are reset.
+    pub fn stop(&self) {
+        self.0.wish.fetch_max(STOP, Ordering::SeqCst);
+        self.0.wake.notify_one();
+    }
+
+    /// Ends the relay at once: both sides are reset.
+    pub fn kill(&self) {
+        self.0.wish.fetch_max(KILL, Ordering::SeqCst);
+        self.0.wake.notify_one();
+    }
+
+    /// The session's state now; `None` when the relay has ended or does not answer within a second.
+    pub async fn info(&self) -> Option<Info> {
+        let answered = self.0.answered.notified();
+        let mut answered = std::pin::pin!(answered);
+        answered.as_mut().enable();
+        self.0.asked.store(true, Ordering::SeqCst);
+        self.0.wake.notify_one();
+        let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
+        self.0.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Completes when there is a wish. Answers questions on the way, with what `info` gives.
+    pub(super) async fn wish(&self, mut info: impl FnMut() -> Option<Info>) -> Wish {
+        loop {
+            if let Some(wish) = self.attend(&mut info) {
+                return wish;
+            }
+            self.0.wake.notified().await;
+        }
+    }
+
+    /// Answers a question if there is one; the wish if there is one.
+    pub(super) fn attend(&self, info: &mut dyn FnMut() -> Option<Info>) -> Option<Wish> {
+        if self.0.asked.swap(false, Ordering::SeqCst) {
+            *self.0.answer.lock().unwrap_or_else(PoisonError::into_inner) = info();
+            self.0.answered.notify_waiters();
+        }
+        match self.0.wish.load(Ordering::SeqCst) {
+            GO_ON => None,
+            STOP => Some(Wish::Stop),
+            _ => Some(Wish::Kill),
+        }
+    }
+
+    pub(super) fn woken(&self) -> tokio::sync::futures::Notified<'_> {
+        self.0.wake.notified()
+    }
+}

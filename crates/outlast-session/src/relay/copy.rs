@@ -1,0 +1,183 @@
+//! One relay from its first byte to its end.
+
+use super::control::{Control, Wish};
+use super::pump::{Failure, Pump, give_buffer, take_buffer};
+use super::{Local, SETTLE_TIMEOUT};
+use crate::Info;
+use crate::error::Error;
+use crate::tokio::Session;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+
+/// How often a relay that is ending looks whether everything has been delivered: at first, and at the least.
+const DELIVERED_POLL_MIN: Duration = Duration::from_millis(2);
+const DELIVERED_POLL_MAX: Duration = Duration::from_millis(250);
+
+/// How a relay came to its end.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Both streams ended and everything was delivered.
+    Completed,
+    /// The local program's connection failed; the session was reset.
+    LocalFailed(io::Error),
+    /// The session failed; the local program was reset.
+    SessionFailed(Error),
+    /// Told to stop. Both sides were reset.
+    Stopped {
+        /// Whether everything that had been accepted was delivered first.
+        delivered: bool,
+    },
+    /// Told to end at once. Both sides were reset.
+    Killed,
+}
+
+/// A relay that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The session's last state.
+    pub info: Info,
+    /// How it came to it.
+    pub outcome: Outcome,
+}
+
+/// Copies between `local` and `session` until both directions have ended or one side has failed.
+///
+/// `head` is sent to the session before anything that `local` has to say. Returns when the peer has everything.
+pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
+    let mut pump = Pump::new(head);
+    let outcome = match until_end(&mut pump, &mut session, &local, control).await {
+        End::Both => finish(&session, control).await,
+        End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
+        End::Failed(Failure::Local(error)) => {
+            // A program that said goodbye and left is owed delivery; one that was reset gets what TCP would do.
+            let limit = if pump.up_ended() { None } else { Some(SETTLE_TIMEOUT) };
+            deliver_the_rest(&mut session, control, limit).await.unwrap_or(Outcome::LocalFailed(error))
+        }
+        End::Wish(Wish::Kill) => Outcome::Killed,
+        End::Wish(Wish::Stop) => hand_over(&mut pump, &mut session, &local).await,
+    };
+    let info = session.info();
+    match outcome {
+        Outcome::Completed => {}
+        Outcome::SessionFailed(_) => {
+            local.settle(SETTLE_TIMEOUT).await;
+            local.abort();
+        }
+        _ => {
+            session.kill();
+            local.abort();
+        }
+    }
+    Ended { info, outcome }
+}
+
+/// Why copying stopped.
+enum End {
+    Both,
+    Failed(Failure),
+    Wish(Wish),
+}
+
+async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, control: &Control) -> End {
+    let mut local_failed = pin!(local.failed());
+    let mut woken = pin!(control.woken());
+    poll_fn(|cx| {
+        while woken.as_mut().poll(cx).is_ready() {
+            woken.set(control.woken());
+        }
+        if let Some(wish) = control.attend(&mut || Some(session.info())) {
+            return Poll::Ready(End::Wish(wish));
+        }
+        let down = pump.poll_down(cx, session, local);
+        let up = pump.poll_up(cx, session, local);
+        match (down, up) {
+            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
+                return Poll::Ready(End::Failed(failure));
+            }
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => return Poll::Ready(End::Both),
+            _ => {}
+        }
+        // While nothing is read from the local side, its failure has to be asked for.
+        if !pump.is_listening() && local_failed.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(End::Failed(Failure::Local(io::ErrorKind::ConnectionReset.into())));
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Both streams have ended: waits until the peer has everything.
+async fn finish(session: &Session, control: &Control) -> Outcome {
+    let mut finished = pin!(session.finish());
+    let wish = tokio::select! {
+        result = &mut finished => return finished_outcome(result),
+        wish = control.wish(|| Some(session.info())) => wish,
+    };
+    match wish {
+        Wish::Kill => Outcome::Killed,
+        Wish::Stop => match tokio::time::timeout(SETTLE_TIMEOUT, finished).await {
+            Ok(result) => finished_outcome(result),
+            Err(_) => Outcome::Stopped { delivered: false },
+        },
+    }
+}
+
+fn finished_outcome(result: crate::Result<()>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Completed,
+        Err(error) => Outcome::SessionFailed(error),
+    }
+}
+
+/// The local program is gone: what it said before is delivered, what it is told is thrown away.
+async fn deliver_the_rest(
+    session: &mut Session,
+    control: &Control,
+    limit: Option<Duration>,
+) -> Option<Outcome> {
+    let started = tokio::time::Instant::now();
+    let mut buffer = take_buffer();
+    let mut readable = true;
+    let mut pause = DELIVERED_POLL_MIN;
+    let outcome = loop {
+        if session.info().unacked_bytes == 0 || limit.is_some_and(|limit| started.elapsed() >= limit) {
+            break None;
+        }
+        match control.attend(&mut || Some(session.info())) {
+            Some(Wish::Kill) => break Some(Outcome::Killed),
+            Some(Wish::Stop) => break Some(Outcome::Stopped { delivered: false }),
+            None => {}
+        }
+        tokio::select! {
+            read = session.read(&mut buffer), if readable => match read {
+                Ok(count) => readable = count > 0,
+                Err(error) => break Some(Outcome::SessionFailed(super::session_error(error))),
+            },
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(DELIVERED_POLL_MAX),
+        }
+    };
+    give_buffer(buffer);
+    outcome
+}
+
+/// Told to stop: what either side has handed to us reaches the other, within bounds.
+async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Outcome {
+    let downward = poll_fn(|cx| match pump.poll_down(cx, session, local) {
+        Poll::Ready(result) => Poll::Ready(result.is_ok()),
+        Poll::Pending if pump.is_drained() => Poll::Ready(true),
+        Poll::Pending => Poll::Pending,
+    });
+    let down = tokio::time::timeout(SETTLE_TIMEOUT, downward).await.unwrap_or(false);
+    local.settle(SETTLE_TIMEOUT).await;
+    let delivered = async {
+        while session.info().unacked_bytes > 0 {
+            tokio::time::sleep(DELIVERED_POLL_MIN).await;
+        }
+    };
+    let up = tokio::time::timeout(SETTLE_TIMEOUT, delivered).await.is_ok();
+    Outcome::Stopped { delivered: down && up }
+}

@@ -1,0 +1,195 @@
+//! Connecting to where a session leads: a fixed target, or a destination that the client named.
+
+use super::access::DestinationPolicy;
+use super::preamble::Status;
+use super::{DIAL_TIMEOUT, Destination, Host, Local};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use tokio::net::{TcpStream, UnixStream};
+
+/// Longest path of a UNIX socket: the kernel's limit without the final zero.
+const UNIX_PATH_BYTES_MAX: usize = 107;
+
+/// A local service: `host:port` or `unix:/path`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// By TCP. Names are resolved for every session.
+    Tcp(Destination),
+    /// By a UNIX stream socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Service {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return unix_path(path).map(Service::Unix);
+        }
+        text.parse().map(Service::Tcp).map_err(|error| format!("unusable address {text:?}: {error}"))
+    }
+}
+
+/// The path of `unix:/path`.
+///
+/// # Errors
+/// When no socket can have this path.
+pub fn unix_path(path: &str) -> Result<PathBuf, String> {
+    if path.is_empty() {
+        return Err("unusable address \"unix:\": no path: give unix:/path".into());
+    }
+    if path.len() > UNIX_PATH_BYTES_MAX || path.contains('\0') {
+        return Err(format!(
+            "unusable address \"unix:{path}\": a socket path has at most {UNIX_PATH_BYTES_MAX} bytes"
+        ));
+    }
+    Ok(path.into())
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Service::Tcp(destination) => destination.fmt(f),
+            Service::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Why there is no connection, in a form that the client can be told.
+#[derive(Debug)]
+pub struct DialError {
+    /// For programs.
+    pub status: Status,
+    /// For people.
+    pub reason: String,
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+/// Connects to a fixed service.
+///
+/// # Errors
+/// When no address of it takes the connection.
+pub async fn dial(service: &Service) -> Result<Local, DialError> {
+    match service {
+        Service::Tcp(destination) => {
+            let addresses = resolve(destination).await?;
+            first_of(destination, addresses).await.map(Local::from)
+        }
+        Service::Unix(path) => match within(UnixStream::connect(path)).await {
+            Ok(stream) => Ok(stream.into()),
+            Err(error) => Err(failed(&format!("unix:{}", path.display()), &error)),
+        },
+    }
+}
+
+/// Connects to a destination that a client named, if the policy allows the address it resolves to.
+///
+/// # Errors
+/// When it is not allowed, or no allowed address of it takes the connection.
+pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> Result<Local, DialError> {
+    let mut addresses = resolve(destination).await?;
+    // What was judged is what is connected to: the name is not resolved a second time.
+    addresses.retain(|address| policy.allows(*address));
+    if addresses.is_empty() {
+        let reason = format!("{destination} is not allowed");
+        return Err(DialError { status: Status::NotAllowed, reason });
+    }
+    first_of(destination, addresses).await.map(Local::from)
+}
+
+async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, DialError> {
+    let name = match destination.host() {
+        Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port())]),
+        Host::Name(name) => name.as_str(),
+    };
+    let found = within(tokio::net::lookup_host((name, destination.port()))).await;
+    match found.map(Iterator::collect::<Vec<_>>) {
+        Ok(addresses) if !addresses.is_empty() => Ok(addresses),
+        Ok(_) => Err(unknown(name, "it has no address")),
+        Err(error) => Err(unknown(name, &error.to_string())),
+    }
+}
+
+fn unknown(name: &str, why: &str) -> DialError {
+    let why = why.strip_prefix("failed to lookup address information: ").unwrap_or(why);
+    DialError {
+        status: Status::UnknownHost,
+        reason: format!("cannot resolve {name}: {}", why.to_lowercase()),
+    }
+}
+
+async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Result<TcpStream, DialError> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match within(TcpStream::connect(address)).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(&destination.to_string(), &last))
+}
+
+async fn within<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(DIAL_TIMEOUT, future).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn failed(what: &str, error: &io::Error) -> DialError {
+    let status = match error.kind() {
+        io::ErrorKind::ConnectionRefused => Status::Refused,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Status::Unreachable,
+        io::ErrorKind::TimedOut => Status::TimedOut,
+        _ => Status::Failed,
+    };
+    DialError { status, reason: format!("cannot connect to {what}: {}", plain(error)) }
+}
+
+/// The error in words, without the number: "connection refused".
+#[must_use]
+pub fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut chars = text.chars();
+    // Only the first letter: the rest may hold names.
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_addresses_or_paths() {
+        for text in ["127.0.0.1:22", "db.example:5432", "unix:/run/x.sock"] {
+            assert_eq!(text.parse::<Service>().unwrap().to_string(), text);
+        }
+        for text in ["", "unix:", "22", "unix:/".to_owned().as_str(), &format!("unix:/{}", "x".repeat(120))] {
+            let parsed = text.parse::<Service>();
+            assert_eq!(parsed.is_ok(), text == "unix:/", "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_says_so() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = dial(&free.to_string().parse().unwrap()).await.unwrap_err();
+        assert_eq!(error.status, Status::Refused);
+        assert_eq!(error.to_string(), format!("cannot connect to {free}: connection refused"));
+    }
+
+    #[tokio::test]
+    async fn the_policy_judges_what_a_name_resolves_to() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let destination = format!("localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let denied = DestinationPolicy { rules: vec!["192.0.2.0/24".parse().unwrap()] };
+        assert_eq!(dial_any(&destination, &denied).await.unwrap_err().status, Status::NotAllowed);
+        let allowed = DestinationPolicy { rules: vec!["127.0.0.0/8".parse().unwrap()] };
+        assert!(dial_any(&destination, &allowed).await.is_ok());
+    }
+}

@@ -1,0 +1,260 @@
+//! Both directions of one relay, polled in one task.
+
+use super::Local;
+use crate::error::Error;
+use crate::tokio::Session;
+use outlast_stream::{BufferPool, BufferSource};
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes read from a session at a time. Default 64 KiB: more does not copy faster, less does.
+pub(super) const DOWN_BYTES: usize = 64 << 10;
+/// Least and most bytes offered to a local read. It grows with what a read fills, so that quiet sessions
+/// have small rings.
+const UP_BYTES_MIN: usize = 4 << 10;
+const UP_BYTES_MAX: usize = 256 << 10;
+/// Free buffers kept per thread.
+const KEPT_BYTES_MAX: usize = 4 * DOWN_BYTES;
+/// Rounds of one direction before the other has its turn.
+const ROUNDS_MAX: usize = 16;
+
+thread_local! {
+    static POOL: RefCell<BufferPool> = const { RefCell::new(BufferPool::new(KEPT_BYTES_MAX)) };
+}
+
+pub(super) fn take_buffer() -> Box<[u8]> {
+    POOL.with_borrow_mut(|pool| pool.take(DOWN_BYTES))
+}
+
+pub(super) fn give_buffer(buffer: Box<[u8]>) {
+    POOL.with_borrow_mut(|pool| pool.give(buffer));
+}
+
+/// Which side failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Local(io::Error),
+    Session(Error),
+}
+
+impl Failure {
+    /// An error that a session gave through an I/O trait.
+    pub(super) fn session(error: io::Error) -> Self {
+        Failure::Session(super::session_error(error))
+    }
+}
+
+/// Local to session.
+#[derive(Debug)]
+enum Up {
+    /// Bytes that go before what the local side says.
+    Head {
+        bytes: Vec<u8>,
+        sent: usize,
+    },
+    Open,
+    Closing,
+    Ended,
+}
+
+/// Session to local.
+#[derive(Debug)]
+enum Down {
+    Open,
+    /// The buffer exists only while the local side is slower than the session.
+    Writing {
+        buffer: Box<[u8]>,
+        start: usize,
+        end: usize,
+    },
+    Ended,
+}
+
+/// The state of the two directions.
+#[derive(Debug)]
+pub(super) struct Pump {
+    up: Up,
+    up_bytes: usize,
+    unflushed: bool,
+    listening: bool,
+    drained: bool,
+    down: Down,
+}
+
+impl Pump {
+    pub(super) fn new(head: Vec<u8>) -> Self {
+        let up = if head.is_empty() { Up::Open } else { Up::Head { bytes: head, sent: 0 } };
+        Self {
+            up,
+            up_bytes: UP_BYTES_MIN,
+            unflushed: false,
+            listening: false,
+            drained: false,
+            down: Down::Open,
+        }
+    }
+
+    /// Whether the local side has ended its stream in order.
+    pub(super) fn up_ended(&self) -> bool {
+        matches!(self.up, Up::Closing | Up::Ended)
+    }
+
+    /// Whether the task is woken by the local side's next byte, end or failure.
+    pub(super) fn is_listening(&self) -> bool {
+        self.listening
+    }
+
+    /// Whether the local side has everything that the session had to give when last asked.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// Moves bytes from the local side to the session. Ready when the local side's end has been passed on.
+    pub(super) fn poll_up(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &mut Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
+        self.listening = false;
+        for _ in 0..ROUNDS_MAX {
+            match &mut self.up {
+                Up::Head { bytes, sent } => {
+                    let rest = bytes.get(*sent..).unwrap_or_default();
+                    *sent +=
+                        ready!(Pin::new(&mut *session).poll_write(cx, rest)).map_err(Failure::session)?;
+                    self.unflushed = true;
+                    if *sent >= bytes.len() {
+                        self.up = Up::Open;
+                    }
+                }
+                Up::Open => {
+                    let Poll::Ready(readable) = local.poll_read_ready(cx) else {
+                        self.listening = true;
+                        return self.poll_flush(cx, session);
+                    };
+                    readable.map_err(Failure::Local)?;
+                    ready!(self.poll_fill(cx, session, local))?;
+                }
+                Up::Closing => {
+                    ready!(Pin::new(&mut *session).poll_shutdown(cx)).map_err(Failure::session)?;
+                    self.up = Up::Ended;
+                }
+                Up::Ended => return Poll::Ready(Ok(())),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// One read of the local side, straight into the session's ring.
+    fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
+        let mut offered = 0;
+        let mut local_error = None;
+        let mut fill = |space: &mut [u8]| {
+            offered = space.len();
+            local.try_read(space).map_err(|error| {
+                let kind = error.kind();
+                local_error = Some(error);
+                kind.into()
+            })
+        };
+        let written = ready!(session.poll_write_with(cx, self.up_bytes, &mut fill));
+        match (written, local_error) {
+            (_, Some(error)) if would_block(&error) => {}
+            (_, Some(error)) => return Poll::Ready(Err(Failure::Local(error))),
+            (Err(error), None) => return Poll::Ready(Err(Failure::session(error))),
+            (Ok(0), None) if offered > 0 => self.up = Up::Closing,
+            (Ok(count), None) => {
+                self.unflushed = true;
+                if count == offered {
+                    self.up_bytes = (self.up_bytes * 2).min(UP_BYTES_MAX);
+                } else if count < self.up_bytes / 4 {
+                    self.up_bytes = (self.up_bytes / 2).max(UP_BYTES_MIN);
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The local side pauses: what it said must not wait for more. Never ready.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, session: &mut Session) -> Poll<Result<(), Failure>> {
+        if self.unflushed
+            && let Poll::Ready(flushed) = Pin::new(session).poll_flush(cx)
+        {
+            self.unflushed = false;
+            if let Err(error) = flushed {
+                return Poll::Ready(Err(Failure::session(error)));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Moves bytes from the session to the local side. Ready when the session's end has been passed on.
+    pub(super) fn poll_down(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &mut Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
+        self.drained = false;
+        for _ in 0..ROUNDS_MAX {
+            match &mut self.down {
+                Down::Open => ready!(self.poll_take(cx, session, local))?,
+                Down::Writing { buffer, start, end } => {
+                    ready!(local.poll_write_ready(cx)).map_err(Failure::Local)?;
+                    match local.try_write(buffer.get(*start..*end).unwrap_or_default()) {
+                        Ok(count) => *start += count,
+                        Err(error) if would_block(&error) => {}
+                        Err(error) => return Poll::Ready(Err(Failure::Local(error))),
+                    }
+                    if start >= end
+                        && let Down::Writing { buffer, .. } = std::mem::replace(&mut self.down, Down::Open)
+                    {
+                        give_buffer(buffer);
+                    }
+                }
+                Down::Ended => return Poll::Ready(Ok(())),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_take(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &mut Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
+        let mut buffer = take_buffer();
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(session).poll_read(cx, &mut read);
+        let end = read.filled().len();
+        match polled {
+            Poll::Ready(Ok(())) if end > 0 => {
+                self.down = Down::Writing { buffer, start: 0, end };
+                Poll::Ready(Ok(()))
+            }
+            other => {
+                give_buffer(buffer);
+                self.drained = other.is_pending();
+                ready!(other).map_err(Failure::session)?;
+                self.down = Down::Ended;
+                Poll::Ready(local.shutdown_write().map_err(Failure::Local))
+            }
+        }
+    }
+}
+
+fn would_block(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}

@@ -1,0 +1,92 @@
+//! The system calls that the standard library does not offer without a change of state.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+fn count(returned: isize) -> io::Result<usize> {
+    usize::try_from(returned).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives without blocking, whatever the mode of the descriptor.
+pub(super) fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length describe `buffer`, which is valid for writes during the call.
+    count(unsafe {
+        libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+    })
+}
+
+/// Sends without blocking and without SIGPIPE.
+pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the pointer and length describe `bytes`, which is valid for reads during the call.
+    count(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
+}
+
+/// read(2).
+pub(super) fn read(file: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length describe `buffer`, which is valid for writes during the call.
+    count(unsafe { libc::read(file.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) })
+}
+
+/// write(2).
+pub(super) fn write(file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length describe `bytes`, which is valid for reads during the call.
+    count(unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) })
+}
+
+/// Bytes written to a socket that its peer has not taken yet; 0 where that is unknown.
+pub(super) fn unsent_bytes(socket: BorrowedFd<'_>) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ stores one int, and `bytes` is one int that outlives the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// What kind of file a descriptor is: the `S_IFMT` bits of its mode.
+pub(super) fn file_kind(file: BorrowedFd<'_>) -> io::Result<libc::mode_t> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: fstat fills the whole structure when it returns 0, and is only read then.
+    unsafe {
+        if libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stat.assume_init().st_mode & libc::S_IFMT)
+    }
+}
+
+/// Sets O_NONBLOCK on the open file description.
+pub(super) fn set_nonblocking(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL and F_SETFL take and return plain integers.
+    unsafe {
+        let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
+        if flags < 0 || libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Moves a standard descriptor away: a duplicate is returned, and /dev/null takes the number.
+pub(super) fn take_standard(number: libc::c_int, null: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: the duplicate is new and owned by nobody else. `number` is a standard stream: replacing what it
+    // refers to keeps the number valid for everyone who holds it.
+    unsafe {
+        let taken = libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3);
+        if taken < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let taken = OwnedFd::from_raw_fd(taken);
+        if libc::dup2(null.as_raw_fd(), number) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(taken)
+    }
+}
+
+/// Whether nobody is at the other end any more.
+pub(super) fn has_failed(file: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one pollfd is passed, and it outlives the call.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    count == 1 && poll.revents & (libc::POLLERR | libc::POLLHUP) != 0
+}
