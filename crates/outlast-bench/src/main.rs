@@ -1,0 +1,3 @@
+//! Experiments that back the numbers in the specification.
+
+fn main() {}
