@@ -95,6 +95,16 @@ pub fn skip_unless_available(test: &str) -> bool {
     true
 }
 
+/// The name of the test that runs on this thread, which the harness names after it; failing that, where it stands.
+#[doc(hidden)]
+#[must_use]
+pub fn test_name(module: &str, line: u32) -> String {
+    match std::thread::current().name() {
+        Some(name) if name != "main" => format!("{module}::{name}"),
+        _ => format!("{module}, line {line}"),
+    }
+}
+
 /// What a skipped test returns: success.
 pub trait Skipped {
     /// The value.
@@ -123,7 +133,7 @@ impl<E> Skipped for Result<(), E> {
 #[macro_export]
 macro_rules! require {
     () => {
-        $crate::require!(concat!(module_path!(), " line ", line!()))
+        $crate::require!(&$crate::test_name(module_path!(), line!()))
     };
     ($test:expr) => {
         if $crate::skip_unless_available($test) {

@@ -148,7 +148,8 @@ impl Lab {
     }
 
     /// Removes what labs of processes that have ended left behind: their namespaces and the programs in them.
-    /// Returns the names of the namespaces it removed. Labs of living processes are not touched.
+    /// Returns the names of the namespaces it removed. Labs of living processes are not touched, provided that this
+    /// process can see them: containers that share `/run/netns` must share their process numbers, too.
     ///
     /// # Errors
     /// When the names of namespaces cannot be read.

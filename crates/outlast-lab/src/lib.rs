@@ -113,6 +113,8 @@ mod switch;
 mod sys;
 mod wire;
 
+#[doc(hidden)]
+pub use available::test_name;
 pub use available::{Skipped, Unavailable, skip_unless_available};
 pub use command::{LabCommand, Process};
 pub use error::{Error, Result};

@@ -30,8 +30,10 @@ Examples:
   Look around by hand until Ctrl-C:
     outlast lab --delay 50ms
 
-Names: every program finds the hosts as `client` and `server` (IPv6: `client6`, `server6`), and `nat`, `relay`
-or `middle` where there is one. Needs root. Everything that the lab makes is removed when it ends.";
+Names: every program finds the hosts as `client` and `server` (IPv6: `client6` and `server6`), and `nat`, \
+`relay` or `middle` where there is one.
+
+Needs root. Everything that the lab makes is removed when it ends.";
 
 /// Run your own programs between hosts whose link is slow, loses packets and breaks.
 ///
