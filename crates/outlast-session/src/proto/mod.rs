@@ -1,0 +1,55 @@
+//! The protocol itself: no sockets, no clock, no threads, no randomness.
+//!
+//! Times are [`Duration`](core::time::Duration)s since any origin the caller likes, nonces and seeds are arguments,
+//! outputs are values. Built without the feature `io` the crate is just this, `no_std` with `alloc`.
+//!
+//! | subject | where |
+//! |---|---|
+//! | what goes over the link, byte by byte | [`Message`], [`Hello`], [`Welcome`], [`Refusal`] |
+//! | starting a link | [`ClientHandshake`], [`ServerHandshake`] |
+//! | keys and proofs | [`Psk`], [`SessionKey`] |
+//! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
+//! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
+//! | the server's table of sessions | [`Registry`] |
+//! | a session's life | [`State`], [`Happening`], [`next_state`] |
+//!
+//! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
+
+mod auth;
+mod datagram;
+mod direct;
+mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod handshake;
+mod hello;
+mod life;
+mod receiver;
+mod registry;
+mod sender;
+mod wire;
+
+pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
+pub use datagram::{
+    DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
+};
+pub use direct::{DIRECT_ELAPSED_MS_MAX, DirectPath, DirectVerdict, NotDirect, SavedSyn, SynError};
+pub use frame::{
+    Control, FRAME_CONTROL_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEADER_BYTES, Frame, FrameError,
+    FrameHeader, FrameKind,
+};
+pub use handshake::{
+    Auth, ClientHandshake, ClientStep, Credentials, Demand, Greeted, HANDSHAKE_BYTES_MAX, HandshakeError,
+    ServerHandshake, ServerStep, Welcomed, refuse,
+};
+pub use hello::{Hello, Intent, Welcome};
+pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
+pub use receiver::{Piece, Receiver};
+pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, RegistryStats};
+pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
+pub use wire::{
+    Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,
+    Message, OFFSET_MAX, PREFIX_BYTES, Refusal, SecurityKind, SessionId, VERSION, VERSION_MIN, WireError,
+    decode,
+};

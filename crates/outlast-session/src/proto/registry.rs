@@ -1,0 +1,461 @@
+//! The server's table of sessions: who may come in, who is still expected, who is not.
+//!
+//! # Contract
+//!
+//! The shell holds one [`Registry`] behind a lock. With a Hello at hand it calls [`decide`](Registry::decide), which
+//! marks nothing; then, under the same lock, [`insert`](Registry::insert) or [`attach`](Registry::attach), which
+//! book the newcomer, and sends the Welcome. It reports a broken link by [`detach`](Registry::detach), the end of a
+//! session by [`end`](Registry::end), and calls [`expire`](Registry::expire) when
+//! [`next_expiry`](Registry::next_expiry) says so. Times are durations since one origin of the shell's choice.
+//!
+//! Every count is bounded by [`RegistryLimits`]. Nothing that a session already holds is taken from it to make room:
+//! what is full turns newcomers away.
+
+use super::direct::DirectVerdict;
+use super::handshake::Auth;
+use super::hello::{Hello, Intent};
+use super::wire::{LinkMode, Refusal, SessionId};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use core::time::Duration;
+
+/// How much a registry holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegistryLimits {
+    /// Most sessions, with a link or without.
+    pub sessions_max: usize,
+    /// Most sessions of one address.
+    pub sessions_per_peer_max: usize,
+    /// No new sessions while so many have no link.
+    pub detached_max: usize,
+    /// No new sessions for an address while so many of its own have no link.
+    pub detached_per_peer_max: usize,
+    /// How long a session without a link is kept.
+    pub keep: Duration,
+    /// How long it is remembered that a session ended or expired, so that latecomers are told which.
+    pub tombstone_keep: Duration,
+    /// How many of those are remembered; the oldest is forgotten first.
+    pub tombstones_max: usize,
+}
+
+impl Default for RegistryLimits {
+    fn default() -> Self {
+        Self {
+            sessions_max: 65_536,
+            sessions_per_peer_max: 16_384,
+            detached_max: 65_536,
+            detached_per_peer_max: 16_384,
+            keep: Duration::from_secs(24 * 3600),
+            tombstone_keep: Duration::from_secs(600),
+            tombstones_max: 16_384,
+        }
+    }
+}
+
+/// What a server is willing to do at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The modes on offer, by [`LinkMode`] number minus one; [`Policy::allows`].
+    pub modes: [bool; 4],
+    /// Modes that need a direct path need the proof, even from clients that insist on the mode.
+    pub proof_required: bool,
+    /// No links are taken, because the server is about to stop; try again after so many milliseconds.
+    pub draining_retry_after_ms: Option<u64>,
+    /// What a client is told that finds the server full.
+    pub busy_retry_after_ms: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            modes: [true; 4],
+            proof_required: true,
+            draining_retry_after_ms: None,
+            busy_retry_after_ms: 1000,
+        }
+    }
+}
+
+impl Policy {
+    /// Whether the mode is on offer.
+    pub fn allows(&self, mode: LinkMode) -> bool {
+        self.modes.get(usize::from(mode as u8 - 1)) == Some(&true)
+    }
+}
+
+/// What is to become of a Hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision<T> {
+    /// A new session: [`Registry::insert`] it.
+    Create,
+    /// One more link of this session: [`Registry::attach`] it.
+    Resume(T),
+    /// Turn it away.
+    Refuse(Refusal),
+}
+
+/// A newcomer that came too late to be booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    /// The session is gone.
+    #[error("session is gone")]
+    Unknown,
+    /// The session is there already.
+    #[error("session is there already")]
+    Exists,
+    /// A link of the same or a later epoch was faster.
+    #[error("link {current} was faster")]
+    Stale {
+        /// The epoch of the present link.
+        current: u64,
+    },
+}
+
+/// Counts since the beginning, and what there is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegistryStats {
+    /// Sessions with a link, now.
+    pub attached: usize,
+    /// Sessions without, now.
+    pub detached: usize,
+    /// Sessions remembered as ended or expired, now.
+    pub tombstones: usize,
+    /// Sessions ever opened.
+    pub created: u64,
+    /// Links ever accepted for sessions that were there already.
+    pub resumed: u64,
+    /// Sessions that ended.
+    pub ended: u64,
+    /// Sessions that nobody came back for.
+    pub expired: u64,
+    refused: [u64; Refusal::KINDS + 1],
+}
+
+impl RegistryStats {
+    /// How often a Hello was refused for the reason of `refusal`, whatever goes with it.
+    pub fn refused(&self, refusal: &Refusal) -> u64 {
+        self.refused.get(slot(refusal)).copied().unwrap_or_default()
+    }
+
+    /// Refusals for all reasons.
+    pub fn refused_total(&self) -> u64 {
+        self.refused.iter().sum()
+    }
+}
+
+/// All reasons of later versions share slot 0.
+fn slot(refusal: &Refusal) -> usize {
+    let code = usize::from(refusal.code());
+    if code <= Refusal::KINDS { code } else { 0 }
+}
+
+#[derive(Clone, Debug)]
+struct Entry<T> {
+    value: T,
+    epoch: u64,
+    peer: IpAddr,
+    /// `None` while there is a link.
+    deadline: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tombstone {
+    refusal: Refusal,
+    deadline: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PeerCounts {
+    sessions: usize,
+    detached: usize,
+}
+
+/// The table; `T` is what the shell knows a session by.
+#[derive(Clone, Debug)]
+pub struct Registry<T> {
+    limits: RegistryLimits,
+    sessions: BTreeMap<SessionId, Entry<T>>,
+    /// Sessions without a link, by the time at which they are given up.
+    deadlines: BTreeSet<(Duration, SessionId)>,
+    peers: BTreeMap<IpAddr, PeerCounts>,
+    tombstones: BTreeMap<SessionId, Tombstone>,
+    tombstone_deadlines: BTreeSet<(Duration, SessionId)>,
+    stats: RegistryStats,
+}
+
+impl<T: Clone> Registry<T> {
+    /// An empty table.
+    pub fn new(limits: RegistryLimits) -> Self {
+        Self {
+            limits,
+            sessions: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            peers: BTreeMap::new(),
+            tombstones: BTreeMap::new(),
+            tombstone_deadlines: BTreeSet::new(),
+            stats: RegistryStats::default(),
+        }
+    }
+
+    /// What is to become of `hello`. Books nothing but the refusal, if it is one.
+    ///
+    /// `peer` counts for quotas only; a session may move from one address to another.
+    pub fn decide(
+        &mut self,
+        now: Duration,
+        hello: &Hello,
+        peer: IpAddr,
+        auth: Auth,
+        direct: DirectVerdict,
+        policy: &Policy,
+    ) -> Decision<T> {
+        match self.admit(now, hello, peer, auth, direct, policy) {
+            Ok(Some(value)) => Decision::Resume(value),
+            Ok(None) => Decision::Create,
+            Err(refusal) => {
+                self.count_refusal(&refusal);
+                Decision::Refuse(refusal)
+            }
+        }
+    }
+
+    fn admit(
+        &self,
+        now: Duration,
+        hello: &Hello,
+        peer: IpAddr,
+        auth: Auth,
+        direct: DirectVerdict,
+        policy: &Policy,
+    ) -> Result<Option<T>, Refusal> {
+        let known = self.sessions.get(&hello.id).filter(|entry| entry.deadline.is_none_or(|at| at > now));
+        let value = match known {
+            Some(entry) => {
+                // PROTOCOL 3.5: who cannot prove itself learns nothing about the session.
+                if auth != Auth::Proven {
+                    return Err(Refusal::BadKey);
+                }
+                // PROTOCOL 3.4: epochs rise, an older link never wins.
+                if hello.epoch <= entry.epoch {
+                    return Err(Refusal::StaleEpoch { current: entry.epoch });
+                }
+                Some(entry.value.clone())
+            }
+            None => {
+                if self.sessions.contains_key(&hello.id) {
+                    return Err(Refusal::Expired);
+                }
+                if let Some(tombstone) = self.tombstones.get(&hello.id).filter(|stone| stone.deadline > now) {
+                    return Err(tombstone.refusal);
+                }
+                match (hello.intent, auth) {
+                    (Intent::Resume, _) => return Err(Refusal::UnknownSession),
+                    (Intent::Open, Auth::Unproven) => return Err(Refusal::BadKey),
+                    (Intent::Open, Auth::Proven) => None,
+                }
+            }
+        };
+        // PROTOCOL 3.3: a client opens until it was welcomed, and before that it has received and forgotten nothing.
+        if hello.intent == Intent::Open && (hello.next_offset, hello.retained_offset) != (0, 0) {
+            return Err(Refusal::OffsetOutOfRange);
+        }
+        if let Some(retry_after_ms) = policy.draining_retry_after_ms {
+            return Err(Refusal::Draining { retry_after_ms });
+        }
+        if !policy.allows(hello.mode) {
+            return Err(Refusal::ModeRefused);
+        }
+        // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode are always told.
+        let proof_required = policy.proof_required || hello.auto;
+        if hello.mode.needs_direct_path() && proof_required && !direct.is_direct() {
+            return Err(Refusal::NotDirect);
+        }
+        if value.is_none() {
+            self.check_room(peer, policy)?;
+        }
+        Ok(value)
+    }
+
+    fn check_room(&self, peer: IpAddr, policy: &Policy) -> Result<(), Refusal> {
+        let counts = self.peers.get(&peer).copied().unwrap_or_default();
+        let limits = &self.limits;
+        if counts.sessions >= limits.sessions_per_peer_max || counts.detached >= limits.detached_per_peer_max
+        {
+            return Err(Refusal::Quota);
+        }
+        if self.sessions.len() >= limits.sessions_max || self.deadlines.len() >= limits.detached_max {
+            return Err(Refusal::Busy { retry_after_ms: policy.busy_retry_after_ms });
+        }
+        Ok(())
+    }
+
+    /// Counts a refusal that was decided elsewhere, in the handshake for example.
+    pub fn count_refusal(&mut self, refusal: &Refusal) {
+        if let Some(count) = self.stats.refused.get_mut(slot(refusal)) {
+            *count += 1;
+        }
+    }
+
+    /// Books a new session with its first link.
+    ///
+    /// # Errors
+    /// [`AttachError::Exists`] if the session is there already: decide again.
+    pub fn insert(&mut self, id: SessionId, value: T, epoch: u64, peer: IpAddr) -> Result<(), AttachError> {
+        if self.sessions.contains_key(&id) {
+            return Err(AttachError::Exists);
+        }
+        self.sessions.insert(id, Entry { value, epoch, peer, deadline: None });
+        self.peers.entry(peer).or_default().sessions += 1;
+        self.stats.created += 1;
+        Ok(())
+    }
+
+    /// Books one more link of a session. The older link, if there still is one, has lost from now on.
+    ///
+    /// # Errors
+    /// [`AttachError`] if the session is gone, or a later link was faster.
+    pub fn attach(&mut self, id: &SessionId, epoch: u64, peer: IpAddr) -> Result<(), AttachError> {
+        let entry = self.sessions.get_mut(id).ok_or(AttachError::Unknown)?;
+        if epoch <= entry.epoch {
+            return Err(AttachError::Stale { current: entry.epoch });
+        }
+        entry.epoch = epoch;
+        let old_peer = core::mem::replace(&mut entry.peer, peer);
+        let deadline = entry.deadline.take();
+        self.stats.resumed += 1;
+        self.forget_deadline(id, old_peer, deadline);
+        self.leave(old_peer);
+        self.peers.entry(peer).or_default().sessions += 1;
+        Ok(())
+    }
+
+    /// The link with this epoch is gone: the session is kept for a while. False if it has another link by now,
+    /// has none already, or is gone.
+    pub fn detach(&mut self, id: &SessionId, epoch: u64, now: Duration) -> bool {
+        let Some(entry) = self.sessions.get_mut(id).filter(|entry| entry.epoch == epoch) else {
+            return false;
+        };
+        if entry.deadline.is_some() {
+            return false;
+        }
+        let deadline = now.saturating_add(self.limits.keep);
+        entry.deadline = Some(deadline);
+        self.deadlines.insert((deadline, *id));
+        self.peers.entry(entry.peer).or_default().detached += 1;
+        true
+    }
+
+    /// The session is over. Latecomers are told so, and that everything before `offset` of the client's stream was
+    /// delivered. Returns what the shell knew it by.
+    pub fn end(&mut self, id: &SessionId, offset: u64, now: Duration) -> Option<T> {
+        let value = self.remove(id)?;
+        self.stats.ended += 1;
+        self.bury(*id, Refusal::Ended { offset }, now);
+        Some(value)
+    }
+
+    /// Gives up every session whose time is over by `now`, and returns them.
+    pub fn expire(&mut self, now: Duration) -> Vec<(SessionId, T)> {
+        let mut expired = Vec::new();
+        while let Some(&(deadline, id)) = self.deadlines.first()
+            && deadline <= now
+        {
+            if let Some(value) = self.remove(&id) {
+                expired.push((id, value));
+                self.stats.expired += 1;
+                self.bury(id, Refusal::Expired, now);
+            }
+            self.deadlines.remove(&(deadline, id));
+        }
+        while let Some(&(deadline, id)) = self.tombstone_deadlines.first()
+            && deadline <= now
+        {
+            self.tombstone_deadlines.remove(&(deadline, id));
+            self.tombstones.remove(&id);
+        }
+        expired
+    }
+
+    /// When [`expire`](Self::expire) has something to do next.
+    pub fn next_expiry(&self) -> Option<Duration> {
+        let session = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let tombstone = self.tombstone_deadlines.first().map(|(deadline, _)| *deadline);
+        session.into_iter().chain(tombstone).min()
+    }
+
+    /// What the shell knows a session by.
+    pub fn get(&self, id: &SessionId) -> Option<&T> {
+        self.sessions.get(id).map(|entry| &entry.value)
+    }
+
+    /// All sessions, in the order of their ids.
+    pub fn iter(&self) -> impl Iterator<Item = (&SessionId, &T)> {
+        self.sessions.iter().map(|(id, entry)| (id, &entry.value))
+    }
+
+    /// Number of sessions, with a link or without.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// True if there is no session.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    /// The counts.
+    pub fn stats(&self) -> RegistryStats {
+        let detached = self.deadlines.len();
+        RegistryStats {
+            attached: self.sessions.len() - detached,
+            detached,
+            tombstones: self.tombstones.len(),
+            ..self.stats
+        }
+    }
+
+    fn remove(&mut self, id: &SessionId) -> Option<T> {
+        let entry = self.sessions.remove(id)?;
+        self.forget_deadline(id, entry.peer, entry.deadline);
+        self.leave(entry.peer);
+        Some(entry.value)
+    }
+
+    fn forget_deadline(&mut self, id: &SessionId, peer: IpAddr, deadline: Option<Duration>) {
+        if let Some(deadline) = deadline {
+            self.deadlines.remove(&(deadline, *id));
+            if let Some(counts) = self.peers.get_mut(&peer) {
+                counts.detached -= 1;
+            }
+        }
+    }
+
+    fn leave(&mut self, peer: IpAddr) {
+        if let Some(counts) = self.peers.get_mut(&peer) {
+            counts.sessions -= 1;
+            if counts.sessions == 0 {
+                self.peers.remove(&peer);
+            }
+        }
+    }
+
+    fn bury(&mut self, id: SessionId, refusal: Refusal, now: Duration) {
+        if self.limits.tombstones_max == 0 {
+            return;
+        }
+        if self.tombstones.len() >= self.limits.tombstones_max
+            && let Some((_, oldest)) = self.tombstone_deadlines.pop_first()
+        {
+            self.tombstones.remove(&oldest);
+        }
+        let deadline = now.saturating_add(self.limits.tombstone_keep);
+        if let Some(old) = self.tombstones.insert(id, Tombstone { refusal, deadline }) {
+            self.tombstone_deadlines.remove(&(old.deadline, id));
+        }
+        self.tombstone_deadlines.insert((deadline, id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

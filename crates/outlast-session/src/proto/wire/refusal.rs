@@ -1,0 +1,223 @@
+//! Saying no, and why.
+
+use super::{Fields, SecurityKind, WireError, Writer};
+use core::fmt;
+
+/// Why a server turns a link away. The text says what happened and what can be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The server has never heard of the session, or has forgotten it entirely.
+    UnknownSession,
+    /// The session had no link for longer than the server keeps one.
+    Expired,
+    /// No room at the moment.
+    Busy {
+        /// When to try again, in milliseconds from now.
+        retry_after_ms: u64,
+    },
+    /// The mode needs end-to-end TCP, and that is not proven.
+    NotDirect,
+    /// The proof is wrong.
+    BadKey,
+    /// The session is over.
+    Ended {
+        /// Everything the client sent before this was delivered.
+        offset: u64,
+    },
+    /// A link with this epoch or a later one was there already.
+    StaleEpoch {
+        /// The session's present epoch.
+        current: u64,
+    },
+    /// The server does not speak the client's version.
+    Version {
+        /// The oldest it speaks.
+        min: u8,
+        /// The newest it speaks.
+        max: u8,
+    },
+    /// The server does not offer the acknowledgement mode.
+    ModeRefused,
+    /// The server wants another security.
+    SecurityRequired {
+        /// Which one.
+        wanted: SecurityKind,
+    },
+    /// The positions in the Hello contradict what the server knows.
+    OffsetOutOfRange,
+    /// The client's address has as many sessions as one may have.
+    Quota,
+    /// The server takes no new links because it is about to stop or restart.
+    Draining {
+        /// When to try again, in milliseconds from now.
+        retry_after_ms: u64,
+    },
+    /// The message made no sense to the server.
+    Malformed,
+    /// A reason that a later version of the protocol has added.
+    Other {
+        /// Its number.
+        code: u8,
+    },
+}
+
+impl Refusal {
+    /// How many reasons there are, [`Refusal::Other`] aside: codes are `1..=KINDS`.
+    pub const KINDS: usize = 14;
+
+    /// The reason's number on the wire.
+    pub const fn code(&self) -> u8 {
+        match *self {
+            Self::UnknownSession => 1,
+            Self::Expired => 2,
+            Self::Busy { .. } => 3,
+            Self::NotDirect => 4,
+            Self::BadKey => 5,
+            Self::Ended { .. } => 6,
+            Self::StaleEpoch { .. } => 7,
+            Self::Version { .. } => 8,
+            Self::ModeRefused => 9,
+            Self::SecurityRequired { .. } => 10,
+            Self::OffsetOutOfRange => 11,
+            Self::Quota => 12,
+            Self::Draining { .. } => 13,
+            Self::Malformed => 14,
+            Self::Other { code } => code,
+        }
+    }
+
+    /// A short name for counters and logs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::UnknownSession => "unknown_session",
+            Self::Expired => "expired",
+            Self::Busy { .. } => "busy",
+            Self::NotDirect => "not_direct",
+            Self::BadKey => "bad_key",
+            Self::Ended { .. } => "ended",
+            Self::StaleEpoch { .. } => "stale_epoch",
+            Self::Version { .. } => "version",
+            Self::ModeRefused => "mode_refused",
+            Self::SecurityRequired { .. } => "security_required",
+            Self::OffsetOutOfRange => "offset_out_of_range",
+            Self::Quota => "quota",
+            Self::Draining { .. } => "draining",
+            Self::Malformed => "malformed",
+            Self::Other { .. } => "other",
+        }
+    }
+
+    /// Whether the same attempt may succeed later, or with another epoch.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::Busy { .. } | Self::Quota | Self::Draining { .. } | Self::StaleEpoch { .. })
+    }
+
+    /// How long the server asks to stay away, in milliseconds, if it said so.
+    pub const fn retry_after_ms(&self) -> Option<u64> {
+        match *self {
+            Self::Busy { retry_after_ms } | Self::Draining { retry_after_ms } => Some(retry_after_ms),
+            _ => None,
+        }
+    }
+
+    /// What travels with the reason.
+    const fn value(&self) -> u64 {
+        match *self {
+            Self::Busy { retry_after_ms } | Self::Draining { retry_after_ms } => retry_after_ms,
+            Self::Ended { offset } => offset,
+            Self::StaleEpoch { current } => current,
+            Self::Version { min, max } => (min as u64) << 8 | max as u64,
+            Self::SecurityRequired { wanted } => wanted as u64,
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
+        writer.byte(self.code());
+        writer.u64(self.value());
+    }
+
+    pub(crate) fn decode(mut fields: Fields<'_>) -> Result<Self, WireError> {
+        let code = fields.byte()?;
+        let value = fields.u64()?;
+        fields.tags(|_, _| Ok(()))?;
+        let [.., min, max] = value.to_be_bytes();
+        Ok(match code {
+            0 => return Err(WireError::Value("refusal code")),
+            1 => Self::UnknownSession,
+            2 => Self::Expired,
+            3 => Self::Busy { retry_after_ms: value },
+            4 => Self::NotDirect,
+            5 => Self::BadKey,
+            6 => Self::Ended { offset: value },
+            7 => Self::StaleEpoch { current: value },
+            8 => Self::Version { min, max },
+            9 => Self::ModeRefused,
+            10 => {
+                let wanted = SecurityKind::from_u8(max).ok_or(WireError::Value("wanted security"))?;
+                Self::SecurityRequired { wanted }
+            }
+            11 => Self::OffsetOutOfRange,
+            12 => Self::Quota,
+            13 => Self::Draining { retry_after_ms: value },
+            14 => Self::Malformed,
+            code => Self::Other { code },
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownSession => f.write_str(
+                "the server does not know the session, it was probably restarted without its state: open a new one",
+            ),
+            Self::Expired => f.write_str(
+                "the session had no link for longer than the server keeps one: open a new one, or raise --keep there",
+            ),
+            Self::Busy { retry_after_ms } => {
+                write!(f, "the server has no room for more sessions: try again in {retry_after_ms} ms")
+            }
+            Self::NotDirect => f.write_str(
+                "something between the two ends terminates tcp, so kernel acknowledgements prove nothing: \
+                 use the mode inband or auto",
+            ),
+            Self::BadKey => {
+                f.write_str("the proof of the key is wrong: check that both sides use the same key file")
+            }
+            Self::Ended { offset } => write!(
+                f,
+                "the session is over at the server, which has everything up to offset {offset}: open a new one"
+            ),
+            Self::StaleEpoch { current } => write!(
+                f,
+                "the server already had link {current} of this session: try again with a higher epoch"
+            ),
+            Self::Version { min, max } => write!(
+                f,
+                "the server speaks protocol versions {min} to {max} only: update the older of the two"
+            ),
+            Self::ModeRefused => {
+                f.write_str("the server does not offer this acknowledgement mode: use auto or inband")
+            }
+            Self::SecurityRequired { wanted } => {
+                write!(f, "the server wants {wanted} security: configure it on this side")
+            }
+            Self::OffsetOutOfRange => f.write_str(
+                "the server cannot continue at this position, bytes that were acknowledged are gone or never existed: \
+                 open a new session",
+            ),
+            Self::Quota => f.write_str(
+                "this address has as many sessions as the server allows: close some, or raise the quota there",
+            ),
+            Self::Draining { retry_after_ms } => {
+                write!(f, "the server is about to restart: try again in {retry_after_ms} ms")
+            }
+            Self::Malformed => f.write_str("the server could not make sense of the request: compare the versions"),
+            Self::Other { code } => {
+                write!(f, "the server refused for reason {code}, unknown to this version: update this side")
+            }
+        }
+    }
+}
