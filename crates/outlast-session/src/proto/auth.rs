@@ -225,7 +225,7 @@ fn hex_into(text: &[u8], out: &mut [u8]) -> Option<()> {
 fn base64(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let digits = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
     // A last group of one digit holds no byte.
-    if digits.len() % 4 == 1 || (digits.len() != text.len() && text.len() % 4 != 0) {
+    if digits.len() % 4 == 1 || (digits.len() != text.len() && !text.len().is_multiple_of(4)) {
         return None;
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 4 * 3 + 2));
