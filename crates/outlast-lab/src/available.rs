@@ -91,7 +91,7 @@ pub fn skip_unless_available(test: &str) -> bool {
         panic!("{test} needs a lab (OUTLAST_REQUIRE_LAB=1): {why}");
     }
     // Not `eprintln!`, which test harnesses hide.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
+    let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {why}\n").as_bytes());
     true
 }
 

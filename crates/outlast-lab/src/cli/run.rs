@@ -29,7 +29,9 @@ struct Diary {
 
 impl Diary {
     fn say(&self, what: impl std::fmt::Display) {
-        let _ = writeln!(io::stderr(), "[{:9.3}s] {what}", self.start.elapsed().as_secs_f64());
+        // In one piece, or what the programs write to the same place gets into it.
+        let line = format!("[{:9.3}s] {what}\n", self.start.elapsed().as_secs_f64());
+        let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 
@@ -109,7 +111,8 @@ fn start_services(args: &LabArgs, topology: &Topology) -> anyhow::Result<(Option
     let server = args.server.as_ref().map(|command| start_service(&topology.server, command)).transpose()?;
     if server.is_some() && !topology.server.wait_for_listener(None, args.server_wait)? {
         let waited = humantime::format_duration(args.server_wait);
-        let _ = writeln!(io::stderr(), "the server accepts no TCP connections after {waited}; going on");
+        let warning = format!("the server accepts no TCP connections after {waited}; going on\n");
+        let _ = io::stderr().write_all(warning.as_bytes());
     }
     let relay = match (&args.relay, &topology.relay) {
         (Some(command), Some(host)) => Some(start_service(host, command)?),
