@@ -55,11 +55,25 @@ impl DatagramKind {
 }
 
 /// One datagram.
+///
+/// On the wire, in network byte order:
+///
+/// | bytes | what |
+/// |---|---|
+/// | 0..4 | magic `D7 4F 4C 55` |
+/// | 4 | version, 1 |
+/// | 5 | [kind](DatagramKind::number) |
+/// | 6 | flags: 1 needs confirmation, the others are 0 |
+/// | 7 | of a Confirm: the confirmed kind; else 0 |
+/// | 8..24 | session id |
+/// | 24..32 | epoch |
+/// | 32..40 | offset |
+/// | 40..56 | MAC over all of that, if the session has a key; else nothing |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
     /// What it says.
     pub kind: DatagramKind,
-    /// The receiver is to answer with a Confirm, even if it has seen the datagram before.
+    /// The receiver is to answer with a Confirm, even if it has seen the datagram before. Never set in a Confirm.
     pub needs_confirm: bool,
     /// The session.
     pub id: SessionId,
@@ -271,6 +285,37 @@ mod tests {
             let mut bytes = bytes.clone();
             bytes[index] = value;
             assert_eq!(Datagram::decode(&bytes, None, true), Err(error), "byte {index} = {value}");
+        }
+    }
+
+    #[test]
+    fn the_layout_is_as_documented() {
+        let close = datagram(DatagramKind::Close).encode(None, true);
+        let mut expected = [0; DATAGRAM_BYTES];
+        expected[..8].copy_from_slice(&[0xD7, 0x4F, 0x4C, 0x55, 1, 3, 1, 0]);
+        expected[8..24].copy_from_slice(b"0123456789abcdef");
+        expected[31] = 3;
+        expected[34] = 1;
+        assert_eq!(close.as_ref(), expected);
+        let confirm = datagram(DatagramKind::Confirm { of: 3 }).encode(None, true);
+        assert_eq!(confirm.as_ref()[5..8], [6, 0, 3]);
+    }
+
+    /// Without a key a changed byte can pass for another datagram, but never for one that nobody would send.
+    #[test]
+    fn any_changed_byte_is_refused_or_taken_for_what_it_says() {
+        for kind in KINDS {
+            let encoded = datagram(kind).encode(None, true);
+            for index in 0..DATAGRAM_BYTES {
+                for change in 1..=u8::MAX {
+                    let mut bytes = encoded.as_ref().to_vec();
+                    bytes[index] ^= change;
+                    if let Ok(decoded) = Datagram::decode(&bytes, None, true) {
+                        assert_eq!(decoded.encode(None, true).as_ref(), bytes, "byte {index} of {kind:?}");
+                        assert!((5..DATAGRAM_BYTES).contains(&index));
+                    }
+                }
+            }
         }
     }
 

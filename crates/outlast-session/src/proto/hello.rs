@@ -42,7 +42,7 @@ pub struct Hello {
     pub next_offset: u64,
     /// The earliest byte the client can still send.
     pub retained_offset: u64,
-    /// The end of what the client has written so far.
+    /// The end of what the client has ever given to a link.
     pub sent_offset: u64,
     /// Where the client's stream ends, if it has ended.
     pub end_offset: Option<u64>,
@@ -116,7 +116,7 @@ impl Hello {
         writer.tag(TAG_SOURCE_PORT, self.source_port.map(u16::to_be_bytes));
         writer.tag(TAG_UDP_PORT, self.udp_port.map(u16::to_be_bytes));
         writer.tag(TAG_NONCE, self.nonce);
-        // PROTOCOL 2.5: the proof comes last, it covers everything before it.
+        // PROTOCOL 1.5: the proof comes last, it covers everything before it.
         writer.tag(TAG_PROOF, self.proof);
     }
 
@@ -175,7 +175,7 @@ pub struct Welcome {
     pub next_offset: u64,
     /// The earliest byte the server can still send.
     pub retained_offset: u64,
-    /// The end of what the server has written so far.
+    /// The end of what the server has ever given to a link.
     pub sent_offset: u64,
     /// Where the server's stream ends, if it has ended.
     pub end_offset: Option<u64>,
@@ -262,7 +262,7 @@ impl Welcome {
 
 /// Positions of one stream that cannot be are caught before anything is done with them.
 fn check_stream(retained_offset: u64, sent_offset: u64, end_offset: Option<u64>) -> Result<(), WireError> {
-    // PROTOCOL 2.6: retained <= sent <= end.
+    // PROTOCOL 1.6: retained <= sent <= end.
     if retained_offset > sent_offset {
         return Err(WireError::Value("retained offset"));
     }

@@ -19,7 +19,7 @@ pub enum State {
     Opening,
     /// A link carries the stream.
     Connected,
-    /// The link is gone and nothing is under way.
+    /// The link is gone; no attempt was begun since.
     Lost,
     /// A new link is being made or examined.
     Resuming,
@@ -123,7 +123,7 @@ type Table = [[Cell; HAPPENINGS.len()]; STATES.len()];
 /// Once over, what was under way may still end; everything else would be a surprise.
 const fn over(state: State) -> [Cell; HAPPENINGS.len()] {
     let same = to(state, Nothing);
-    [NEVER, same, NEVER, same, NEVER, NEVER, NEVER, NEVER, same, NEVER, same]
+    [NEVER, same, NEVER, same, NEVER, NEVER, NEVER, NEVER, same, same, same]
 }
 
 #[rustfmt::skip]
@@ -138,20 +138,20 @@ const CLIENT: Table = [
         NEVER, to(Lost, Reconnect), to(Connected, Nothing), to(Connected, Nothing), to(Connected, Switch),
         to(Passive, DropLink), NEVER, to(Closed, Release), NEVER, to(Failed, Report), to(Closed, Release),
     ],
-    // Lost
+    // Lost: an attempt begun before the loss may still end, well or badly.
     [
-        NEVER, NEVER, to(Resuming, Nothing), NEVER, NEVER,
-        NEVER, NEVER, to(Closed, Release), to(Failed, Report), NEVER, to(Closed, Release),
+        NEVER, NEVER, to(Resuming, Nothing), to(Lost, RetryLater), to(Connected, Announce),
+        NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
     ],
     // Resuming
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Lost, RetryLater), to(Connected, Announce),
         NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
     ],
-    // Passive
+    // Passive: as in Lost, an attempt may outlast the link that it was to replace.
     [
-        NEVER, NEVER, to(Resuming, Nothing), NEVER, NEVER,
-        NEVER, to(Lost, Reconnect), NEVER, NEVER, NEVER, to(Closed, Release),
+        NEVER, NEVER, to(Resuming, Nothing), to(Passive, Nothing), to(Connected, Announce),
+        NEVER, to(Lost, Reconnect), NEVER, NEVER, to(Failed, Report), to(Closed, Release),
     ],
     over(Closed),
     over(Failed),
@@ -169,10 +169,10 @@ const SERVER: Table = [
         NEVER, to(Lost, Keep), to(Connected, Nothing), to(Connected, Nothing), to(Connected, Switch),
         to(Passive, Keep), NEVER, to(Closed, Release), NEVER, to(Failed, Report), to(Closed, Release),
     ],
-    // Lost
+    // Lost: an attempt begun before the loss may still end, well or badly.
     [
-        NEVER, NEVER, to(Resuming, Nothing), NEVER, NEVER,
-        NEVER, NEVER, to(Closed, Release), to(Failed, Report), NEVER, to(Closed, Release),
+        NEVER, NEVER, to(Resuming, Nothing), to(Lost, Keep), to(Connected, Announce),
+        NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
     ],
     // Resuming
     [
@@ -181,8 +181,8 @@ const SERVER: Table = [
     ],
     // Passive: a server has nobody to wake; it waits with what it has to say.
     [
-        NEVER, NEVER, to(Resuming, Nothing), NEVER, NEVER,
-        NEVER, to(Passive, Nothing), NEVER, to(Failed, Report), NEVER, to(Closed, Release),
+        NEVER, NEVER, to(Resuming, Nothing), to(Passive, Keep), to(Connected, Announce),
+        NEVER, to(Passive, Nothing), NEVER, to(Failed, Report), to(Failed, Report), to(Closed, Release),
     ],
     over(Closed),
     over(Failed),
@@ -333,6 +333,42 @@ mod tests {
                 }
             }
             assert_eq!(reached.len(), STATES.len());
+        }
+    }
+
+    /// Links break, and are given up, while others are being made: every order of the two is a lawful one.
+    #[test]
+    fn an_attempt_may_end_whatever_became_of_the_link_meanwhile() {
+        use Happening::{Attempt, AttemptFailed, Refused, Resumed};
+        const ATTEMPTS_MAX: u8 = 2;
+        for role in ROLES {
+            let mut reached = alloc::vec![(State::Opening, 0u8)];
+            let mut next = 0;
+            while let Some(&(state, attempts)) = reached.get(next) {
+                next += 1;
+                for happening in HAPPENINGS {
+                    let ends_attempt = matches!(happening, AttemptFailed | Resumed | Refused);
+                    let attempts_after = match happening {
+                        Attempt => attempts.checked_add(1),
+                        _ if ends_attempt => attempts.checked_sub(1),
+                        _ => Some(attempts),
+                    };
+                    let Some(attempts_after) = attempts_after.filter(|attempts| *attempts <= ATTEMPTS_MAX)
+                    else {
+                        continue;
+                    };
+                    // Before the first Welcome nothing resumes, and a link that comes too late is not taken.
+                    let takes_link = !matches!(state, State::Opening | State::Closed | State::Failed);
+                    match next_state(role, state, happening) {
+                        Ok((state, _)) if reached.contains(&(state, attempts_after)) => {}
+                        Ok((state, _)) => reached.push((state, attempts_after)),
+                        Err(illegal) => {
+                            let excused = !ends_attempt || (happening == Resumed && !takes_link);
+                            assert!(excused, "{illegal}, with {attempts} attempts under way");
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -50,6 +50,6 @@ pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, Regi
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use wire::{
     Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,
-    Message, OFFSET_MAX, PREFIX_BYTES, Refusal, SecurityKind, SessionId, VERSION, VERSION_MIN, WireError,
-    decode,
+    Message, OFFSET_MAX, PREFIX_BYTES, RETRY_AFTER_MS_MAX, Refusal, SecurityKind, SessionId, VERSION,
+    VERSION_MIN, WireError, decode,
 };

@@ -33,7 +33,9 @@ pub struct RegistryLimits {
     pub detached_per_peer_max: usize,
     /// How long a session without a link is kept.
     pub keep: Duration,
-    /// How long it is remembered that a session ended or expired, so that latecomers are told which.
+    /// How long it is remembered that a session ended or expired, so that latecomers are told which. A client that
+    /// was never welcomed and opens again after that opens a second session: longer is safer, and
+    /// [`tombstones_max`](Self::tombstones_max) bounds the cost.
     pub tombstone_keep: Duration,
     /// How many of those are remembered; the oldest is forgotten first.
     pub tombstones_max: usize,
@@ -47,7 +49,7 @@ impl Default for RegistryLimits {
             detached_max: 65_536,
             detached_per_peer_max: 16_384,
             keep: Duration::from_secs(24 * 3600),
-            tombstone_keep: Duration::from_secs(600),
+            tombstone_keep: Duration::from_secs(3600),
             tombstones_max: 16_384,
         }
     }
@@ -60,7 +62,8 @@ pub struct Policy {
     pub modes: [bool; 4],
     /// Modes that need a direct path need the proof, even from clients that insist on the mode.
     pub proof_required: bool,
-    /// No links are taken, because the server is about to stop; try again after so many milliseconds.
+    /// No new sessions are taken, because the server is about to stop; try again after so many milliseconds.
+    /// Sessions that are there still get links: without one they could not deliver what they have.
     pub draining_retry_after_ms: Option<u64>,
     /// What a client is told that finds the server full.
     pub busy_retry_after_ms: u64,
@@ -138,6 +141,11 @@ impl RegistryStats {
         self.refused.get(slot(refusal)).copied().unwrap_or_default()
     }
 
+    /// How often a Hello was refused, by the names of the reasons; zeroes included.
+    pub fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.refused.iter().enumerate().map(|(slot, count)| (Refusal::name_of(slot), *count))
+    }
+
     /// Refusals for all reasons.
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()
@@ -200,7 +208,8 @@ impl<T: Clone> Registry<T> {
 
     /// What is to become of `hello`. Books nothing but the refusal, if it is one.
     ///
-    /// `peer` counts for quotas only; a session may move from one address to another.
+    /// `peer` counts for quotas only; a session may move from one address to another. IPv4 addresses that a
+    /// dual-stack socket gives as IPv6 count as what they are.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -232,7 +241,7 @@ impl<T: Clone> Registry<T> {
         let known = self.sessions.get(&hello.id).filter(|entry| entry.deadline.is_none_or(|at| at > now));
         let value = match known {
             Some(entry) => {
-                // PROTOCOL 3.5: who cannot prove itself learns nothing about the session.
+                // PROTOCOL 3.7: who cannot prove itself learns nothing about the session.
                 if auth != Auth::Proven {
                     return Err(Refusal::BadKey);
                 }
@@ -260,7 +269,7 @@ impl<T: Clone> Registry<T> {
         if hello.intent == Intent::Open && (hello.next_offset, hello.retained_offset) != (0, 0) {
             return Err(Refusal::OffsetOutOfRange);
         }
-        if let Some(retry_after_ms) = policy.draining_retry_after_ms {
+        if let (None, Some(retry_after_ms)) = (&value, policy.draining_retry_after_ms) {
             return Err(Refusal::Draining { retry_after_ms });
         }
         if !policy.allows(hello.mode) {
@@ -278,7 +287,7 @@ impl<T: Clone> Registry<T> {
     }
 
     fn check_room(&self, peer: IpAddr, policy: &Policy) -> Result<(), Refusal> {
-        let counts = self.peers.get(&peer).copied().unwrap_or_default();
+        let counts = self.peers.get(&peer.to_canonical()).copied().unwrap_or_default();
         let limits = &self.limits;
         if counts.sessions >= limits.sessions_per_peer_max || counts.detached >= limits.detached_per_peer_max
         {
@@ -305,6 +314,7 @@ impl<T: Clone> Registry<T> {
         if self.sessions.contains_key(&id) {
             return Err(AttachError::Exists);
         }
+        let peer = peer.to_canonical();
         self.sessions.insert(id, Entry { value, epoch, peer, deadline: None });
         self.peers.entry(peer).or_default().sessions += 1;
         self.stats.created += 1;
@@ -312,6 +322,9 @@ impl<T: Clone> Registry<T> {
     }
 
     /// Books one more link of a session. The older link, if there still is one, has lost from now on.
+    ///
+    /// The session does not expire from here on: if the link comes to nothing after all,
+    /// [`detach`](Self::detach) has to be told, with this epoch.
     ///
     /// # Errors
     /// [`AttachError`] if the session is gone, or a later link was faster.
@@ -321,6 +334,7 @@ impl<T: Clone> Registry<T> {
             return Err(AttachError::Stale { current: entry.epoch });
         }
         entry.epoch = epoch;
+        let peer = peer.to_canonical();
         let old_peer = core::mem::replace(&mut entry.peer, peer);
         let deadline = entry.deadline.take();
         self.stats.resumed += 1;
@@ -377,11 +391,12 @@ impl<T: Clone> Registry<T> {
         expired
     }
 
-    /// When [`expire`](Self::expire) has something to do next.
+    /// When [`expire`](Self::expire) has something to do next. What is kept for longer than time can be told, is
+    /// kept for ever: there is no `Some(Duration::MAX)` that a clock could overflow on.
     pub fn next_expiry(&self) -> Option<Duration> {
         let session = self.deadlines.first().map(|(deadline, _)| *deadline);
         let tombstone = self.tombstone_deadlines.first().map(|(deadline, _)| *deadline);
-        session.into_iter().chain(tombstone).min()
+        session.into_iter().chain(tombstone).min().filter(|at| *at < Duration::MAX)
     }
 
     /// What the shell knows a session by.

@@ -215,6 +215,8 @@ fn modes_that_need_a_direct_path_get_one_or_are_refused() {
     assert_eq!(refused, Decision::Refuse(Refusal::Draining { retry_after_ms: 5 }));
     assert_eq!(registry.stats().refused(&Refusal::NotDirect), 4);
     assert_eq!(registry.stats().refused_total(), 6);
+    let named: Vec<_> = registry.stats().refusals().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(named, [("not_direct", 4), ("mode_refused", 1), ("draining", 1)]);
 }
 
 /// What the registry ought to know, kept in the plainest way.

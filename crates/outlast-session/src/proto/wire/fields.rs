@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
             let [tag, length] = self.array()?;
             let (value, rest) = self.0.split_at_checked(usize::from(length)).ok_or(WireError::Truncated)?;
             self.0 = rest;
-            // PROTOCOL 2.4: a tag comes once.
+            // PROTOCOL 1.4: a tag comes once.
             let (word, bit) = (usize::from(tag >> 6), 1 << (tag & 63));
             if seen[word] & bit != 0 {
                 return Err(WireError::Duplicate(tag));
@@ -75,7 +75,7 @@ impl Tagged<'_> {
     }
 }
 
-fn checked_offset(name: &'static str, offset: u64) -> Result<u64, WireError> {
+pub(crate) fn checked_offset(name: &'static str, offset: u64) -> Result<u64, WireError> {
     if offset < OFFSET_MAX { Ok(offset) } else { Err(WireError::Value(name)) }
 }
 

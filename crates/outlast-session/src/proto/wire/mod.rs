@@ -1,6 +1,6 @@
 //! Handshake messages on the wire: a fixed prefix, fixed fields, then tagged ones.
 //!
-//! Layouts and rules are in `PROTOCOL.md`, section 2. Nothing here trusts a length: a message is at most
+//! Layouts and rules are in `PROTOCOL.md`, section 1. Nothing here trusts a length: a message is at most
 //! [`MESSAGE_BYTES_MAX`] long, and every field is checked before it is used.
 
 mod fields;
@@ -11,7 +11,7 @@ mod refusal;
 pub(crate) use fields::{Fields, Writer};
 pub use foreign::ForeignProtocol;
 pub use id::{IdError, LinkMode, SecurityKind, SessionId};
-pub use refusal::Refusal;
+pub use refusal::{RETRY_AFTER_MS_MAX, Refusal};
 
 use super::hello::{Hello, Welcome};
 use alloc::vec::Vec;
@@ -133,7 +133,7 @@ pub enum Decoded {
 /// # Errors
 /// [`WireError`], as early as the bytes show it: a wrong first byte is enough.
 pub fn decode(bytes: &[u8]) -> Result<Decoded, WireError> {
-    // PROTOCOL 2.1: nothing else is waited for once the first bytes cannot be ours.
+    // PROTOCOL 1.1: nothing else is waited for once the first bytes cannot be ours.
     let magic_bytes = bytes.len().min(MAGIC.len());
     if bytes.get(..magic_bytes) != MAGIC.get(..magic_bytes) {
         return Err(WireError::Foreign(ForeignProtocol::recognise(bytes)));
@@ -141,7 +141,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, WireError> {
     let Some(&[_, _, _, _, version, kind, high, low]) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(Decoded::NeedMore { at_least: PREFIX_BYTES });
     };
-    // PROTOCOL 2.3: a refusal has the same layout in every version, so that versions can be refused.
+    // PROTOCOL 1.3: a refusal has the same layout in every version, so that versions can be refused.
     if kind != KIND_REFUSE && !(VERSION_MIN..=VERSION).contains(&version) {
         return Err(WireError::Version(version));
     }

@@ -1,7 +1,11 @@
 //! Saying no, and why.
 
+use super::fields::checked_offset;
 use super::{Fields, SecurityKind, WireError, Writer};
 use core::fmt;
+
+/// The longest time a server can send a client away for: an hour.
+pub const RETRY_AFTER_MS_MAX: u64 = 3_600_000;
 
 /// Why a server turns a link away. The text says what happened and what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +112,12 @@ impl Refusal {
         }
     }
 
+    /// The [`name`](Self::name) of the reason with this code.
+    pub(crate) fn name_of(code: usize) -> &'static str {
+        let code = u8::try_from(code).unwrap_or_default();
+        Self::from_parts(code, SecurityKind::Open as u64).map_or("other", |refusal| refusal.name())
+    }
+
     /// Whether the same attempt may succeed later, or with another epoch.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::Quota | Self::Draining { .. } | Self::StaleEpoch { .. })
@@ -142,16 +152,22 @@ impl Refusal {
         let code = fields.byte()?;
         let value = fields.u64()?;
         fields.tags(|_, _| Ok(()))?;
+        Self::from_parts(code, value)
+    }
+
+    fn from_parts(code: u8, value: u64) -> Result<Self, WireError> {
         let [.., min, max] = value.to_be_bytes();
+        // PROTOCOL 1.7: nobody is sent away for longer than this.
+        let retry_after_ms = value.min(RETRY_AFTER_MS_MAX);
         Ok(match code {
             0 => return Err(WireError::Value("refusal code")),
             1 => Self::UnknownSession,
             2 => Self::Expired,
-            3 => Self::Busy { retry_after_ms: value },
+            3 => Self::Busy { retry_after_ms },
             4 => Self::NotDirect,
             5 => Self::BadKey,
-            6 => Self::Ended { offset: value },
-            7 => Self::StaleEpoch { current: value },
+            6 => Self::Ended { offset: checked_offset("ended offset", value)? },
+            7 => Self::StaleEpoch { current: checked_offset("epoch", value)? },
             8 => Self::Version { min, max },
             9 => Self::ModeRefused,
             10 => {
@@ -160,7 +176,7 @@ impl Refusal {
             }
             11 => Self::OffsetOutOfRange,
             12 => Self::Quota,
-            13 => Self::Draining { retry_after_ms: value },
+            13 => Self::Draining { retry_after_ms },
             14 => Self::Malformed,
             code => Self::Other { code },
         })

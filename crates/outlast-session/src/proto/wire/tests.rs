@@ -48,7 +48,7 @@ fn refusals() -> Vec<Refusal> {
     vec![
         Refusal::UnknownSession,
         Refusal::Expired,
-        Refusal::Busy { retry_after_ms: u64::MAX },
+        Refusal::Busy { retry_after_ms: RETRY_AFTER_MS_MAX },
         Refusal::NotDirect,
         Refusal::BadKey,
         Refusal::Ended { offset: 7 },
@@ -98,7 +98,7 @@ fn every_shorter_start_needs_more_and_says_how_much() {
     }
 }
 
-/// The worked example of `PROTOCOL.md`, section 2.7.
+/// The worked example of `PROTOCOL.md`, section 1.9.
 #[test]
 fn the_document_shows_these_bytes() {
     let document = include_str!("../../../../../PROTOCOL.md");
@@ -214,6 +214,16 @@ fn impossible_values_are_errors() {
     let mut kind = bytes;
     kind[5] = 6;
     assert_eq!(decode(&kind), Err(WireError::Kind(6)));
+}
+
+#[test]
+fn a_server_cannot_send_a_client_away_for_ever_nor_past_the_last_epoch() {
+    let refused = |refusal| decode(&Message::Refuse(refusal).to_bytes());
+    let hour = Message::Refuse(Refusal::Busy { retry_after_ms: RETRY_AFTER_MS_MAX });
+    let busy = refused(Refusal::Busy { retry_after_ms: u64::MAX });
+    assert!(matches!(busy, Ok(Decoded::Message { message, .. }) if message == hour));
+    assert_eq!(refused(Refusal::StaleEpoch { current: OFFSET_MAX }), Err(WireError::Value("epoch")));
+    assert_eq!(refused(Refusal::Ended { offset: u64::MAX }), Err(WireError::Value("ended offset")));
 }
 
 #[test]
