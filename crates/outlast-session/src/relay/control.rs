@@ -60,6 +60,11 @@ impl Control {
         self.0.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Completes when the relay is told to end, before it runs. Questions are answered with "not yet".
+    pub async fn told_to_end(&self) {
+        self.wish(|| None).await;
+    }
+
     /// Completes when there is a wish. Answers questions on the way, with what `info` gives.
     pub(super) async fn wish(&self, mut info: impl FnMut() -> Option<Info>) -> Wish {
         loop {

@@ -95,7 +95,7 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
 /// When it is not allowed, or no allowed address of it takes the connection.
 pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> Result<Local, DialError> {
     let mut addresses = resolve(destination).await?;
-    // What was judged is what is connected to: the name is not resolved a second time.
+    // RP 11: what was judged is what is connected to: the name is not resolved a second time.
     addresses.retain(|address| policy.allows(*address));
     if addresses.is_empty() {
         let reason = format!("{destination} is not allowed");

@@ -87,6 +87,22 @@ impl Local {
         }
     }
 
+    /// Writes everything.
+    ///
+    /// # Errors
+    /// Of the local side.
+    pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            std::future::poll_fn(|cx| self.poll_write_ready(cx)).await?;
+            match self.try_write(bytes) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Half-closes: the program reads the end of the stream.
     pub(super) fn shutdown_write(&self) -> io::Result<()> {
         match self {

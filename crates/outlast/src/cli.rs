@@ -1,0 +1,314 @@
+//! The command line. Settings have no defaults here: those of the libraries hold, and a configuration file
+//! can tell what was given from what was not.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use outlast_session::AckMode;
+use outlast_session::relay::Route;
+use outlast_session::relay::access::{Cidr, DestinationRule};
+use outlast_session::relay::dial::Service;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Sessions that outlast the link: a byte stream survives broken TCP connections, nothing lost, nothing twice.
+#[derive(Debug, Parser)]
+#[command(name = "outlast", version, after_help = crate::exit::HELP, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Accept sessions and connect each to a service
+    Listen(Box<ListenArgs>),
+    /// Carry local connections, or standard input and output, over sessions
+    Connect(Box<ConnectArgs>),
+    /// Show the sessions of all instances on this machine
+    Status(StatusArgs),
+    /// End a session at once
+    Kill(KillArgs),
+    /// Check a configuration file
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Run programs in a network of your own that breaks as you say
+    Lab(Box<outlast_lab::cli::LabArgs>),
+    /// Write the manual pages into a folder
+    Man(ManArgs),
+    /// Print the completions for a shell
+    Completions(CompletionsArgs),
+}
+
+/// Settings of the process. At the top of a configuration file.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Options of the process")]
+pub struct ProcessArgs {
+    /// Configuration file (TOML): alone, everything in it is run; with listen or connect, flags override it
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, trace, or a filter such as outlast_session=debug [default: warn]
+    #[arg(long, global = true, value_name = "FILTER", env = "OUTLAST_LOG", hide_env_values = true)]
+    pub log: Option<String>,
+    /// How to log [default: text]
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// Say nothing but errors
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+    /// Serve Prometheus metrics at this address, under /metrics
+    #[arg(long, global = true, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
+    /// After SIGTERM, time for sessions to end by themselves [default: 30s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    pub drain_timeout: Option<Duration>,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Settings of a session that both ends have.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Options of sessions")]
+pub struct SessionArgs {
+    /// How delivery is acknowledged: auto, kernel, window, udp or inband [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub ack: Option<AckMode>,
+    /// File with a key that both sides hold; it proves who they are, it does not encrypt
+    #[arg(long, value_name = "FILE")]
+    pub psk_file: Option<PathBuf>,
+    /// Without a sign of life for so long, a link counts as lost [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub detect: Option<Duration>,
+    /// Most bytes kept per direction until they are acknowledged [default: 4160K]
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    pub retain: Option<usize>,
+    /// Most sessions at a time; more are refused, or wait [default: 65536]
+    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    pub max_sessions: Option<usize>,
+}
+
+/// `outlast listen`, or a `[[listen]]` section.
+#[derive(Debug, Default, Args)]
+#[command(after_help = LISTEN_EXAMPLES)]
+pub struct ListenArgs {
+    /// Where to listen for sessions, as host:port
+    #[arg(value_name = "ADDRESS")]
+    pub address: Option<String>,
+    /// Service behind every session: host:port or unix:/path
+    #[arg(long, value_name = "SERVICE", conflicts_with = "to_any")]
+    pub to: Option<Service>,
+    /// Connect to where the client says (its --socks5, --http-connect or --transparent)
+    #[arg(long)]
+    pub to_any: bool,
+    /// With --to-any, only there: NETWORK[:PORT[-PORT]], `any` for all networks; may be repeated
+    #[arg(long, value_name = "RULE", requires = "to_any")]
+    pub allow_to: Vec<DestinationRule>,
+    /// Only clients from this network; may be repeated
+    #[arg(long, value_name = "NETWORK")]
+    pub allow: Vec<Cidr>,
+    /// No clients from this network; may be repeated
+    #[arg(long, value_name = "NETWORK")]
+    pub deny: Vec<Cidr>,
+    /// How long a session without a link is kept [default: 24h]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub keep: Option<Duration>,
+    #[command(flatten)]
+    pub session: SessionArgs,
+    /// Certificates (PEM) to present; sessions then need TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Only clients with a certificate by one of these authorities (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+}
+
+const LISTEN_EXAMPLES: &str = "\
+Examples:
+  outlast listen 0.0.0.0:7000 --to 127.0.0.1:22
+  outlast listen '[::]:7000' --to unix:/run/postgresql/.s.PGSQL.5432 --psk-file key --allow 10.0.0.0/8
+  outlast listen 0.0.0.0:7000 --to-any --allow-to 10.0.0.0/8:443 --psk-file key";
+
+/// `outlast connect`, or a `[[connect]]` section.
+#[derive(Debug, Default, Args)]
+#[command(after_help = CONNECT_EXAMPLES)]
+pub struct ConnectArgs {
+    /// Where local programs connect to: host:port or unix:/path
+    #[arg(value_name = "ADDRESS", conflicts_with = "stdio")]
+    pub address: Option<String>,
+    /// Server[,SERVER...] as host:port; PATTERN=SERVER for some destinations only; may be repeated
+    #[arg(long, value_name = "SERVER")]
+    pub via: Vec<Route>,
+    /// Carry standard input and output instead of local connections
+    #[arg(long, conflicts_with_all = ["socks5", "http_connect", "transparent"])]
+    pub stdio: bool,
+    /// Be a SOCKS5 proxy at this address; the server needs --to-any
+    #[arg(long, value_name = "ADDRESS")]
+    pub socks5: Option<String>,
+    /// Be an HTTP CONNECT proxy at this address; the server needs --to-any
+    #[arg(long, value_name = "ADDRESS")]
+    pub http_connect: Option<String>,
+    /// Take connections diverted by TPROXY or REDIRECT rules; the server needs --to-any
+    #[arg(long, value_name = "ADDRESS")]
+    pub transparent: Option<String>,
+    /// File with user:password that programs have to give to the SOCKS5 or HTTP proxy
+    #[arg(long, value_name = "FILE")]
+    pub proxy_auth_file: Option<PathBuf>,
+    /// How long to try to reconnect: forever, or a time such as 30s [default: forever]
+    #[arg(long, value_name = "TIME", value_parser = patience)]
+    pub patience: Option<outlast_session::Patience>,
+    /// Local address to connect from
+    #[arg(long, value_name = "IP")]
+    pub bind_from: Option<IpAddr>,
+    #[command(flatten)]
+    pub session: SessionArgs,
+    /// Encrypt, and expect the server's certificate
+    #[arg(long)]
+    pub tls: bool,
+    /// Authorities (PEM) to trust instead of those of the system
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    pub tls_ca: Option<PathBuf>,
+    /// Name to expect in the server's certificate, if not that of --via
+    #[arg(long, value_name = "NAME", requires = "tls")]
+    pub tls_name: Option<String>,
+    /// Certificates (PEM) to present
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_key"])]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of the certificate
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+}
+
+const CONNECT_EXAMPLES: &str = "\
+Examples:
+  outlast connect 127.0.0.1:2222 --via server:7000     then: ssh -p 2222 localhost
+  ssh -o ProxyCommand='outlast connect --stdio --via server:7000' server
+  outlast connect --socks5 127.0.0.1:1080 --via server:7000 --via '*.example.org:443=gateway:7000'
+  outlast connect unix:/tmp/db.sock --via a.example:7000,b.example:7000 --psk-file key
+
+The first connection of --stdio is not retried unless --patience is given; local listeners keep trying.";
+
+/// `outlast status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Print JSON: a list of instances with their sessions
+    #[arg(long)]
+    pub json: bool,
+    /// Show it again every second until interrupted
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// `outlast kill`.
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Session, or the beginning of its name if that is unique
+    #[arg(value_name = "SESSION")]
+    pub session: String,
+}
+
+/// `outlast config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file and everything it names, without starting anything
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+/// `outlast man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The folder
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
+
+/// `outlast completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time: give a number with a unit, such as 500ms, 30s or 24h");
+    humantime::parse_duration(text).map_err(|_| wrong())
+}
+
+fn patience(text: &str) -> Result<outlast_session::Patience, String> {
+    match text {
+        "forever" => Ok(outlast_session::Patience::Forever),
+        _ => {
+            duration(text).map(outlast_session::Patience::For).map_err(|error| format!("{error}, or forever"))
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| format!("{text:?} is no number from 1"))
+}
+
+fn byte_count(text: &str) -> Result<usize, String> {
+    let wrong = || format!("{text:?} is no size: give bytes, or a number with K, M or G");
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = text.get(digits.len()..).unwrap_or_default();
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: usize = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_times_and_patience_are_read() {
+        assert_eq!(byte_count("65536"), Ok(65536));
+        assert_eq!(byte_count("4160K"), Ok(4160 << 10));
+        assert_eq!(byte_count("4MiB"), Ok(4 << 20));
+        assert!(byte_count("4X").is_err() && byte_count("").is_err() && byte_count("99999999999G").is_err());
+        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(patience("forever"), Ok(outlast_session::Patience::Forever));
+        assert!(patience("soon").unwrap_err().contains("forever"));
+    }
+
+    #[test]
+    fn defaults_in_the_help_are_those_of_the_library() {
+        let config = outlast_session::Config::default();
+        assert_eq!(config.retain_bytes_max, 4160 << 10);
+        assert_eq!(config.detect_timeout, Duration::from_secs(10));
+        assert_eq!(config.keep, Duration::from_secs(24 * 3600));
+        assert_eq!(config.sessions_max, 65536);
+        assert_eq!(config.patience, outlast_session::Patience::Forever);
+    }
+}

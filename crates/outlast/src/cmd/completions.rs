@@ -1,0 +1,15 @@
+//! `outlast completions`.
+
+use crate::cli::{Cli, CompletionsArgs};
+use crate::exit::Code;
+use anyhow::Result;
+use clap::CommandFactory;
+use std::io::Write;
+
+/// Prints the completions for a shell.
+pub fn run(args: &CompletionsArgs) -> Result<Code> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "outlast", &mut script);
+    std::io::stdout().write_all(&script)?;
+    Ok(Code::Ok)
+}

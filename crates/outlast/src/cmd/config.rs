@@ -1,0 +1,40 @@
+//! `outlast --config FILE`, and `outlast config check FILE`.
+
+use crate::cli::ProcessArgs;
+use crate::config_file::{ConfigFile, Job};
+use crate::exit::{Code, Failure};
+use crate::narrate::Narrator;
+use crate::plan::{self, FrontPlan};
+use crate::service::{self, Plans};
+use anyhow::{Context, Result};
+use clap::ArgMatches;
+use std::path::Path;
+
+/// Runs everything in a file.
+pub fn run(file: &ConfigFile, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+    let plans = plans(file)?;
+    super::connect::runtime()?.block_on(service::run(plans, process, narrator))
+}
+
+/// Reads a file and everything that it names.
+pub fn check(path: &Path) -> Result<Code> {
+    let file = ConfigFile::load(path)?;
+    file.process(&ArgMatches::default())?;
+    let plans = plans(&file).with_context(|| path.display().to_string())?;
+    println!("{}: ok, {} listen, {} connect", path.display(), plans.listen.len(), plans.connect.len());
+    Ok(Code::Ok)
+}
+
+fn plans(file: &ConfigFile) -> Result<Plans> {
+    let mut plans = Plans::default();
+    for job in file.jobs()? {
+        match job {
+            Job::Listen(args) => plans.listen.push(plan::listen(&args)?),
+            Job::Connect(args) => plans.connect.push(plan::connect(&args)?),
+        }
+    }
+    if plans.connect.iter().any(|plan| plan.fronts.contains(&FrontPlan::Stdio)) {
+        return Err(Failure::usage("stdio in a file needs `outlast --config FILE connect`"));
+    }
+    Ok(plans)
+}

@@ -1,0 +1,9 @@
+//! The commands.
+
+pub mod completions;
+pub mod config;
+pub mod connect;
+pub mod kill;
+pub mod listen;
+pub mod man;
+pub mod status;

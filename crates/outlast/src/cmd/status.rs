@@ -1,0 +1,127 @@
+//! `outlast status`.
+
+use crate::admin::{Request, ask_all};
+use crate::cli::{ProcessArgs, StatusArgs};
+use crate::exit::{Code, clean};
+use crate::narrate::{grouped, seconds};
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Deserialize;
+use serde_json::Value;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// Digits of a session's name that are shown. The whole name may be a secret.
+const NAME_DIGITS: usize = 10;
+
+/// An instance's answer.
+#[derive(Debug, Deserialize)]
+struct InstanceView {
+    pid: u32,
+    serves: Vec<String>,
+    draining: bool,
+    up_ms: u64,
+    sessions: Vec<SessionView>,
+}
+
+/// What is shown of a session.
+#[derive(Debug, Deserialize)]
+struct SessionView {
+    id: String,
+    role: String,
+    state: String,
+    mode: Option<String>,
+    security: String,
+    written_bytes: u64,
+    read_bytes: u64,
+    unacked_bytes: u64,
+    outages: u64,
+    pause_now_ms: Option<u64>,
+    pause_longest_ms: u64,
+    peer_addr: Option<String>,
+    age_ms: u64,
+}
+
+/// Shows all instances, once or until interrupted.
+pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
+    loop {
+        let instances: Vec<Value> = ask_all(process.admin_socket.as_deref(), &Request::Status {})
+            .await?
+            .into_iter()
+            .map(|(_, status)| status)
+            .collect();
+        let text =
+            if args.json { serde_json::to_string_pretty(&instances)? + "\n" } else { page(&instances)? };
+        let mut out = std::io::stdout().lock();
+        if args.watch && out.is_terminal() {
+            // Clears the screen and goes to its first line.
+            out.write_all(b"\x1b[2J\x1b[H")?;
+        }
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // `outlast status | head` has seen enough.
+            return if error.kind() == std::io::ErrorKind::BrokenPipe {
+                Ok(Code::Ok)
+            } else {
+                Err(error.into())
+            };
+        }
+        drop(out);
+        if !args.watch {
+            return Ok(Code::Ok);
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+fn page(instances: &[Value]) -> Result<String> {
+    if instances.is_empty() {
+        return Ok("no outlast instance of this user is running\n".into());
+    }
+    let mut text = String::new();
+    for instance in instances {
+        let view = InstanceView::deserialize(instance)?;
+        let draining = if view.draining { ", draining" } else { "" };
+        let up = seconds(Duration::from_millis(view.up_ms));
+        text.push_str(&format!("process {}, up {up}{draining}\n", view.pid));
+        for line in &view.serves {
+            text.push_str(&format!("  {}\n", clean(line)));
+        }
+        if view.sessions.is_empty() {
+            text.push_str("  no sessions\n\n");
+        } else {
+            text.push_str(&format!("{}\n\n", table(&view.sessions)));
+        }
+    }
+    Ok(text)
+}
+
+fn table(sessions: &[SessionView]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "SESSION", "ROLE", "PEER", "STATE", "MODE", "SECURITY", "AGE", "UNACKED", "OUTAGES", "PAUSE",
+        "LONGEST", "SENT", "RECEIVED",
+    ]);
+    for session in sessions {
+        let millis = |ms: u64| seconds(Duration::from_millis(ms));
+        table.add_row([
+            session.id.chars().take(NAME_DIGITS).collect(),
+            session.role.clone(),
+            session.peer_addr.clone().unwrap_or_else(|| "-".into()),
+            session.state.clone(),
+            session.mode.clone().unwrap_or_else(|| "-".into()),
+            session.security.clone(),
+            millis(session.age_ms),
+            grouped(session.unacked_bytes),
+            grouped(session.outages),
+            session.pause_now_ms.map_or_else(|| "-".into(), millis),
+            millis(session.pause_longest_ms),
+            grouped(session.written_bytes),
+            grouped(session.read_bytes),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(6) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}

@@ -1,0 +1,159 @@
+//! The near side: local programs come in, sessions go out.
+
+use crate::carry::{Carrier, Program};
+use crate::exit::Failure;
+use crate::narrate::Narrator;
+use crate::plan::{ConnectPlan, FrontPlan};
+use crate::registry::Registry;
+use crate::server::{cannot_listen, listen};
+use anyhow::Result;
+use outlast_session::relay::dial::plain;
+use outlast_session::relay::transparent::TransparentListener;
+use outlast_session::relay::{Destination, Local};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
+
+/// One listener for local programs.
+#[derive(Debug)]
+pub struct Front {
+    socket: Socket,
+    carrier: Arc<Carrier>,
+    places: Arc<Semaphore>,
+}
+
+/// Where local programs come in.
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix { listener: UnixListener, path: PathBuf },
+    Socks5(TcpListener),
+    HttpConnect(TcpListener),
+    Transparent(TransparentListener),
+}
+
+/// Listens on all fronts of a plan but standard input and output.
+pub async fn bind(plan: ConnectPlan) -> Result<Vec<Front>> {
+    let places = Arc::new(Semaphore::new(plan.sessions_max.min(Semaphore::MAX_PERMITS)));
+    let fronts = plan.fronts.clone();
+    let carrier = Arc::new(Carrier::new(plan));
+    let mut bound = Vec::new();
+    for front in fronts {
+        let socket = match front {
+            FrontPlan::Stdio => continue,
+            FrontPlan::Tcp(address) => Socket::Tcp(tcp(address)?),
+            FrontPlan::Socks5(address) => Socket::Socks5(tcp(address)?),
+            FrontPlan::HttpConnect(address) => Socket::HttpConnect(tcp(address)?),
+            FrontPlan::Transparent(address) => Socket::Transparent(transparent(address)?),
+            FrontPlan::Unix(path) => Socket::Unix { listener: unix(&path)?, path },
+        };
+        bound.push(Front { socket, carrier: Arc::clone(&carrier), places: Arc::clone(&places) });
+    }
+    Ok(bound)
+}
+
+fn tcp(address: SocketAddr) -> Result<TcpListener> {
+    Ok(TcpListener::from_std(listen(address)?)?)
+}
+
+fn unix(path: &PathBuf) -> Result<UnixListener> {
+    let name = format!("unix:{}", path.display());
+    match UnixListener::bind(path) {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            // A socket that nobody listens on was left behind by a process that was killed.
+            let connected = std::os::unix::net::UnixStream::connect(path);
+            match connected {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return Err(Failure::system(format!("cannot listen on {name}: the path is in use"))),
+            }
+            std::fs::remove_file(path).map_err(|error| cannot_listen(&name, &error))?;
+            UnixListener::bind(path).map_err(|error| cannot_listen(&name, &error))
+        }
+        Err(error) => Err(cannot_listen(&name, &error)),
+    }
+}
+
+fn transparent(address: SocketAddr) -> Result<TransparentListener> {
+    let listener =
+        TransparentListener::bind(address).map_err(|error| cannot_listen(&address.to_string(), &error))?;
+    if !listener.serves_tproxy() {
+        tracing::warn!("no CAP_NET_ADMIN: --transparent serves REDIRECT rules, not TPROXY");
+    }
+    Ok(listener)
+}
+
+impl Front {
+    /// What it does, on one line.
+    pub fn describe(&self) -> String {
+        let kind = match &self.socket {
+            Socket::Tcp(_) | Socket::Unix { .. } => "",
+            Socket::Socks5(_) => " (SOCKS5)",
+            Socket::HttpConnect(_) => " (HTTP CONNECT)",
+            Socket::Transparent(_) => " (transparent)",
+        };
+        let address = match &self.socket {
+            Socket::Unix { path, .. } => format!("unix:{}", path.display()),
+            Socket::Tcp(listener) | Socket::Socks5(listener) | Socket::HttpConnect(listener) => {
+                listener.local_addr().map(|address| address.to_string()).unwrap_or_default()
+            }
+            Socket::Transparent(listener) => listener.local_addr().to_string(),
+        };
+        format!("listening on {address}{kind}, via {}", self.carrier.via())
+    }
+
+    /// Accepts local programs until dropped. A full house leaves them in the kernel's queue.
+    pub async fn accept(self, registry: Arc<Registry>, narrator: Narrator) {
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            match self.next().await {
+                Ok(program) => {
+                    let carrier = Arc::clone(&self.carrier);
+                    let (registry, narrator) = (Arc::clone(&registry), narrator.clone());
+                    tokio::spawn(async move {
+                        carrier.carry(program, &registry, &narrator).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    // Out of descriptors, most likely: others have to end first.
+                    tracing::error!("cannot accept local connections: {}", plain(&error));
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    async fn next(&self) -> io::Result<Program> {
+        let accepted = |(stream, _): (TcpStream, SocketAddr)| stream;
+        Ok(match &self.socket {
+            Socket::Tcp(listener) => Program::Plain(Local::from(accepted(listener.accept().await?))),
+            Socket::Unix { listener, .. } => Program::Plain(Local::from(listener.accept().await?.0)),
+            Socket::Socks5(listener) => Program::Socks5(accepted(listener.accept().await?)),
+            Socket::HttpConnect(listener) => Program::HttpConnect(accepted(listener.accept().await?)),
+            Socket::Transparent(listener) => {
+                let (stream, peer, destination) = listener.accept().await?;
+                Program::Diverted(stream, self.diverted(peer, destination))
+            }
+        })
+    }
+
+    fn diverted(&self, peer: SocketAddr, destination: Option<Destination>) -> Option<Destination> {
+        if destination.is_none() {
+            tracing::warn!(%peer, "connected to the transparent listener itself: no rule has diverted it");
+        }
+        destination
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if let Socket::Unix { path, .. } = &self.socket {
+            std::fs::remove_file(path).ok();
+        }
+    }
+}

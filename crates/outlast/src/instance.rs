@@ -1,0 +1,78 @@
+//! A running process as it shows itself: to `outlast status`, and to Prometheus.
+
+use crate::registry::{Registry, Totals};
+use outlast_session::tokio::Listener;
+use outlast_session::{Info, Role, SessionId};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What a process serves and carries.
+pub struct Instance {
+    /// One line per front or listener: "listen 0.0.0.0:7000 to 127.0.0.1:22".
+    pub serves: Vec<String>,
+    pub listeners: Vec<Arc<Listener>>,
+    pub registry: Arc<Registry>,
+    pub draining: AtomicBool,
+    pub started: Instant,
+}
+
+/// What there is to count.
+#[derive(Debug)]
+pub struct Numbers {
+    pub sessions: Vec<Info>,
+    pub totals: Totals,
+    pub refusals: Vec<(&'static str, u64)>,
+}
+
+impl Instance {
+    /// All sessions of the process, attached and detached.
+    pub async fn sessions(&self) -> Vec<Info> {
+        let mut sessions = self.registry.infos(Role::Client).await;
+        sessions.extend(self.listeners.iter().flat_map(|listener| listener.sessions()));
+        sessions.sort_by_key(|info| std::cmp::Reverse(info.age_ms));
+        sessions
+    }
+
+    /// The numbers now. Sums include the live sessions, and never go back.
+    pub async fn numbers(&self) -> Numbers {
+        let sessions = self.sessions().await;
+        let mut totals = self.registry.totals();
+        for info in &sessions {
+            totals.add(info);
+        }
+        let refusals = self.listeners.iter().flat_map(|listener| listener.refusals()).collect();
+        Numbers { sessions, totals, refusals }
+    }
+
+    /// The answer to `status`.
+    pub async fn status(&self) -> Value {
+        json!({
+            "pid": std::process::id(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "serves": self.serves,
+            "draining": self.draining.load(Ordering::Relaxed),
+            "up_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "sessions": self.sessions().await,
+        })
+    }
+
+    /// The answer to `kill`: which sessions have been ended.
+    pub async fn kill(&self, prefix: &str) -> Value {
+        let mut matching: Vec<SessionId> = self
+            .sessions()
+            .await
+            .iter()
+            .map(|info| info.id)
+            .filter(|id| id.to_string().starts_with(prefix))
+            .collect();
+        matching.dedup();
+        if let [id] = matching.as_slice() {
+            let relayed = self.registry.kill(*id);
+            let held = self.listeners.iter().any(|listener| listener.kill(id));
+            tracing::info!(session = %id, relayed, held, "killed by the administrator");
+        }
+        json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })
+    }
+}

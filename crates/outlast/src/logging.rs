@@ -1,0 +1,30 @@
+//! Where the log goes: standard error, and nothing below a warning unless asked for.
+
+use crate::cli::{LogFormat, ProcessArgs};
+use crate::exit::Failure;
+use anyhow::Result;
+use std::io::IsTerminal;
+use tracing_subscriber::EnvFilter;
+
+/// Starts logging. Called once.
+pub fn start(process: &ProcessArgs) -> Result<()> {
+    let filter = match (&process.log, process.quiet) {
+        (Some(text), _) => text.as_str(),
+        (None, true) => "error",
+        (None, false) => "warn",
+    };
+    let filter = EnvFilter::try_new(filter).map_err(|_| {
+        Failure::usage(format!("--log {filter:?} is neither a level nor a filter; try info or debug"))
+    })?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match process.log_format.unwrap_or(LogFormat::Text) {
+        LogFormat::Json => builder.json().try_init(),
+        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
+    };
+    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+}
+
+/// Whether somebody is watching: standard error is a terminal, and not told to be quiet.
+pub fn somebody_watches(process: &ProcessArgs) -> bool {
+    !process.quiet && std::io::stderr().is_terminal()
+}

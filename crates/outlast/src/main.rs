@@ -1,0 +1,111 @@
+//! The `outlast` program: reads the command line, runs the command, ends with the documented code.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command-line program talks to whoever runs it on standard output and standard error"
+)]
+
+mod admin;
+mod carry;
+mod cli;
+mod cmd;
+mod config_file;
+mod exit;
+mod front;
+mod instance;
+mod keys;
+mod logging;
+mod metrics;
+mod narrate;
+mod plan;
+mod registry;
+mod server;
+mod service;
+mod signals;
+mod stdio;
+mod usage;
+
+use anyhow::{Context, Result};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use cli::{Cli, Command, ConfigCommand, ProcessArgs};
+use config_file::{ConfigFile, Job};
+use exit::{Code, Failure};
+use narrate::Narrator;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let code = match run() {
+        Ok(code) => code as u8,
+        Err(error) => {
+            eprintln!("outlast: {}", exit::one_line(&error));
+            exit::code_of(&error) as u8
+        }
+    };
+    ExitCode::from(code)
+}
+
+fn run() -> Result<Code> {
+    let matches = match Cli::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return usage::explain(&error),
+    };
+    let Cli { process, command } = Cli::from_arg_matches(&matches)?;
+    let (process, file) = match &process.config {
+        Some(path) => {
+            let file = ConfigFile::load(path)?;
+            (file.process(&matches)?, Some(file))
+        }
+        None => (process, None),
+    };
+    logging::start(&process)?;
+    let narrator = Narrator::new(logging::somebody_watches(&process));
+    match (command, &file) {
+        (Some(command), _) => dispatch(command, &process, file.as_ref(), &matches, &narrator),
+        (None, Some(file)) => cmd::config::run(file, &process, &narrator),
+        (None, None) => Err(Failure::usage("nothing to do: give a command, or --config FILE; see --help")),
+    }
+}
+
+fn dispatch(
+    command: Command,
+    process: &ProcessArgs,
+    file: Option<&ConfigFile>,
+    matches: &ArgMatches,
+    narrator: &Narrator,
+) -> Result<Code> {
+    let command = match (command, file, matches.subcommand()) {
+        (Command::Listen(_) | Command::Connect(_), Some(file), Some((name, given))) => {
+            match file.job_for(name, given)? {
+                Job::Listen(args) => Command::Listen(args),
+                Job::Connect(args) => Command::Connect(args),
+            }
+        }
+        (command, _, _) => command,
+    };
+    match command {
+        Command::Listen(args) => cmd::listen::run(&args, process, narrator),
+        Command::Connect(args) => cmd::connect::run(&args, process, narrator),
+        Command::Status(args) => asking(cmd::status::run(&args, process)),
+        Command::Kill(args) => asking(cmd::kill::run(&args, process)),
+        Command::Config(ConfigCommand::Check { file }) => cmd::config::check(&file),
+        Command::Lab(args) => lab(*args),
+        Command::Man(args) => cmd::man::run(&args),
+        Command::Completions(args) => cmd::completions::run(&args),
+    }
+}
+
+/// Runs a command that only asks others.
+fn asking(command: impl Future<Output = Result<Code>>) -> Result<Code> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(command)
+}
+
+/// The lab ends with the code of the program that ran in it.
+fn lab(args: outlast_lab::cli::LabArgs) -> Result<Code> {
+    let code = outlast_lab::cli::run(args)?;
+    std::process::exit(code)
+}

@@ -1,0 +1,151 @@
+//! The relays that are running, and what those that have ended have added up to.
+
+use outlast_session::relay::{Control, Outcome};
+use outlast_session::{Info, Role, SessionId};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+/// All relays of the process.
+#[derive(Debug, Default)]
+pub struct Registry {
+    relays: Mutex<BTreeMap<u64, Relay>>,
+    next: AtomicU64,
+    left: Notify,
+    totals: Mutex<Totals>,
+}
+
+#[derive(Clone, Debug)]
+struct Relay {
+    id: SessionId,
+    role: Role,
+    control: Control,
+}
+
+/// Sums over the relays that have ended. With the live ones added they only ever grow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    pub opened: u64,
+    pub completed: u64,
+    pub failed: u64,
+    pub outages: u64,
+    pub resent_bytes: u64,
+    pub written_bytes: u64,
+    pub read_bytes: u64,
+    pub pause_total_ms: u64,
+}
+
+impl Totals {
+    /// Adds what a session, live or not, has seen.
+    pub fn add(&mut self, info: &Info) {
+        self.outages += info.outages;
+        self.resent_bytes += info.resent_bytes;
+        self.written_bytes += info.written_bytes;
+        self.read_bytes += info.read_bytes;
+        self.pause_total_ms += info.pause_total_ms;
+    }
+}
+
+/// The place of one relay in the registry, until it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    registry: Arc<Registry>,
+    number: u64,
+    pub control: Control,
+}
+
+impl Registry {
+    /// Enters a relay.
+    pub fn enter(self: &Arc<Self>, id: SessionId, role: Role) -> Place {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let control = Control::new();
+        self.relays().insert(number, Relay { id, role, control: control.clone() });
+        self.totals_mut().opened += 1;
+        Place { registry: Arc::clone(self), number, control }
+    }
+
+    /// How many relays are running.
+    pub fn open(&self) -> usize {
+        self.relays().len()
+    }
+
+    /// Completes when no relay is running.
+    pub async fn all_left(&self) {
+        loop {
+            let left = self.left.notified();
+            if self.open() == 0 {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    /// Tells every relay to hand over and end.
+    pub fn stop_all(&self) {
+        for relay in self.relays().values() {
+            relay.control.stop();
+        }
+    }
+
+    /// Tells every relay to end at once.
+    pub fn kill_all(&self) {
+        for relay in self.relays().values() {
+            relay.control.kill();
+        }
+    }
+
+    /// Ends the relays of a session. Whether there was one.
+    pub fn kill(&self, id: SessionId) -> bool {
+        let relays = self.relays();
+        let matching = relays.values().filter(|relay| relay.id == id);
+        matching.map(|relay| relay.control.kill()).count() > 0
+    }
+
+    /// Asks the relays of one role for the state of their sessions.
+    pub async fn infos(&self, role: Role) -> Vec<Info> {
+        let controls: Vec<Control> = {
+            let relays = self.relays();
+            relays.values().filter(|relay| relay.role == role).map(|relay| relay.control.clone()).collect()
+        };
+        let mut asked = JoinSet::new();
+        for control in controls {
+            asked.spawn(async move { control.info().await });
+        }
+        asked.join_all().await.into_iter().flatten().collect()
+    }
+
+    /// The sums over the relays that have ended.
+    pub fn totals(&self) -> Totals {
+        *self.totals_mut()
+    }
+
+    fn relays(&self) -> MutexGuard<'_, BTreeMap<u64, Relay>> {
+        self.relays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn totals_mut(&self) -> MutexGuard<'_, Totals> {
+        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// Notes how the relay ended.
+    pub fn ended(&self, info: &Info, outcome: &Outcome) {
+        let mut totals = self.registry.totals_mut();
+        totals.add(info);
+        match outcome {
+            Outcome::Completed => totals.completed += 1,
+            Outcome::SessionFailed(_) => totals.failed += 1,
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.registry.relays().remove(&self.number);
+        self.registry.left.notify_waiters();
+    }
+}

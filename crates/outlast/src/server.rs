@@ -1,0 +1,185 @@
+//! The far side: sessions come in, connections to services go out.
+
+use crate::exit::{Failure, hint};
+use crate::narrate::Narrator;
+use crate::plan::{ListenPlan, Target};
+use crate::registry::{Place, Registry};
+use anyhow::Result;
+use outlast_session::relay::access::{AccessList, DestinationPolicy};
+use outlast_session::relay::dial::{dial, dial_any, plain};
+use outlast_session::relay::preamble::{self, PreambleError, PreambleFailure, Status};
+use outlast_session::relay::{self, Ended, Local, Outcome, PREAMBLE_TIMEOUT};
+use outlast_session::tokio::{Listener, Session};
+use outlast_session::{Error, Role};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pending connections in the kernel's accept queue. Default 1024.
+const BACKLOG: i32 = 1024;
+
+/// A listener for sessions with what is behind it.
+pub struct Server {
+    listener: Arc<Listener>,
+    address: SocketAddr,
+    target: Target,
+    access: Arc<AccessList>,
+}
+
+impl Server {
+    /// Listens.
+    pub async fn bind(plan: ListenPlan) -> Result<Self> {
+        let socket = listen(plan.address)?;
+        let listener = Listener::from_std(socket, &plan.config)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener: Arc::new(listener), address, target: plan.target, access: Arc::new(plan.access) })
+    }
+
+    /// What it does, on one line.
+    pub fn describe(&self) -> String {
+        format!("listening on {} for sessions to {}", self.address, self.target)
+    }
+
+    /// The listener, to ask and to drain.
+    pub fn listener(&self) -> Arc<Listener> {
+        Arc::clone(&self.listener)
+    }
+}
+
+/// A listening TCP socket, or a failure that names the address.
+pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener> {
+    let make = || {
+        let socket =
+            socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket.into())
+    };
+    make().map_err(|error: std::io::Error| cannot_listen(&address.to_string(), &error))
+}
+
+/// The failure to listen, with what to do.
+pub fn cannot_listen(address: &str, error: &std::io::Error) -> anyhow::Error {
+    let advice = match error.kind() {
+        std::io::ErrorKind::AddrInUse => "; another program listens there (see `ss -ltnp`)",
+        std::io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
+        std::io::ErrorKind::AddrNotAvailable => "; no interface of this machine has this address",
+        _ => "",
+    };
+    Failure::system(format!("cannot listen on {address}: {}{advice}", plain(error)))
+}
+
+/// Accepts sessions until dropped.
+pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator) {
+    narrator.follow(server.listener.events(), "first session from");
+    loop {
+        match server.listener.accept().await {
+            Ok(session) => {
+                let peer = session.info().peer_addr;
+                if peer.is_some_and(|peer| !server.access.allows(peer.ip())) {
+                    tracing::warn!(session = %session.id(), peer = ?peer, "not allowed by --allow and --deny");
+                    session.kill();
+                    continue;
+                }
+                let place = registry.enter(session.id(), Role::Server);
+                tokio::spawn(serve(session, server.target.clone(), place));
+            }
+            Err(error) => {
+                tracing::error!("cannot accept sessions on {}: {error}", server.address);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// One session, from its target to its end.
+async fn serve(mut session: Session, target: Target, place: Place) {
+    let id = session.id();
+    let local = tokio::select! {
+        local = open(&mut session, &target) => local,
+        () = place.control.told_to_end() => None,
+    };
+    let Some(local) = local else {
+        session.kill();
+        return;
+    };
+    let Ended { info, outcome } = relay::run(session, local, Vec::new(), &place.control).await;
+    place.ended(&info, &outcome);
+    match outcome {
+        Outcome::Completed => tracing::info!(session = %id, "completed"),
+        Outcome::LocalFailed(error) => tracing::info!(session = %id, "{target} ended it: {}", plain(&error)),
+        Outcome::SessionFailed(error) => report(&error),
+        Outcome::Stopped { delivered: true } => tracing::info!(session = %id, "ended, everything delivered"),
+        Outcome::Stopped { delivered: false } => {
+            tracing::warn!(session = %id, "ended, {} bytes are not known to be delivered", info.unacked_bytes);
+        }
+        Outcome::Killed => tracing::info!(session = %id, "killed"),
+    }
+}
+
+/// A session that failed: its error names it.
+pub fn report(error: &Error) {
+    match error {
+        // The other side's program or relay ended it: nothing for this side to see to.
+        Error::Reset { .. } | Error::Killed { .. } => tracing::info!("{error}"),
+        _ => tracing::warn!("{error}{}", hint(error)),
+    }
+}
+
+/// Connects to what is behind the session. What goes wrong is logged, and told to a client that asked.
+async fn open(session: &mut Session, target: &Target) -> Option<Local> {
+    match target {
+        Target::Fixed(service) => match dial(service).await {
+            Ok(local) => Some(local),
+            Err(error) => {
+                tracing::warn!(session = %session.id(), "{error}");
+                None
+            }
+        },
+        Target::Any(policy) => open_any(session, policy).await,
+    }
+}
+
+async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Option<Local> {
+    let id = session.id();
+    // RP 9
+    let request = tokio::time::timeout(PREAMBLE_TIMEOUT, preamble::receive_request(session)).await;
+    let destination = match request {
+        Ok(Ok(destination)) => destination,
+        Ok(Err(PreambleFailure::Wrong(PreambleError::Magic))) => {
+            // RP 8: it would not understand an answer.
+            tracing::warn!(session = %id, "the client names no destination: it needs --socks5, --http-connect or --transparent");
+            return None;
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(session = %id, "{error}");
+            let _ = tell(session, Status::Malformed, &error.to_string()).await;
+            return None;
+        }
+        Err(_) => {
+            tracing::warn!(session = %id, "no destination within {PREAMBLE_TIMEOUT:?}");
+            return None;
+        }
+    };
+    match dial_any(&destination, policy).await {
+        Ok(local) => {
+            preamble::answer(session, Status::Connected, "").await.ok()?;
+            tracing::info!(session = %id, %destination, "connected");
+            Some(local)
+        }
+        Err(error) => {
+            tracing::info!(session = %id, %destination, "{error}");
+            let _ = tell(session, error.status, &error.reason).await;
+            None
+        }
+    }
+}
+
+/// RP 8: tells the client why not, and waits until it knows.
+async fn tell(session: &mut Session, status: Status, reason: &str) -> Result<(), Error> {
+    preamble::answer(session, status, reason).await?;
+    let _ = tokio::time::timeout(PREAMBLE_TIMEOUT, session.finish()).await;
+    Ok(())
+}

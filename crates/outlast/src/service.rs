@@ -1,0 +1,156 @@
+//! A process that runs plans: started as a whole or not at all, drained on SIGTERM.
+
+use crate::admin::AdminSocket;
+use crate::cli::ProcessArgs;
+use crate::exit::Code;
+use crate::front::{self, Front};
+use crate::instance::Instance;
+use crate::metrics;
+use crate::narrate::Narrator;
+use crate::plan::{ConnectPlan, ListenPlan};
+use crate::registry::Registry;
+use crate::server::{self, Server};
+use crate::signals::{Request, Signals};
+use anyhow::Result;
+use outlast_session::relay::SETTLE_TIMEOUT;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// After SIGTERM, time for sessions to end by themselves. Default 30 s: what service managers allow.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for peers to hear that their sessions have been ended.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What runs in a process.
+#[derive(Debug, Default)]
+pub struct Plans {
+    pub listen: Vec<ListenPlan>,
+    pub connect: Vec<ConnectPlan>,
+}
+
+/// Runs the plans until a signal ends them.
+pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+    let mut signals = Signals::new()?;
+    let registry = Arc::new(Registry::default());
+    let mut servers = Vec::new();
+    let mut fronts = Vec::new();
+    for plan in plans.listen {
+        servers.push(Server::bind(plan).await?);
+    }
+    for plan in plans.connect {
+        fronts.extend(front::bind(plan).await?);
+    }
+    let admin = admin_socket(process)?;
+    let metrics_listener = match process.metrics {
+        Some(address) => Some(metrics::bind(address).await?),
+        None => None,
+    };
+    let serves: Vec<String> =
+        servers.iter().map(Server::describe).chain(fronts.iter().map(Front::describe)).collect();
+    for line in &serves {
+        tracing::info!("{line}");
+        narrator.say(line);
+    }
+    let instance = Arc::new(Instance {
+        serves,
+        listeners: servers.iter().map(Server::listener).collect(),
+        registry: Arc::clone(&registry),
+        draining: AtomicBool::new(false),
+        started: Instant::now(),
+    });
+    let mut accepting = JoinSet::new();
+    let mut attending = JoinSet::new();
+    if let Some(admin) = admin {
+        attending.spawn(admin.serve(Arc::clone(&instance)));
+    }
+    if let Some(listener) = metrics_listener {
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!("metrics at http://{address}/metrics");
+        }
+        attending.spawn(metrics::serve(listener, Arc::clone(&instance)));
+    }
+    for front in fronts {
+        accepting.spawn(front.accept(Arc::clone(&registry), narrator.clone()));
+    }
+    for server in servers {
+        attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone()));
+    }
+    let request = signals.next().await;
+    // The local listeners close; the session listeners stay for those who resume.
+    accepting.shutdown().await;
+    let code = match request {
+        Request::Now(code) => code,
+        Request::Drain => drain(&instance, &mut signals, process, narrator).await,
+    };
+    registry.kill_all();
+    tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
+    // Ends the admin socket's task, which removes its file.
+    attending.shutdown().await;
+    Ok(code)
+}
+
+/// Waits for the sessions to end, then ends them with everything delivered.
+async fn drain(
+    instance: &Instance,
+    signals: &mut Signals,
+    process: &ProcessArgs,
+    narrator: &Narrator,
+) -> Code {
+    let limit = process.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
+    let registry = &instance.registry;
+    instance.draining.store(true, Ordering::Relaxed);
+    for listener in &instance.listeners {
+        listener.set_draining(true);
+    }
+    let open = registry.open();
+    tracing::info!(open, "draining");
+    if open > 0 {
+        narrator.say(&format!(
+            "draining: {open} sessions open, waiting up to {}",
+            crate::narrate::seconds(limit)
+        ));
+    }
+    tokio::select! {
+        () = registry.all_left() => return Code::Ok,
+        () = tokio::time::sleep(limit) => {}
+        request = signals.next() => return code_of(request, registry),
+    }
+    let open = registry.open();
+    tracing::warn!(
+        "{open} sessions were still open after {}; handing over what they had",
+        crate::narrate::seconds(limit)
+    );
+    registry.stop_all();
+    tokio::select! {
+        () = registry.all_left() => Code::Ok,
+        // Every step of a hand-over has its own limit; this is for the unforeseen.
+        () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => Code::Ok,
+        request = signals.next() => code_of(request, registry),
+    }
+}
+
+fn code_of(request: Request, registry: &Registry) -> Code {
+    tracing::warn!("{} sessions ended at once", registry.open());
+    match request {
+        Request::Now(code) => code,
+        Request::Drain => Code::Ok,
+    }
+}
+
+/// The admin socket: where it is not asked for, it is welcome but not needed.
+fn admin_socket(process: &ProcessArgs) -> Result<Option<AdminSocket>> {
+    match process.admin_socket.as_deref() {
+        Some(path) if path == Path::new("none") => Ok(None),
+        Some(path) => AdminSocket::bind(Some(path)).map(Some),
+        None => match AdminSocket::bind(None) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error) => {
+                tracing::warn!("{error}; status and kill will not work");
+                Ok(None)
+            }
+        },
+    }
+}

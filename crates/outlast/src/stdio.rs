@@ -1,0 +1,108 @@
+//! `outlast connect --stdio`: one session, whose end is the end of the process.
+
+use crate::carry::{self, Carrier, NoSession};
+use crate::exit::{Code, Failure, code_of_session, hint};
+use crate::instance::Instance;
+use crate::narrate::Narrator;
+use crate::plan::ConnectPlan;
+use crate::registry::Registry;
+use crate::signals::{Request, Signals};
+use anyhow::Result;
+use outlast_session::relay::dial::plain;
+use outlast_session::relay::{Ended, Local, Outcome, Stdio};
+use outlast_session::{Error, Role};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Carries standard input and output until both have ended.
+pub async fn run(
+    plan: ConnectPlan,
+    admin: Option<crate::admin::AdminSocket>,
+    narrator: &Narrator,
+) -> Result<Code> {
+    let mut signals = Signals::new()?;
+    let carrier = Carrier::new(plan);
+    let Some(targets) = carrier.default_targets() else {
+        return Err(Failure::usage("--stdio needs a --via without a pattern"));
+    };
+    let stdio = Stdio::take().map_err(|error| {
+        Failure::system(format!("cannot use standard input and output: {}", plain(&error)))
+    })?;
+    let local = Local::Stdio(stdio);
+    let session = tokio::select! {
+        session = carrier.open(&local, targets, carrier.retries_stdio(), narrator) => session,
+        request = signals.next() => return Ok(code_before_session(request)),
+    };
+    let session = match session {
+        Ok(session) => session,
+        Err(NoSession::Abandoned) => return Ok(Code::Ok),
+        Err(NoSession::Error(error)) => return Err(failed(&error)),
+    };
+    let registry = Arc::new(Registry::default());
+    let place = registry.enter(session.id(), Role::Client);
+    let control = place.control.clone();
+    let mut attending = JoinSet::new();
+    if let Some(admin) = admin {
+        attending.spawn(admin.serve(Arc::new(Instance {
+            serves: vec![format!("standard input and output, via {targets}")],
+            listeners: Vec::new(),
+            registry: Arc::clone(&registry),
+            draining: AtomicBool::new(false),
+            started: Instant::now(),
+        })));
+    }
+    // How it ends is told once, by the exit message.
+    let silent = Narrator::new(false);
+    let mut relayed = std::pin::pin!(carry::run(session, local, Vec::new(), &place, &silent));
+    let mut interrupted = None;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut relayed => break ended,
+            request = signals.next() => match request {
+                // There is nobody to wait for: whoever signals is the one who uses the stream.
+                Request::Drain => control.stop(),
+                Request::Now(code) => {
+                    interrupted = Some(code);
+                    control.kill();
+                }
+            },
+        }
+    };
+    attending.shutdown().await;
+    match interrupted {
+        Some(code) => Ok(code),
+        None => code_of(&ended),
+    }
+}
+
+fn code_before_session(request: Request) -> Code {
+    match request {
+        Request::Now(code) => code,
+        Request::Drain => Code::Ok,
+    }
+}
+
+fn code_of(ended: &Ended) -> Result<Code> {
+    match &ended.outcome {
+        Outcome::Completed | Outcome::Stopped { delivered: true } => Ok(Code::Ok),
+        Outcome::Killed => Err(failed(&Error::Killed { id: ended.info.id })),
+        Outcome::SessionFailed(error) => Err(failed(error)),
+        Outcome::LocalFailed(error) => {
+            Err(Failure::system(format!("standard input or output failed: {}", plain(error))))
+        }
+        Outcome::Stopped { delivered: false } => {
+            let bytes = ended.info.unacked_bytes;
+            Err(Failure::new(
+                Code::Network,
+                format!("terminated; {bytes} bytes are not known to be delivered"),
+            )
+            .into())
+        }
+    }
+}
+
+fn failed(error: &Error) -> anyhow::Error {
+    Failure::new(code_of_session(error), format!("{error}{}", hint(error))).into()
+}

@@ -1,0 +1,201 @@
+//! Everything that can be wrong: one clear line, the documented exit code, nothing half-started.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+mod common;
+
+use common::{Outlast, command, ended, folder, http, nobody, output, speaking};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+/// One line that begins with the program's name and contains `part`, and the code.
+fn assert_complaint(output: &Output, code: i32, part: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert_eq!(said.lines().count(), 1, "more than one line: {said}");
+    assert!(said.starts_with("outlast: ") && said.contains(part), "no {part:?} in: {said}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+}
+
+fn write(folder: &Path, name: &str, content: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn wrong_command_lines_end_with_2() {
+    let folder = folder();
+    let short = write(folder.path(), "short", "0011\n");
+    let folder_as_key = folder.path().to_str().unwrap();
+    let listen = ["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"];
+    let connect = ["connect", "127.0.0.1:0", "--via", "127.0.0.1:1"];
+    let cases: Vec<(Vec<&str>, &str)> = vec![
+        (vec![], "nothing to do"),
+        (vec!["lisen"], "'listen'"),
+        (vec!["connect", "--patiance", "1s"], "'--patience'"),
+        (vec!["listen", "127.0.0.1:0"], "--to"),
+        (vec!["listen", "--to", "127.0.0.1:1"], "no address to listen on"),
+        (vec!["listen", "999.0.0.1:0", "--to", "127.0.0.1:1"], "999.0.0.1"),
+        (vec!["listen", "127.0.0.1:99999", "--to", "127.0.0.1:1"], "port"),
+        (vec!["listen", "127.0.0.1:0", "--to", "127.0.0.1"], "no port"),
+        (vec!["listen", "0.0.0.0:0", "--to-any"], "--psk-file"),
+        (vec!["connect", "127.0.0.1:0"], "--via"),
+        (vec!["connect", "127.0.0.1:0", "--via", "http://a:1"], "give host:port"),
+        (vec!["connect", "127.0.0.1:0", "--stdio", "--via", "127.0.0.1:1"], "--stdio"),
+        ([&listen[..], &["--psk-file", "/nowhere/key"]].concat(), "/nowhere/key: no such file"),
+        ([&listen[..], &["--psk-file", &short]].concat(), "key"),
+        ([&listen[..], &["--psk-file", folder_as_key]].concat(), "no regular file"),
+        (
+            [&listen[..], &["--tls-cert", &short, "--tls-key", &short]].concat(),
+            "there is no certificate in it",
+        ),
+        ([&listen[..], &["--tls-cert", &short]].concat(), "--tls-key"),
+        ([&listen[..], &["--allow", "10.0.0.0/77"]].concat(), "no network"),
+        ([&listen[..], &["--keep", "soon"]].concat(), "give a number with a unit"),
+        ([&connect[..], &["--ack", "kernel", "--tls"]].concat(), "cannot work with tls"),
+        ([&connect[..], &["--ack", "magic"]].concat(), "use auto, kernel, window, udp or inband"),
+        ([&connect[..], &["--tls-name", "x"]].concat(), "--tls"),
+        ([&connect[..], &["--retain", "1K"]].concat(), "retain"),
+        ([&connect[..], &["--log", "=="]].concat(), "--log"),
+        (vec!["--config", "/nowhere.toml"], "/nowhere.toml: no such file"),
+    ];
+    for (arguments, part) in cases {
+        assert_complaint(&output(folder.path(), &arguments), 2, part);
+    }
+}
+
+#[test]
+fn wrong_files_end_with_2_and_name_the_line() {
+    let folder = folder();
+    for (text, part) in [
+        ("[[listen]]\naddress = '127.0.0.1:0'\ntoo = 'a:1'\n", ":3: unknown key \"too\""),
+        ("[[listen]\n", ":1: "),
+        ("[[connect]]\naddress = '127.0.0.1:0'\nvia = 'a:1'\nack = 'magic'\n", ":4: "),
+        ("", "nothing to do"),
+        ("[[listen]]\naddress = '127.0.0.1:0'\n", "--to"),
+    ] {
+        let file = write(folder.path(), "outlast.toml", text);
+        assert_complaint(&output(folder.path(), &["config", "check", &file]), 2, part);
+        assert_complaint(&output(folder.path(), &["--config", &file]), 2, part);
+    }
+}
+
+#[test]
+fn what_the_system_refuses_ends_with_7_and_nothing_stays() {
+    let folder = folder();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    assert_complaint(
+        &output(folder.path(), &["listen", &taken, "--to", "127.0.0.1:1"]),
+        7,
+        "address already in use; another program listens there",
+    );
+    assert_complaint(
+        &output(folder.path(), &["listen", "192.0.2.77:0", "--to", "127.0.0.1:1"]),
+        7,
+        "no interface",
+    );
+    // The first front is up when the second one fails: it must go again.
+    let first = folder.path().join("first.sock");
+    let text = format!(
+        "[[connect]]\naddress = 'unix:{}'\nvia = ['127.0.0.1:1']\n[[connect]]\naddress = '{taken}'\nvia = ['127.0.0.1:1']\n",
+        first.display()
+    );
+    let file = write(folder.path(), "outlast.toml", &text);
+    assert_complaint(&output(folder.path(), &["--config", &file]), 7, &taken);
+    assert!(!first.exists());
+    let nowhere = folder.path().join("no/such/folder/admin");
+    let arguments =
+        ["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--admin-socket", nowhere.to_str().unwrap()];
+    assert_complaint(&output(folder.path(), &arguments), 7, "admin socket");
+}
+
+/// `--stdio` against some peer, with an input that stays open.
+fn stdio(runtime: &Path, via: &str, flags: &[&str]) -> Output {
+    let mut child = command(runtime, &[&["connect", "--stdio", "--via", via], flags].concat())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let input = child.stdin.take();
+    ended(&mut child);
+    drop(input);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn nobody_there_ends_with_4() {
+    let folder = folder();
+    let nobody = nobody().to_string();
+    assert_complaint(&stdio(folder.path(), &nobody, &[]), 4, "is the server running");
+    assert_complaint(&stdio(folder.path(), "nowhere.invalid:7000", &[]), 4, "nowhere.invalid");
+}
+
+#[test]
+fn a_patience_that_was_given_is_kept_and_then_ends_with_4() {
+    let folder = folder();
+    let output = stdio(folder.path(), &nobody().to_string(), &["--patience", "700ms"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("trying again"), "{said}");
+}
+
+#[test]
+fn peers_that_speak_something_else_end_with_3() {
+    let folder = folder();
+    let garbage: &[u8] = b"\x00\xff\x13\x37garbage garbage garbage garbage garbage garbage garbage garbage";
+    for peer in [
+        http("not a session"),
+        speaking(b"SSH-2.0-OpenSSH_9.2\r\n"),
+        speaking(b"220 mail.example ESMTP\r\n"),
+        speaking(b"\x15\x03\x03\x00\x02\x02\x46"),
+        speaking(garbage),
+    ] {
+        assert_complaint(
+            &stdio(folder.path(), &peer.to_string(), &[]),
+            3,
+            "does not speak the outlast session protocol",
+        );
+    }
+}
+
+#[test]
+fn a_wrong_key_ends_with_3() {
+    let folder = folder();
+    let ours = write(folder.path(), "ours", "00112233445566778899aabbccddeeff\n");
+    let theirs = write(folder.path(), "theirs", "ffeeddccbbaa99887766554433221100\n");
+    let service = http("secret").to_string();
+    let arguments = ["listen", "127.0.0.1:0", "--to", &service, "--psk-file", &ours];
+    let mut server = Outlast::start(folder.path(), &arguments);
+    let via = server.address().to_string();
+    for flags in [&["--psk-file", &theirs][..], &[]] {
+        assert_complaint(&stdio(folder.path(), &via, flags), 3, "refused");
+    }
+}
+
+#[test]
+fn a_key_that_everybody_can_read_is_worth_a_warning() {
+    let folder = folder();
+    let key = write(folder.path(), "key", "00112233445566778899aabbccddeeff\n");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mut server =
+        Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--psk-file", &key]);
+    server.wait_for("everybody can read");
+    server.address();
+}
+
+#[test]
+fn a_client_that_is_not_allowed_ends_with_3() {
+    let folder = folder();
+    let service = http("not for you").to_string();
+    let arguments = ["listen", "127.0.0.1:0", "--to", &service, "--deny", "127.0.0.0/8"];
+    let mut server = Outlast::start(folder.path(), &arguments);
+    let via = server.address().to_string();
+    let output = stdio(folder.path(), &via, &[]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    server.wait_for("not allowed");
+}
