@@ -216,6 +216,16 @@ impl<S: BufferSource> RetainRing<S> {
         &mut self.buffer[at..at + self.reserved_bytes]
     }
 
+    /// The space last reserved and not committed yet.
+    pub fn reserved(&self) -> &[u8] {
+        &self.buffer[self.reserved_at..self.reserved_at + self.reserved_bytes]
+    }
+
+    /// As [`reserved`](Self::reserved), to be filled.
+    pub fn reserved_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.reserved_at..self.reserved_at + self.reserved_bytes]
+    }
+
     /// Appends the first `bytes` of the space last reserved, at most all of it; returns how many these were.
     pub fn commit(&mut self, bytes: usize) -> usize {
         let bytes = bytes.min(self.reserved_bytes);

@@ -1,0 +1,389 @@
+//! A session as a thread uses it.
+
+use super::reconnect;
+use crate::config::Config;
+use crate::engine::{Engine, Events, Info, Progress, SessionState, Tx, Waiting};
+use crate::error::{Error, Result};
+use crate::proto::SessionId;
+use crate::targets::Targets;
+use parking_lot::{Mutex, MutexGuard};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A byte stream that outlives the TCP connection it rides on.
+///
+/// Reads and writes as a `TcpStream` does. While there is no link, a write fills the ring and then waits, and a read
+/// waits; neither fails. An error means that the session is over.
+///
+/// Dropping the last handle closes the session: what was written is still delivered in the background, while the
+/// process lives. Call [`finish`](Session::finish) to be sure before the process ends.
+#[derive(Clone, Debug)]
+pub struct Session {
+    handle: Arc<Handle>,
+}
+
+/// What all clones share; the last one dropped lets go of the session.
+#[derive(Debug)]
+struct Handle {
+    engine: Arc<Engine>,
+    nonblocking: AtomicBool,
+    timeouts: Mutex<Timeouts>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Timeouts {
+    read: Option<Duration>,
+    write: Option<Duration>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.engine.release();
+    }
+}
+
+impl Session {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        let handle =
+            Handle { engine, nonblocking: AtomicBool::new(false), timeouts: Mutex::new(Timeouts::default()) };
+        Self { handle: Arc::new(handle) }
+    }
+
+    fn engine(&self) -> &Arc<Engine> {
+        &self.handle.engine
+    }
+
+    /// Opens a session with the default settings. `targets` is `host:port[,host:port ...]`.
+    ///
+    /// # Errors
+    /// As [`connect_with`](Self::connect_with).
+    pub fn connect(targets: &str) -> Result<Session> {
+        Self::connect_with(&targets.parse()?, &Arc::new(Config::default()))
+    }
+
+    /// Opens a session: returns when a link is up. The opening rides with the first bytes written, without a round
+    /// trip of its own; what the server says to it is found by the first read. To wait for it: [`established`].
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if no address can be reached, [`Error::Config`] for settings that cannot work,
+    /// [`Error::Refused`] and [`Error::Protocol`] if the server says no before any byte is sent (psk, tls).
+    ///
+    /// [`established`]: Session::established
+    pub fn connect_with(targets: &Targets, config: &Arc<Config>) -> Result<Session> {
+        config.check()?;
+        Ok(Session::new(reconnect::connect(targets, config)?))
+    }
+
+    /// Waits until the server has welcomed the session.
+    ///
+    /// # Errors
+    /// What the server said instead.
+    pub fn established(&self) -> Result<()> {
+        self.engine().flush();
+        while !self.engine().is_established() {
+            self.engine().check_alive()?;
+            match self.engine().link() {
+                Some(link) => {
+                    let _ = link.wait(true, false, Some(Duration::from_millis(50)));
+                    self.engine().pump_input();
+                }
+                None => {
+                    self.engine().wait_change(None, |ctl| ctl.link.is_some() || ctl.failure.is_some());
+                }
+            }
+        }
+        self.engine().check_alive()
+    }
+
+    /// Another handle to the same session.
+    ///
+    /// # Errors
+    /// Never; as `TcpStream::try_clone` it could.
+    pub fn try_clone(&self) -> io::Result<Session> {
+        Ok(self.clone())
+    }
+
+    /// The session's name, the same on both sides. In `open` security whoever knows it can resume the session.
+    pub fn id(&self) -> SessionId {
+        self.engine().id
+    }
+
+    /// A snapshot: bytes, outages, the link now.
+    pub fn info(&self) -> Info {
+        self.engine().info()
+    }
+
+    /// What happens to the session from now on.
+    pub fn events(&self) -> Events {
+        self.engine().events()
+    }
+
+    /// The other end of the present link, or of the last one.
+    ///
+    /// # Errors
+    /// `NotConnected` if there never was one.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.info().peer_addr.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Our end of the present link.
+    ///
+    /// # Errors
+    /// `NotConnected` while there is none.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.info().local_addr.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Ends one direction or both, across breaks: the peer reads the end after every byte before it.
+    ///
+    /// # Errors
+    /// The session has failed.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        self.engine().shutdown(how)
+    }
+
+    /// Ends our direction and returns when the peer has everything.
+    ///
+    /// # Errors
+    /// The session failed first.
+    pub fn finish(&self) -> Result<()> {
+        self.engine().shutdown(Shutdown::Write)?;
+        let mut wait = Duration::from_micros(100);
+        while !self.engine().is_delivered() {
+            self.engine().check_alive()?;
+            self.engine().flush();
+            self.engine().pump_input();
+            // The kernel does not tell when its queue is empty: ask, less and less often.
+            self.engine().wait_change(Some(Instant::now() + wait), |ctl| {
+                matches!(ctl.state, SessionState::Closed | SessionState::Failed)
+            });
+            wait = (wait * 2).min(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Drops the link of a quiet session until the next byte is written. False if the session is not quiet.
+    ///
+    /// # Errors
+    /// The session has failed, or this is the server's end: only a client can make links.
+    pub fn passivate(&self) -> Result<bool> {
+        self.engine().passivate()
+    }
+
+    /// Ends the session at once; both sides get an error, and what is not delivered is lost.
+    pub fn kill(&self) {
+        self.engine().fail(Error::Killed { id: self.engine().id });
+    }
+
+    /// Whether reads and writes return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// Never; as `TcpStream::set_nonblocking` it could.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.handle.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads fail with `TimedOut` after waiting so long. An outage counts as waiting.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a time of zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.handle.timeouts.lock().read = checked(timeout)?;
+        Ok(())
+    }
+
+    /// Writes fail with `TimedOut` after waiting so long.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a time of zero.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.handle.timeouts.lock().write = checked(timeout)?;
+        Ok(())
+    }
+
+    /// Room for up to `bytes_max` bytes right where they will be retained: fill it, then [`Reservation::commit`].
+    /// Saves the copy that `write` makes. At least one byte, possibly fewer than asked for.
+    ///
+    /// # Errors
+    /// As `write`.
+    pub fn reserve(&self, bytes_max: usize) -> io::Result<Reservation<'_>> {
+        let deadline = self.deadline(self.handle.timeouts.lock().write);
+        loop {
+            let mut tx = self.engine().tx();
+            let room_bytes = self.engine().reserve(&mut tx, bytes_max)?.len();
+            if room_bytes > 0 || bytes_max == 0 {
+                return Ok(Reservation { session: self, tx: Some(tx), bytes: room_bytes });
+            }
+            match self.engine().no_room(tx, None) {
+                Progress::Done(_) => {}
+                waiting => self.wait_to_write(waiting, deadline)?,
+            }
+        }
+    }
+
+    fn deadline(&self, timeout: Option<Duration>) -> Wait {
+        if self.handle.nonblocking.load(Ordering::Relaxed) {
+            return Wait::Not;
+        }
+        timeout.map_or(Wait::Forever, |timeout| Wait::Until(Instant::now() + timeout))
+    }
+
+    fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let timeout = if self.handle.timeouts.is_locked() { None } else { self.handle.timeouts.lock().read };
+        let wait = self.deadline(timeout);
+        // Without a limit the thread sleeps in recv, which costs one system call less.
+        let in_kernel = matches!(wait, Wait::Forever);
+        loop {
+            match self.engine().read(buffer, if in_kernel { Waiting::Block } else { Waiting::Never })? {
+                Progress::Done(count) => return Ok(count),
+                Progress::Wait(link) => {
+                    let left = wait.left()?;
+                    if !link.wait(true, false, left)? {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+                Progress::Stalled => {
+                    if !self.wait_for_link(&wait, true)? {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+            }
+        }
+    }
+
+    fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self.engine().write(bytes, None)? {
+            Progress::Done(count) => return Ok(count),
+            waiting => {
+                let wait = self.deadline(self.handle.timeouts.lock().write);
+                self.wait_to_write(waiting, wait)?;
+                loop {
+                    match self.engine().write(bytes, None)? {
+                        Progress::Done(count) => return Ok(count),
+                        waiting => self.wait_to_write(waiting, wait)?,
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait_to_write(&self, progress: Progress<usize>, wait: Wait) -> io::Result<()> {
+        let began = Instant::now();
+        let done = match progress {
+            Progress::Done(_) => true,
+            Progress::Wait(link) => link.wait(false, true, wait.left()?)?,
+            Progress::Stalled => self.wait_for_link(&wait, false)?,
+        };
+        self.engine().count_blocked(began.elapsed());
+        if done { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+
+    /// Waits for any change; spurious returns are fine.
+    fn wait_for_link(&self, wait: &Wait, reading: bool) -> io::Result<bool> {
+        // A stalled writer on a live link is woken by the helper; the limit is a safety net, not a pace.
+        let net = Instant::now() + Duration::from_millis(if reading { 500 } else { 20 });
+        let deadline = match wait.left()? {
+            Some(left) => (Instant::now() + left).min(net),
+            None => net,
+        };
+        self.engine().wait_change(Some(deadline), |ctl| reading && ctl.link.is_some() || ctl.failure.is_some());
+        Ok(wait.left().is_ok())
+    }
+}
+
+/// How long a call may wait.
+#[derive(Clone, Copy, Debug)]
+enum Wait {
+    Not,
+    Forever,
+    Until(Instant),
+}
+
+impl Wait {
+    /// The time that is left; `None` for no limit.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self {
+            Wait::Not => Err(io::ErrorKind::WouldBlock.into()),
+            Wait::Forever => Ok(None),
+            Wait::Until(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+            }
+        }
+    }
+}
+
+fn checked(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
+    if timeout == Some(Duration::ZERO) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a time-out of zero would never succeed"));
+    }
+    Ok(timeout)
+}
+
+impl Read for &Session {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_some(buffer)
+    }
+}
+
+impl Write for &Session {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_some(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.engine().flush();
+        Ok(self.engine().check_alive()?)
+    }
+}
+
+impl Read for Session {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_some(buffer)
+    }
+}
+
+impl Write for Session {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_some(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (&*self).flush()
+    }
+}
+
+/// Room in the ring, to be filled and committed. Other writers wait meanwhile; dropping it writes nothing.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    session: &'a Session,
+    tx: Option<MutexGuard<'a, Tx>>,
+    bytes: usize,
+}
+
+impl Reservation<'_> {
+    /// The first `bytes` of the room become part of the stream.
+    pub fn commit(mut self, bytes: usize) {
+        if let Some(tx) = self.tx.take() {
+            self.session.engine().commit(tx, bytes.min(self.bytes));
+        }
+    }
+}
+
+impl Deref for Reservation<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.tx.as_ref().map_or(&[], |tx| tx.sender.reserved())
+    }
+}
+
+impl DerefMut for Reservation<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.tx.as_mut().map_or(&mut [], |tx| tx.sender.reserved_mut())
+    }
+}

@@ -1,0 +1,411 @@
+//! The client's side of making links: what a shell asks before, between and after its system calls.
+//!
+//! # Contract
+//! For every attempt: connect a socket, [`client_link`](Engine::client_link), under TLS drive
+//! [`Link::handshake`] to its end, then [`client_begin`](Engine::client_begin). [`Begun::Installed`]: the link is in
+//! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
+//! [`client_feed`](Engine::client_feed) gives a [`Verdict`].
+
+use super::switch::PeerPosition;
+use super::{Engine, EventKind, Link, SessionState, set_link_options};
+use crate::config::{AckMode, Config, Security};
+use crate::error::{Error, Result};
+use crate::proto::{
+    BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, Hello, HandshakeError, Intent,
+    LinkMode, Refusal, SessionId, Welcomed,
+};
+use crate::sys;
+use crate::targets::Targets;
+use outlast_stream::Backoff;
+use rand::RngExt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the attempts of one session remember from each other.
+#[derive(Debug)]
+pub(crate) struct ClientState {
+    /// Mode for the next link; changes from `kernel` to `inband` when a path is not direct.
+    mode: LinkMode,
+    auto: bool,
+    /// Numbers given to links so far.
+    epochs: u64,
+    /// The nonce of all openings of this session (over TLS it becomes the session's key).
+    open_nonce: [u8; 32],
+}
+
+impl ClientState {
+    pub(crate) fn new(config: &Config) -> Self {
+        let tls = matches!(config.security, Security::Tls(_));
+        let (mode, auto) = match config.ack {
+            AckMode::Fixed(mode) => (mode, false),
+            AckMode::Auto if tls => (LinkMode::Inband, false),
+            AckMode::Auto => (LinkMode::Kernel, true),
+        };
+        Self { mode, auto, epochs: 0, open_nonce: rand::rng().random() }
+    }
+}
+
+/// A name for a new session.
+pub(crate) fn new_session_id() -> SessionId {
+    SessionId::from_bytes(rand::rng().random())
+}
+
+/// How a link begins its service.
+pub(crate) enum Begun {
+    /// At once.
+    Installed,
+    /// After the handshake: send these bytes first.
+    Shake(Box<Shake>),
+}
+
+/// A handshake under way, outside of the session.
+#[derive(Debug)]
+pub(crate) struct Shake {
+    handshake: ClientHandshake,
+    /// To be sent.
+    pub(crate) output: Vec<u8>,
+    input: Vec<u8>,
+    read_bytes: u64,
+}
+
+/// What became of an attempt.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// More has to be received (and `output` sent).
+    More(Box<Shake>),
+    /// The link is in service.
+    Installed,
+    /// Try again, for instance in another mode.
+    Again {
+        /// Why this attempt failed.
+        error: String,
+        /// Not before so long has passed; zero: at once.
+        after: Duration,
+    },
+    /// The session has failed.
+    Fatal(Error),
+}
+
+impl Engine {
+    /// A link from a connected socket, numbered, with TLS around it if so configured.
+    pub(crate) fn client_link(&self, socket: socket2::Socket, target: &str) -> Result<Arc<Link>> {
+        set_link_options(&socket, self.config.detect_timeout)?;
+        let tls = match &self.config.security {
+            Security::Tls(tls) => Some(client_tls(tls, target)?),
+            Security::Open | Security::Psk(_) => None,
+        };
+        let (epoch, mode) = {
+            let mut ctl = self.ctl.lock();
+            ctl.client.epochs += 1;
+            (ctl.client.epochs, ctl.client.mode)
+        };
+        if mode == LinkMode::Window {
+            let bytes = self.config.window_buffer_bytes;
+            let pinned = socket.set_send_buffer_size(bytes).and_then(|()| socket.set_recv_buffer_size(bytes));
+            pinned.map_err(|error| Error::system("set socket buffers", &error))?;
+        }
+        let link = Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
+        Ok(Arc::new(link))
+    }
+
+    /// The link is connected (and encrypted): takes the old one out of service and begins the handshake.
+    pub(crate) fn client_begin(&self, link: &Arc<Link>) -> Result<Begun> {
+        let mut ctl = self.ctl.lock();
+        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            return Err(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
+        }
+        let position = self.retire(&mut ctl, "replaced by a new link");
+        let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
+        let direct = link.mode().needs_direct_path() && sys::has_timestamps(&**link);
+        let mut hello = Hello::open(self.id, link.mode());
+        hello.epoch = link.epoch;
+        hello.intent = if ctl.welcomed { Intent::Resume } else { Intent::Open };
+        hello.auto = ctl.client.auto;
+        hello.next_offset = position.next_offset;
+        hello.retained_offset = position.retained_offset;
+        hello.sent_offset = position.sent_offset;
+        hello.end_offset = position.end_offset;
+        hello.send_buffer_bytes = send_buffer_bytes;
+        hello.receive_buffer_bytes = receive_buffer_bytes;
+        hello.direct_proof = if direct { sys::tcp_timestamp(&**link).ok() } else { None };
+        hello.source_port = Some(link.local_addr.port());
+        hello.udp_port = (link.mode() == LinkMode::Udp).then(super::udp::local_port).flatten();
+        let key = ctl.key.clone();
+        let credentials = match &self.config.security {
+            Security::Open => Credentials::Open,
+            Security::Psk(psk) => Credentials::Psk { psk: psk.clone(), key },
+            Security::Tls(_) => {
+                let binding = link.exporter(BINDING_LABEL).ok_or_else(|| self.protocol_error(link, "no tls keys"))?;
+                Credentials::Tls { binding, key }
+            }
+        };
+        let nonce = if ctl.welcomed || matches!(self.config.security, Security::Psk(_)) {
+            rand::rng().random()
+        } else {
+            ctl.client.open_nonce
+        };
+        let handshake = ClientHandshake::new(hello, credentials, nonce)
+            .map_err(|error| self.protocol_error(link, &error.to_string()))?;
+        let output = handshake.start().to_vec();
+        if !handshake.carries_early_data() {
+            let shake = Shake { handshake, output, input: Vec::new(), read_bytes: 0 };
+            return Ok(Begun::Shake(Box::new(shake)));
+        }
+        // PROTOCOL 3.2: the first link carries data at once.
+        let nothing =
+            PeerPosition { next_offset: 0, end_offset: None, receive_buffer_bytes: 0, rest: &[], read_bytes: 0 };
+        self.install(&mut ctl, link, &nothing, &output, Some(Box::new(handshake)))?;
+        drop(ctl);
+        self.flush_with_first_write();
+        self.wake_all();
+        Ok(Begun::Installed)
+    }
+
+    /// More was received in a handshake.
+    pub(crate) fn client_feed(&self, mut shake: Box<Shake>, link: &Arc<Link>, bytes: &[u8]) -> Verdict {
+        shake.input.extend_from_slice(bytes);
+        shake.read_bytes += bytes.len() as u64;
+        loop {
+            match shake.handshake.feed(&shake.input) {
+                ClientStep::NeedMore if shake.input.len() > HANDSHAKE_BYTES_MAX => {
+                    return Verdict::Fatal(self.protocol_error(link, "an endless handshake"));
+                }
+                ClientStep::NeedMore => return Verdict::More(shake),
+                ClientStep::Send { bytes, consumed_bytes } => {
+                    shake.output.extend_from_slice(&bytes);
+                    shake.input.drain(..consumed_bytes.min(shake.input.len()));
+                }
+                ClientStep::Welcomed(welcomed) => return self.client_welcomed(*welcomed, link, &shake),
+                other => return self.client_refused(&other, link),
+            }
+        }
+    }
+
+    fn client_welcomed(&self, welcomed: Welcomed, link: &Arc<Link>, shake: &Shake) -> Verdict {
+        let mut ctl = self.ctl.lock();
+        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            return Verdict::Fatal(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
+        }
+        let welcome = &welcomed.welcome;
+        let position = self.position();
+        if welcome.retained_offset > position.next_offset {
+            drop(ctl);
+            return self.fatal(Error::BytesMissing {
+                id: self.id,
+                missing_bytes: welcome.retained_offset - position.next_offset,
+                delivered_offset: position.next_offset,
+            });
+        }
+        ctl.key = welcomed.session_key.clone().or_else(|| ctl.key.take());
+        ctl.welcomed = true;
+        ctl.peer_udp_port = welcome.udp_port;
+        let peer = PeerPosition {
+            next_offset: welcome.next_offset,
+            end_offset: welcome.end_offset,
+            receive_buffer_bytes: welcome.receive_buffer_bytes,
+            rest: shake.input.get(welcomed.consumed_bytes..).unwrap_or_default(),
+            read_bytes: shake.read_bytes,
+        };
+        match self.install(&mut ctl, link, &peer, &[], None) {
+            Ok(()) => {
+                drop(ctl);
+                self.resume_io();
+                Verdict::Installed
+            }
+            Err(error) => {
+                drop(ctl);
+                self.fatal(error)
+            }
+        }
+    }
+
+    fn client_refused(&self, step: &ClientStep, link: &Arc<Link>) -> Verdict {
+        match step {
+            ClientStep::Refused(refusal) => self.refused(*refusal, link),
+            ClientStep::Failed(error) => {
+                // Before the first Welcome a wrong peer is a wrong address; later something is in the way.
+                let welcomed = self.ctl.lock().welcomed;
+                if welcomed && matches!(error, HandshakeError::Wire(_)) {
+                    return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
+                }
+                self.fatal(self.protocol_error(link, &error.to_string()))
+            }
+            ClientStep::NeedMore | ClientStep::Send { .. } | ClientStep::Welcomed(_) => {
+                Verdict::Again { error: "handshake out of order".into(), after: Duration::ZERO }
+            }
+        }
+    }
+
+    fn refused(&self, refusal: Refusal, link: &Arc<Link>) -> Verdict {
+        let error = Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal };
+        {
+            let mut ctl = self.ctl.lock();
+            if refusal == Refusal::NotDirect && ctl.client.auto {
+                tracing::info!(session = %self.id, peer = %link.peer_addr, "the path is not direct: using inband");
+                ctl.client.auto = false;
+                ctl.client.mode = LinkMode::Inband;
+                return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
+            }
+            if let Refusal::StaleEpoch { current } = refusal {
+                // Another attempt of ours got there first, or its Welcome was lost.
+                ctl.client.epochs = ctl.client.epochs.max(current);
+                return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
+            }
+            if refusal.is_passing() && ctl.welcomed {
+                let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or(1000));
+                return Verdict::Again { error: error.to_string(), after };
+            }
+        }
+        self.fatal(error)
+    }
+
+    fn fatal(&self, error: Error) -> Verdict {
+        self.fail(error.clone());
+        Verdict::Fatal(error)
+    }
+
+    fn protocol_error(&self, link: &Link, what: &str) -> Error {
+        Error::Protocol { peer: link.peer_addr.to_string(), what: what.to_owned() }
+    }
+
+    /// The handshake of an opening link that is in service already has ended.
+    pub(crate) fn handshake_ended(&self, link: &Arc<Link>, end: super::rx::HandshakeEnd) {
+        match end {
+            Ok(welcomed) => self.opened(link, &welcomed),
+            Err(step) => match self.client_refused(&step, link) {
+                Verdict::Again { error, .. } => self.lost(link, &error),
+                Verdict::Fatal(_) | Verdict::Installed | Verdict::More(_) => {}
+            },
+        }
+    }
+
+    fn opened(&self, link: &Arc<Link>, welcomed: &Welcomed) {
+        let mut ctl = self.ctl.lock();
+        if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
+            return;
+        }
+        let welcome = &welcomed.welcome;
+        ctl.welcomed = true;
+        ctl.key = welcomed.session_key.clone();
+        ctl.peer_udp_port = welcome.udp_port;
+        {
+            let mut tx = self.tx.lock();
+            let window = self.window_bytes(link, welcome.receive_buffer_bytes);
+            tx.sender.confirm(window);
+            let mut rx = self.rx.lock();
+            rx.awaiting = None;
+            rx.link = Some(link.clone());
+        }
+        self.mark_connected(&mut ctl, link, 0);
+        drop(ctl);
+        self.wake_all();
+    }
+
+    /// A socket to connect to `address` with.
+    pub(crate) fn client_socket(&self, address: SocketAddr) -> Result<socket2::Socket> {
+        let failed = |error: io::Error| Error::system("make a socket", &error);
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP)).map_err(failed)?;
+        if let Some(local) = self.config.local_address {
+            socket.bind(&local.into()).map_err(|error| Error::system("bind the local address", &error))?;
+        }
+        Ok(socket)
+    }
+
+    /// TLS could not be agreed on: a wrong peer at first, something in the way later.
+    pub(crate) fn tls_failed(&self, link: &Link, error: &io::Error) -> Verdict {
+        if self.ctl.lock().welcomed {
+            return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
+        }
+        self.fatal(self.protocol_error(link, &format!("tls: {error}")))
+    }
+
+    /// Whether the last refusal changed the mode, so that another attempt at once makes sense.
+    pub(crate) fn has_other_mode(&self) -> bool {
+        let ctl = self.ctl.lock();
+        self.config.ack == AckMode::Auto && !ctl.client.auto && !ctl.welcomed
+    }
+
+    /// Whether the server has welcomed the session.
+    pub(crate) fn is_established(&self) -> bool {
+        self.ctl.lock().welcomed
+    }
+
+    /// Claims the making of a new link. False if somebody is at it, or the session is over.
+    pub(crate) fn begin_reconnecting(&self) -> bool {
+        let mut ctl = self.ctl.lock();
+        let over = matches!(ctl.state, SessionState::Closed | SessionState::Failed | SessionState::Passive);
+        !over && !std::mem::replace(&mut ctl.reconnecting, true)
+    }
+
+    /// A fresh back-off for one outage.
+    pub(crate) fn backoff(&self) -> Backoff {
+        let seed = self.config.seed.unwrap_or_else(|| rand::rng().random());
+        Backoff::new(self.config.backoff_base, self.config.backoff_max, seed)
+    }
+
+    /// Sleeps between two attempts, unless the network changes or the session ends.
+    pub(crate) fn wait_backoff(&self, delay: Duration) {
+        let deadline = std::time::Instant::now() + delay;
+        let hurry = self.ctl.lock().hurry;
+        self.wait_change(Some(deadline), |ctl| ctl.failure.is_some() || ctl.hurry != hurry);
+    }
+
+    /// The network changed: whoever waits to try again does so now.
+    pub(crate) fn interrupt_backoff(&self) {
+        self.ctl.lock().hurry += 1;
+        self.changed.notify_all();
+        self.hurry.notify_waiters();
+    }
+
+    /// An attempt failed: says so.
+    pub(crate) fn note_retry(&self, attempt: u32, error: &str, next: Duration) {
+        let ctl = self.ctl.lock();
+        self.emit(&ctl, EventKind::Retry { attempt, error: error.to_owned(), next });
+    }
+
+    /// Whether the kernel would now choose another source address for the peer than the present link has, or cannot
+    /// reach it at all.
+    pub(crate) fn path_changed(&self) -> bool {
+        let Some(link) = self.link() else { return true };
+        match source_address_for(link.peer_addr) {
+            Ok(address) => address.ip() != link.local_addr.ip(),
+            Err(_) => false,
+        }
+    }
+
+    /// Texts for an error about all addresses.
+    pub(crate) fn give_up(&self, targets: &Targets, last: String) -> Error {
+        let patience = match self.config.patience {
+            crate::config::Patience::For(limit) => limit,
+            crate::config::Patience::Forever => Duration::MAX,
+        };
+        let tx = self.tx.lock();
+        let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
+        Error::PatienceExhausted { targets: targets.to_string(), patience, last, unacked_bytes }
+    }
+}
+
+/// Which address the host would send from: a connected datagram socket sends nothing.
+fn source_address_for(peer: SocketAddr) -> io::Result<SocketAddr> {
+    let any: SocketAddr = match peer {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let socket = std::net::UdpSocket::bind(any)?;
+    socket.connect(peer)?;
+    socket.local_addr()
+}
+
+fn client_tls(tls: &crate::config::TlsConfig, target: &str) -> Result<rustls::Connection> {
+    let config =
+        tls.client.clone().ok_or_else(|| Error::Config("tls is wanted, but there is no client configuration".into()))?;
+    let name = tls.server_name.clone().unwrap_or_else(|| Targets::host_of(target).to_owned());
+    let server_name = rustls_pki_types::ServerName::try_from(name.clone())
+        .map_err(|_| Error::Config(format!("{name:?} cannot be a name in a certificate")))?;
+    rustls::ClientConnection::new(config, server_name)
+        .map(rustls::Connection::Client)
+        .map_err(|error| Error::Config(format!("cannot start tls: {error}")))
+}

@@ -1,0 +1,205 @@
+//! How a session ends: in order, by an error, or because the application lets go.
+
+use super::{Ctl, Engine, EventKind, Helper, SessionState};
+use crate::error::{Error, Result};
+use crate::proto::{Frame, LinkMode};
+use crate::sys;
+use parking_lot::MutexGuard;
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Engine {
+    /// Ends one direction or both: no more writes, or no more reads.
+    pub(crate) fn shutdown(&self, how: Shutdown) -> Result<()> {
+        if how != Shutdown::Read {
+            let mut tx = self.tx.lock();
+            if let Some(failure) = &tx.failure {
+                return Err(failure.clone());
+            }
+            tx.sender.end();
+            drop(tx);
+            self.flush();
+            self.wake_passive();
+        }
+        if how != Shutdown::Write {
+            let waker = {
+                let mut rx = self.rx.lock();
+                rx.shut = true;
+                rx.drop_input();
+                rx.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the peer has everything, the end included.
+    pub(crate) fn is_delivered(&self) -> bool {
+        let mut tx = self.tx.lock();
+        self.learn_acked(&mut tx);
+        tx.sender.is_delivered()
+    }
+
+    /// Whether the session is over: closed in order or failed.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.ctl.lock().state, SessionState::Closed | SessionState::Failed)
+    }
+
+    /// Concludes the session if both directions have ended and arrived. True if it is over.
+    pub(crate) fn check_over(&self) -> bool {
+        let ctl = self.ctl.lock();
+        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            return true;
+        }
+        let done = {
+            let mut tx = self.tx.lock();
+            if !tx.sender.is_ended() {
+                return false;
+            }
+            self.learn_acked(&mut tx);
+            // A reader may be asleep with the lock: then the peer's end has not been read.
+            tx.sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete())
+        };
+        if done {
+            self.conclude(ctl);
+        }
+        done
+    }
+
+    /// Everything arrived on both sides: closes the link in order.
+    pub(crate) fn conclude(&self, mut ctl: MutexGuard<'_, Ctl>) {
+        ctl.state = SessionState::Closed;
+        let link = ctl.link.take();
+        if let Some(link) = link {
+            self.tx.lock().link = None;
+            link.kill();
+            self.rx.lock().link = None;
+            // Both FINs are through: close says nothing more.
+            let _ = sys::reset_on_close(&*link, false);
+            ctl.last_peer = Some(link.peer_addr);
+        }
+        self.emit(&ctl, EventKind::Closed);
+        self.finish_up(ctl);
+    }
+
+    /// The session cannot go on: everybody gets `error`, the link is reset, the peer is told if possible.
+    pub(crate) fn fail(&self, error: Error) {
+        let mut ctl = self.ctl.lock();
+        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            return;
+        }
+        ctl.state = SessionState::Failed;
+        ctl.failure = Some(error.clone());
+        if let Some(link) = ctl.link.take() {
+            let mut tx = self.tx.lock();
+            if tx.sender.can_push_frame() {
+                let reason = error.to_string();
+                tx.sender.push_frame(&Frame::reset(&reason), self.received_offset.load(Ordering::Relaxed));
+                let _ = self.flush_locked(&mut tx);
+            }
+            tx.link = None;
+            drop(tx);
+            // The default of reset_on_close holds: closing resets the connection.
+            link.kill();
+            ctl.last_peer = Some(link.peer_addr);
+        }
+        self.tx.lock().failure = Some(error.clone());
+        {
+            let mut rx = self.rx.lock();
+            rx.failure = Some(error.clone());
+            rx.link = None;
+        }
+        if let Some(at) = ctl.lost_at.take() {
+            let pause = at.elapsed();
+            ctl.pause_longest = ctl.pause_longest.max(pause);
+            ctl.pause_total += pause;
+        }
+        self.emit(&ctl, EventKind::Failed(error));
+        self.finish_up(ctl);
+    }
+
+    fn finish_up(&self, mut ctl: MutexGuard<'_, Ctl>) {
+        let hooks = ctl.hooks.take();
+        ctl.events = None;
+        self.changed.notify_all();
+        drop(ctl);
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.over(&engine);
+        }
+        self.wake_all();
+    }
+
+    /// The application lets go of the session. What it wrote is still delivered, in the background if need be.
+    pub(crate) fn release(self: &Arc<Self>) {
+        self.ctl.lock().released = true;
+        // An error was reported when it happened.
+        let _ = self.shutdown(Shutdown::Both);
+        if !self.check_over() {
+            Helper::get().linger(self);
+        }
+    }
+
+    /// In the background, after the application has let go. True when there is nothing left to do.
+    pub(crate) fn linger_step(&self) -> bool {
+        if self.is_over() {
+            return true;
+        }
+        self.flush();
+        self.pump_input();
+        self.check_over()
+    }
+
+    /// The peer has everything and does not end its side: closes as TCP closes an orphan.
+    pub(crate) fn give_up_lingering(&self) {
+        self.conclude(self.ctl.lock());
+    }
+
+    /// `inband`: tells the peer what was read.
+    pub(crate) fn send_ack(&self) {
+        self.send_control(None);
+    }
+
+    /// `inband`: the end of the peer's stream has arrived.
+    pub(crate) fn send_end_ack(&self) {
+        self.send_control(Some(Frame::EndAck));
+    }
+
+    /// `inband`: answers a ping.
+    pub(crate) fn send_pong(&self, token: u64) {
+        self.send_control(Some(Frame::Pong { token }));
+    }
+
+    fn send_control(&self, frame: Option<Frame<'_>>) {
+        let consumed_offset = self.received_offset.load(Ordering::Acquire);
+        let mode = {
+            let mut tx = self.tx.lock();
+            let Some(link) = &tx.link else { return };
+            let mode = link.mode();
+            if mode == LinkMode::Inband {
+                // What is being sent carries the acknowledgement along.
+                let piggybacked = frame.is_none() && tx.sender.pending_bytes() > 0;
+                if !piggybacked {
+                    tx.sender.push_frame(&frame.unwrap_or(Frame::Ack), consumed_offset);
+                }
+            }
+            mode
+        };
+        match mode {
+            LinkMode::Inband => self.flush(),
+            LinkMode::Udp => self.send_datagram_ack(),
+            LinkMode::Kernel | LinkMode::Window => {}
+        }
+        self.ack_told_offset.fetch_max(consumed_offset, Ordering::Relaxed);
+    }
+
+    /// Whether the peer should hear what was read since it heard last.
+    pub(crate) fn owes_ack(&self) -> bool {
+        self.received_offset.load(Ordering::Acquire) > self.ack_told_offset.load(Ordering::Relaxed)
+            && self.tx.try_lock().is_some_and(|tx| {
+                tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer())
+            })
+    }
+}

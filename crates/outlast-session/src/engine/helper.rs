@@ -1,0 +1,398 @@
+//! The one thread that works for sessions while their applications look away.
+//!
+//! Started when the first session needs it, one for the whole process, in both shells. It
+//! * sends what small writes left in the ring, at most [`flush_delay`](crate::Config::flush_delay) after them;
+//! * goes on sending when a full link can take more;
+//! * takes acknowledgements in while a writer waits for room and nobody reads;
+//! * sees sessions to their end that the application has let go of;
+//! * gives the memory of idle rings back, once, and then leaves them alone;
+//! * hears of address and route changes and tells the clients;
+//! * lets detached sessions expire.
+//!
+//! It sleeps without a time-out when there is nothing of that to do: an idle session causes no wake-ups.
+
+use super::server::Acceptor;
+use super::{Engine, Link};
+use crate::sys::RouteWatch;
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Registry, Token, Waker};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// How often what was joined is sent, and sessions that were let go of are looked at.
+const TICK: Duration = Duration::from_millis(1);
+/// So many ticks without work, and the ticking stops: restarting it costs a system call and a thread switch.
+const QUIET_TICKS_MAX: u32 = 100;
+/// How often sessions that have sent something are checked for having fallen idle, and detached ones for their age.
+const IDLE_CHECK: Duration = Duration::from_millis(500);
+/// After so many ticks a session that was let go of is watched instead of polled.
+const LINGER_TICKS_MAX: u32 = 4;
+/// A session that was let go of and whose peer does not end its side is given up after this time, as TCP does with
+/// orphaned connections (tcp_fin_timeout).
+const LINGER_MAX: Duration = Duration::from_secs(60);
+
+const WAKE: Token = Token(0);
+const ROUTES: Token = Token(1);
+const FIRST_WATCH: usize = 2;
+
+/// What the thread is asked to do.
+#[derive(Debug, Default)]
+struct Requests {
+    flush: Vec<Weak<Engine>>,
+    idle: Vec<Weak<Engine>>,
+    linger: Vec<(Arc<Engine>, Instant, u32)>,
+    watch: Vec<(Weak<Engine>, Arc<Link>, bool)>,
+    acceptors: Vec<Weak<Acceptor>>,
+    clients: Vec<Weak<Engine>>,
+}
+
+/// The handle to the thread.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    requests: Mutex<Requests>,
+    /// The thread looks at the requests every tick: no need to wake it.
+    ticking: AtomicBool,
+    waker: Option<Waker>,
+}
+
+static HELPER: OnceLock<&'static Helper> = OnceLock::new();
+
+impl Helper {
+    /// The process's helper, started if need be.
+    pub(crate) fn get() -> &'static Helper {
+        HELPER.get_or_init(Self::start)
+    }
+
+    fn start() -> &'static Helper {
+        let poll = Poll::new();
+        let waker = poll.as_ref().ok().and_then(|poll| Waker::new(poll.registry(), WAKE).ok());
+        let helper: &'static Helper = Box::leak(Box::new(Helper {
+            requests: Mutex::new(Requests::default()),
+            ticking: AtomicBool::new(false),
+            waker,
+        }));
+        let spawned = poll.map(|poll| {
+            std::thread::Builder::new()
+                .name("outlast-helper".into())
+                .spawn(move || Thread::new(helper, poll).run())
+        });
+        match spawned {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) | Err(error) => {
+                // Sessions work on, without joining of writes and without background resending.
+                tracing::error!(%error, "cannot start the helper thread");
+            }
+        }
+        helper
+    }
+
+    fn ask(&self, urgent: bool, request: impl FnOnce(&mut Requests)) {
+        request(&mut self.requests.lock());
+        if (urgent || !self.ticking.load(Ordering::Acquire))
+            && let Some(waker) = &self.waker
+            && let Err(error) = waker.wake()
+        {
+            tracing::error!(%error, "cannot wake the helper thread");
+        }
+    }
+
+    /// Flush (and acknowledge) at the next tick.
+    pub(crate) fn flush_soon(&self, engine: &Engine) {
+        if !engine.flush_listed.swap(true, Ordering::AcqRel) {
+            self.ask(false, |requests| requests.flush.push(engine.weak()));
+        }
+    }
+
+    /// Look whether the session has fallen idle, in a while. The caller has set `idle_listed`.
+    pub(crate) fn watch_idle(&self, engine: &Engine) {
+        self.ask(false, |requests| requests.idle.push(engine.weak()));
+    }
+
+    /// A writer waits for the peer.
+    pub(crate) fn watch_stalled(&self, engine: &Engine) {
+        self.flush_soon(engine);
+    }
+
+    /// Go on sending when `link` can take more.
+    pub(crate) fn watch_writable(&self, engine: &Engine, link: &Arc<Link>) {
+        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), true)));
+    }
+
+    /// See a session to its end.
+    pub(crate) fn linger(&self, engine: &Arc<Engine>) {
+        self.ask(false, |requests| requests.linger.push((engine.clone(), Instant::now(), 0)));
+    }
+
+    /// Let this listener's detached sessions expire.
+    pub(crate) fn watch_expiry(&self, acceptor: &Arc<Acceptor>) {
+        self.ask(false, |requests| requests.acceptors.push(Arc::downgrade(acceptor)));
+    }
+
+    /// Tell this client when the network changes.
+    pub(crate) fn watch_network(&self, engine: &Engine) {
+        self.ask(false, |requests| requests.clients.push(engine.weak()));
+    }
+}
+
+/// What only the thread itself touches.
+struct Thread {
+    helper: &'static Helper,
+    poll: Poll,
+    routes: Option<RouteWatch>,
+    watches: HashMap<usize, (Weak<Engine>, Arc<Link>, bool)>,
+    next_watch: usize,
+    idle: Vec<Weak<Engine>>,
+    lingering: Vec<(Arc<Engine>, Instant, u32)>,
+    acceptors: Vec<Weak<Acceptor>>,
+    clients: Vec<Weak<Engine>>,
+    next_idle_check: Instant,
+    quiet_ticks: u32,
+}
+
+impl Thread {
+    fn new(helper: &'static Helper, poll: Poll) -> Self {
+        Self {
+            helper,
+            poll,
+            routes: None,
+            watches: HashMap::new(),
+            next_watch: FIRST_WATCH,
+            idle: Vec::new(),
+            lingering: Vec::new(),
+            acceptors: Vec::new(),
+            clients: Vec::new(),
+            next_idle_check: Instant::now() + IDLE_CHECK,
+            quiet_ticks: 0,
+        }
+    }
+
+    fn run(mut self) {
+        let mut events = mio::Events::with_capacity(256);
+        loop {
+            let timeout = self.timeout();
+            if let Err(error) = self.poll.poll(&mut events, timeout)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "the helper thread cannot wait for events");
+                return;
+            }
+            for event in &events {
+                match event.token() {
+                    WAKE => {}
+                    ROUTES => self.network_changed(),
+                    Token(watch) => self.ready(watch),
+                }
+            }
+            self.tick();
+        }
+    }
+
+    /// Until when to sleep. Ticks while there is work; the flag tells others not to wake this thread meanwhile.
+    fn timeout(&mut self) -> Option<Duration> {
+        if self.quiet_ticks < QUIET_TICKS_MAX {
+            self.helper.ticking.store(true, Ordering::Release);
+            return Some(TICK);
+        }
+        self.helper.ticking.store(false, Ordering::Release);
+        let waiting = {
+            let requests = self.helper.requests.lock();
+            // A request that came before the flag was lowered woke nobody.
+            !requests.flush.is_empty() || !requests.linger.is_empty() || !requests.idle.is_empty()
+        };
+        if waiting {
+            return Some(Duration::ZERO);
+        }
+        let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
+        checking.then(|| self.next_idle_check.saturating_duration_since(Instant::now()).max(TICK))
+    }
+
+    fn tick(&mut self) {
+        let (flush, watch) = {
+            let mut requests = self.helper.requests.lock();
+            self.idle.append(&mut requests.idle);
+            self.lingering.append(&mut requests.linger);
+            self.acceptors.append(&mut requests.acceptors);
+            if !requests.clients.is_empty() {
+                self.clients.append(&mut requests.clients);
+            }
+            (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch))
+        };
+        if !self.clients.is_empty() && self.routes.is_none() {
+            self.open_routes();
+        }
+        let busy = !flush.is_empty() || !watch.is_empty();
+        for (engine, link, write) in watch {
+            self.watch(engine, link, write);
+        }
+        for engine in flush {
+            if let Some(engine) = engine.upgrade() {
+                engine.flush_listed.store(false, Ordering::Release);
+                self.look_after(&engine);
+            }
+        }
+        let busy = self.linger() || busy;
+        self.quiet_ticks = if busy { 0 } else { self.quiet_ticks.saturating_add(1) };
+        if Instant::now() >= self.next_idle_check {
+            self.next_idle_check = Instant::now() + IDLE_CHECK;
+            self.idle.retain(|engine| engine.upgrade().is_some_and(|engine| !engine.fell_idle()));
+            self.idle.shrink_to(64);
+            self.acceptors.retain(|acceptor| acceptor.upgrade().is_some_and(|acceptor| acceptor.expire()));
+            self.clients.retain(|client| client.strong_count() > 0);
+        }
+    }
+
+    /// Flushes, acknowledges, and looks for acknowledgements if a writer waits for them.
+    fn look_after(&mut self, engine: &Arc<Engine>) {
+        if engine.owes_ack() {
+            engine.send_ack();
+        } else {
+            engine.flush();
+        }
+        if engine.writer_waits.load(Ordering::Acquire) && !engine.make_room() {
+            // Look again at the next tick: the application has nothing else to wait for.
+            self.helper.flush_soon(engine);
+        }
+    }
+
+    fn watch(&mut self, engine: Weak<Engine>, link: Arc<Link>, write: bool) {
+        let watch = self.next_watch;
+        self.next_watch = self.next_watch.checked_add(1).unwrap_or(FIRST_WATCH);
+        let interest = if write { Interest::WRITABLE } else { Interest::READABLE };
+        let fd = link.as_fd().as_raw_fd();
+        let result = self.poll.registry().register(&mut SourceFd(&fd), Token(watch), interest);
+        match result {
+            Ok(()) => {
+                self.watches.insert(watch, (engine, link, write));
+            }
+            // Watched already, for the same reason or a weaker one.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => tracing::warn!(%error, "cannot watch a link"),
+        }
+    }
+
+    fn ready(&mut self, watch: usize) {
+        let Some((engine, link, write)) = self.watches.remove(&watch) else { return };
+        deregister(self.poll.registry(), &link);
+        let Some(engine) = engine.upgrade() else { return };
+        if write {
+            engine.flush();
+        } else if !engine.linger_step() && !link.is_dead() {
+            self.watch(Arc::downgrade(&engine), link, false);
+        }
+    }
+
+    /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.
+    fn linger(&mut self) -> bool {
+        let mut young = false;
+        let mut watch = Vec::new();
+        self.lingering.retain_mut(|(engine, since, ticks)| {
+            *ticks = ticks.saturating_add(1);
+            let due = *ticks <= LINGER_TICKS_MAX || ticks.is_power_of_two() || *ticks % 256 == 0;
+            if !due {
+                return true;
+            }
+            if engine.linger_step() {
+                return false;
+            }
+            if since.elapsed() >= LINGER_MAX && engine.is_delivered() {
+                engine.give_up_lingering();
+                return false;
+            }
+            if *ticks == LINGER_TICKS_MAX
+                && let Some(link) = engine.link()
+            {
+                watch.push((Arc::downgrade(engine), link, false));
+            }
+            young |= *ticks < LINGER_TICKS_MAX;
+            true
+        });
+        for (engine, link, write) in watch {
+            self.watch(engine, link, write);
+        }
+        young
+    }
+
+    fn open_routes(&mut self) {
+        match RouteWatch::open() {
+            Ok(routes) => {
+                let fd = routes.as_fd().as_raw_fd();
+                if let Err(error) =
+                    self.poll.registry().register(&mut SourceFd(&fd), ROUTES, Interest::READABLE)
+                {
+                    tracing::warn!(%error, "cannot watch address and route changes");
+                }
+                self.routes = Some(routes);
+            }
+            Err(error) => {
+                tracing::info!(%error, "address and route changes will not be noticed");
+                self.clients.clear();
+            }
+        }
+    }
+
+    fn network_changed(&mut self) {
+        if self.routes.as_ref().is_some_and(RouteWatch::drain) {
+            for client in self.clients.iter().filter_map(Weak::upgrade) {
+                client.network_changed();
+            }
+        }
+    }
+}
+
+fn deregister(registry: &Registry, link: &Link) {
+    let fd = link.as_fd().as_raw_fd();
+    // Gone already if the descriptor was closed: then there is nothing to undo.
+    let _ = registry.deregister(&mut SourceFd(&fd));
+}
+
+impl Engine {
+    /// For a writer that waits: acknowledgements are looked for. True if there is room now.
+    fn make_room(&self) -> bool {
+        self.pump_input();
+        let room = {
+            let mut tx = self.tx();
+            self.learn_acked(&mut tx);
+            tx.sender.room_bytes() > 0
+        };
+        if room || self.is_over() {
+            self.writer_waits.store(false, Ordering::Release);
+            self.wake_all();
+            return true;
+        }
+        false
+    }
+
+    /// True if everything is acknowledged and nothing was sent for a while: the ring's memory is given back, and
+    /// the helper forgets the session until it sends again.
+    fn fell_idle(&self) -> bool {
+        let Some(mut tx) = self.tx.try_lock() else { return false };
+        let end_offset = tx.sender.end_offset();
+        if tx.idle_end_offset != end_offset {
+            tx.idle_end_offset = end_offset;
+            return false;
+        }
+        self.learn_acked(&mut tx);
+        let idle = tx.sender.retained_bytes() == 0;
+        if idle {
+            tx.sender.shrink();
+        }
+        // Without a link there is nothing to learn; the next link lists the session again.
+        if idle || tx.link.is_none() || tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer()) {
+            self.idle_listed.store(false, Ordering::Release);
+            return true;
+        }
+        false
+    }
+
+    fn network_changed(&self) {
+        let hooks = self.ctl().hooks.clone();
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.network_changed(&engine);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! One TCP connection that carries a session for a while, in the clear or under TLS.
+
+use crate::error::{Error, Result};
+use crate::proto::LinkMode;
+use crate::sys;
+use parking_lot::Mutex;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use ::tokio::io::unix::AsyncFd;
+
+/// Ciphertext moved per system call.
+const TLS_READ_BYTES: usize = 16 << 10;
+/// Plaintext that TLS may hold back before a link counts as full.
+const TLS_BUFFER_BYTES: usize = 128 << 10;
+
+/// What to do when there is nothing to receive yet.
+#[derive(Debug)]
+pub(crate) enum Waiting<'a, 'b> {
+    /// Sleep in the kernel.
+    Block,
+    /// Say so.
+    Never,
+    /// Say so, and have the task woken by its reactor when there is something.
+    Task(&'a mut Context<'b>),
+}
+
+/// One TCP connection.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// Registration with tokio's reactor, where the session lives in one.
+    reactor: OnceLock<AsyncFd<sys::Shared>>,
+    socket: Arc<socket2::Socket>,
+    tls: Option<Mutex<Box<rustls::Connection>>>,
+    /// Rises with every link of a session.
+    pub(crate) epoch: u64,
+    mode: AtomicU8,
+    pub(crate) peer_addr: SocketAddr,
+    pub(crate) local_addr: SocketAddr,
+    /// Broken, replaced or frozen: an end of input on it means nothing.
+    dead: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new(
+        socket: socket2::Socket,
+        tls: Option<rustls::Connection>,
+        epoch: u64,
+        mode: LinkMode,
+    ) -> io::Result<Self> {
+        let peer_addr = socket.peer_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+        let local_addr = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+        let tls = tls.map(|mut connection| {
+            connection.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+            Mutex::new(Box::new(connection))
+        });
+        Ok(Self {
+            reactor: OnceLock::new(),
+            socket: Arc::new(socket),
+            tls,
+            epoch,
+            mode: AtomicU8::new(mode as u8),
+            peer_addr,
+            local_addr,
+            dead: AtomicBool::new(false),
+        })
+    }
+
+    /// Makes the link known to the reactor of the tokio runtime that the caller runs in.
+    pub(crate) fn register(&self) -> io::Result<()> {
+        if self.reactor.get().is_none() {
+            // An already registered link keeps its registration.
+            let _ = self.reactor.set(sys::register(&self.socket)?);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reactor(&self) -> Option<&AsyncFd<sys::Shared>> {
+        self.reactor.get()
+    }
+
+    pub(crate) fn mode(&self) -> LinkMode {
+        LinkMode::from_u8(self.mode.load(Ordering::Relaxed)).unwrap_or(LinkMode::Inband)
+    }
+
+    /// The Hello has said what this link is.
+    pub(crate) fn mark(&mut self, epoch: u64, mode: LinkMode) {
+        self.epoch = epoch;
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Declares the link dead and wakes whoever waits for its input.
+    pub(crate) fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+        sys::shut_read(self);
+    }
+
+    /// As [`kill`](Self::kill), and nothing more is taken in or acknowledged: what is unread is final.
+    pub(crate) fn freeze(&self) -> io::Result<()> {
+        let frozen = sys::freeze(self);
+        self.kill();
+        frozen
+    }
+
+    /// Sends without blocking; returns how many bytes of `chunks` were taken.
+    pub(crate) fn send(&self, chunks: &[&[u8]; 3]) -> io::Result<usize> {
+        if let Some(tls) = &self.tls {
+            return self.send_tls(&mut tls.lock(), chunks);
+        }
+        match chunks {
+            [[], only, []] => sys::send(self, only),
+            [only, [], []] => sys::send(self, only),
+            [a, b, c] => sys::send_vectored(self, &[IoSlice::new(a), IoSlice::new(b), IoSlice::new(c)]),
+        }
+    }
+
+    /// Sends one buffer without blocking.
+    pub(crate) fn send_one(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.send(&[&[], bytes, &[]])
+    }
+
+    fn send_tls(&self, tls: &mut rustls::Connection, chunks: &[&[u8]; 3]) -> io::Result<usize> {
+        let mut taken = 0;
+        for chunk in chunks {
+            let count = tls.writer().write(chunk)?;
+            taken += count;
+            if count < chunk.len() {
+                break;
+            }
+        }
+        match self.flush_locked(tls) {
+            // What TLS took is kept by TLS; only a link that took nothing at all is full.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && taken > 0 => Ok(taken),
+            Err(error) => Err(error),
+            Ok(()) if taken == 0 && chunks.iter().any(|chunk| !chunk.is_empty()) => {
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            Ok(()) => Ok(taken),
+        }
+    }
+
+    fn flush_locked(&self, tls: &mut rustls::Connection) -> io::Result<()> {
+        while tls.wants_write() {
+            tls.write_tls(&mut Ciphertext(self))?;
+        }
+        Ok(())
+    }
+
+    /// Sends what TLS still holds; `WouldBlock` if the socket is full.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        match &self.tls {
+            None => Ok(()),
+            Some(tls) => self.flush_locked(&mut tls.lock()),
+        }
+    }
+
+    /// One `recv`, as `waiting` says.
+    fn receive_raw(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
+        let context = match waiting {
+            Waiting::Block => return sys::receive(self, buffer, true),
+            Waiting::Never => return sys::receive(self, buffer, false),
+            Waiting::Task(context) => context,
+        };
+        let Some(reactor) = self.reactor.get() else {
+            return Err(io::Error::other("the link belongs to no tokio runtime"));
+        };
+        loop {
+            // The reactor knows whether a system call is worth while.
+            let Poll::Ready(ready) = reactor.poll_read_ready(context) else {
+                return Err(io::ErrorKind::WouldBlock.into());
+            };
+            if let Ok(result) = ready?.try_io(|_| sys::receive(self, buffer, false)) {
+                return result;
+            }
+        }
+    }
+
+    /// Receives plaintext; 0 is the end of input.
+    pub(crate) fn receive(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
+        let Some(tls) = &self.tls else {
+            return self.receive_raw(buffer, waiting);
+        };
+        let mut scratch = [0u8; TLS_READ_BYTES];
+        loop {
+            match tls.lock().reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A truncated stream is a broken link, not an end: the peer says End in a frame.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                other => return other,
+            }
+            // The lock is not held while the kernel may put this thread to sleep.
+            let count = self.receive_raw(&mut scratch, waiting)?;
+            let mut tls = tls.lock();
+            let mut fresh = scratch.get(..count).unwrap_or_default();
+            loop {
+                let taken = tls.read_tls(&mut fresh)?;
+                tls.process_new_packets().map_err(io::Error::other)?;
+                if taken == 0 || fresh.is_empty() {
+                    break;
+                }
+            }
+            let _ = self.flush_locked(&mut tls);
+        }
+    }
+
+    /// One step of the TLS handshake; true when it is complete. `WouldBlock` means: wait as
+    /// [`handshake_wants_write`](Self::handshake_wants_write) says and call again.
+    pub(crate) fn handshake(&self) -> io::Result<bool> {
+        let Some(tls) = &self.tls else { return Ok(true) };
+        let mut tls = tls.lock();
+        loop {
+            self.flush_locked(&mut tls)?;
+            if !tls.is_handshaking() {
+                return Ok(true);
+            }
+            let mut scratch = [0u8; TLS_READ_BYTES];
+            let count = sys::receive(self, &mut scratch, false)?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let mut fresh = scratch.get(..count).unwrap_or_default();
+            while !fresh.is_empty() {
+                tls.read_tls(&mut fresh)?;
+                if let Err(error) = tls.process_new_packets() {
+                    // The alert tells the peer why.
+                    let _ = self.flush_locked(&mut tls);
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn handshake_wants_write(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.lock().wants_write())
+    }
+
+    /// RFC 5705 keying material of this TLS connection, which both ends know and nobody between them.
+    pub(crate) fn exporter(&self, label: &[u8]) -> Option<[u8; 32]> {
+        let tls = self.tls.as_ref()?.lock();
+        let secret = match &**tls {
+            rustls::Connection::Client(client) => client.export_keying_material([0u8; 32], label, None),
+            rustls::Connection::Server(server) => server.export_keying_material([0u8; 32], label, None),
+        };
+        secret.ok()
+    }
+
+    /// Whether the peer's FIN was really received, given how many payload bytes were read from this socket.
+    ///
+    /// An end of input can also mean that somebody else took the socket's error. The kernel counts a FIN as
+    /// one received byte (`tcpi_bytes_received`), so the two can be told apart exactly.
+    pub(crate) fn is_fin_received(&self, read_bytes: u64) -> bool {
+        !self.is_dead() && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1)
+    }
+
+    /// Waits for readiness, for callers that may block.
+    pub(crate) fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) -> io::Result<bool> {
+        sys::wait_ready(self, read, write, timeout_ms(timeout))
+    }
+}
+
+/// A time-out as `poll` takes it: rounded up, -1 for none.
+pub(crate) fn timeout_ms(timeout: Option<Duration>) -> i32 {
+    match timeout {
+        None => -1,
+        Some(time) => i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX),
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The socket as rustls writes to it.
+struct Ciphertext<'a>(&'a Link);
+
+impl Write for Ciphertext<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        sys::send(self.0, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// How long, and how, a link tells that its peer is gone: keepalive while idle, TCP_USER_TIMEOUT while something
+/// is unacknowledged. Set on a listening socket it is inherited by every accepted one.
+///
+/// RFC 5482 and tcp(7): with both set, keepalive gives up when the user time-out is over, so the probes only have
+/// to be frequent enough.
+pub(crate) fn set_link_options(socket: &socket2::Socket, detect_timeout: Duration) -> Result<()> {
+    let probe = (detect_timeout / 4).max(Duration::from_secs(1));
+    let keepalive = socket2::TcpKeepalive::new().with_time(probe * 2).with_interval(probe).with_retries(3);
+    let set = || {
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(detect_timeout))?;
+        // PROTOCOL 2.4: a process that dies resets its links; only an intended end sends a FIN.
+        sys::reset_on_close(socket, true)
+    };
+    set().map_err(|error| Error::system("set socket options", &error))
+}

@@ -1,0 +1,331 @@
+//! The engine: one endpoint of a session, shared by the blocking and the tokio shell.
+//!
+//! # Who holds what
+//! Three locks, always taken in the order `ctl`, `tx`, `rx`, and never the other way round:
+//! * `tx` belongs to writers. It is never held while a system call blocks.
+//! * `rx` belongs to readers. A blocking reader holds it while it waits in `recv`; whoever needs it first kills the
+//!   link ([`Link::kill`]), which wakes the reader.
+//! * `ctl` belongs to whoever changes the link: a loss, a resume, an end.
+//!
+//! In the steady state a write takes `tx`, a read takes `rx`, and nobody takes `ctl`. There is no task, no thread and
+//! no timer per session. What has to happen while the application looks away (flushing joined writes, sending again
+//! after a resume, giving memory back) is done by one helper thread for the process, [`helper`].
+
+mod client;
+mod end;
+mod helper;
+mod info;
+mod inbox;
+mod link;
+mod pool;
+mod rx;
+mod server;
+mod shaking;
+mod switch;
+mod tx;
+mod udp;
+
+pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
+pub(crate) use helper::Helper;
+pub use info::{Event, EventKind, Events, Info, Role, SessionState};
+pub(crate) use link::{Link, Waiting, set_link_options};
+pub(crate) use rx::Rx;
+pub(crate) use server::{Acceptor, Greeting, Outcome};
+pub(crate) use shaking::{Shaken, Shaking};
+pub(crate) use tx::Tx;
+
+use crate::config::{Config, Security};
+use crate::error::{Error, Result};
+use crate::proto::{SessionId, SessionKey};
+use crate::sys;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use ::tokio::sync::broadcast;
+
+/// What a step on behalf of the application came to.
+#[derive(Debug)]
+pub(crate) enum Progress<T> {
+    /// Done.
+    Done(T),
+    /// The link is busy: wait until it is ready for this direction, or dead.
+    Wait(Arc<Link>),
+    /// There is no link, or the peer has to acknowledge first: wait for a change of the session.
+    Stalled,
+}
+
+/// One endpoint of a session.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) id: SessionId,
+    pub(crate) role: Role,
+    pub(crate) config: Arc<Config>,
+    this: Weak<Engine>,
+    opened_at: Instant,
+    tx: Mutex<Tx>,
+    rx: Mutex<Rx>,
+    ctl: Mutex<Ctl>,
+    /// With `ctl`: the link, the state or the room in the ring changed.
+    changed: Condvar,
+    /// For tasks that wait to try again: told when it is worth it.
+    pub(crate) hurry: ::tokio::sync::Notify,
+    /// Something was written since the last read: the next small write may be joined to it.
+    wrote: AtomicBool,
+    /// Output waits in the ring and nobody is about to send it.
+    dirty: AtomicBool,
+    /// The receiving half has taken in everything before this.
+    received_offset: AtomicU64,
+    /// And the peer was told so up to here (`inband`, `udp`).
+    ack_told_offset: AtomicU64,
+    /// On the helper's list of sessions to look after when they fall idle.
+    idle_listed: AtomicBool,
+    /// On the helper's list of sessions to flush at the next tick.
+    flush_listed: AtomicBool,
+    /// A writer waits for room or a link.
+    writer_waits: AtomicBool,
+    /// Time that writers were held up.
+    blocked_us: AtomicU64,
+}
+
+/// What changes with the link.
+#[derive(Debug)]
+pub(crate) struct Ctl {
+    pub(crate) state: SessionState,
+    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) epoch: u64,
+    pub(crate) key: Option<SessionKey>,
+    /// What a client's attempts remember.
+    pub(crate) client: ClientState,
+    /// Where the peer takes acknowledgement datagrams.
+    pub(crate) peer_udp_port: Option<u16>,
+    /// The server has answered once: from now on the client resumes.
+    pub(crate) welcomed: bool,
+    /// Somebody is at work making a new link.
+    pub(crate) reconnecting: bool,
+    /// Counts reasons to try again at once.
+    pub(crate) hurry: u64,
+    /// The application has let go; the session ends when everything is delivered.
+    pub(crate) released: bool,
+    pub(crate) failure: Option<Error>,
+    pub(crate) lost_at: Option<Instant>,
+    outages: u64,
+    pause_longest: Duration,
+    pause_total: Duration,
+    last_peer: Option<std::net::SocketAddr>,
+    events: Option<broadcast::Sender<Event>>,
+    /// Events of all sessions of a listener.
+    listener_events: Option<broadcast::Sender<Event>>,
+    /// Called, once, when a link is lost and somebody has to make a new one (clients), or when the
+    /// session has to be booked as detached or ended (servers).
+    hooks: Option<Arc<dyn Hooks>>,
+}
+
+/// What a shell or a listener does about changes. Called without any lock of the engine held.
+pub(crate) trait Hooks: Send + Sync + std::fmt::Debug {
+    /// The link is gone.
+    fn lost(&self, engine: &Arc<Engine>);
+    /// The session is over, in order or not.
+    fn over(&self, engine: &Arc<Engine>);
+    /// Addresses or routes of this host changed.
+    fn network_changed(&self, _engine: &Arc<Engine>) {}
+}
+
+impl Engine {
+    pub(crate) fn new(id: SessionId, role: Role, config: Arc<Config>) -> Arc<Self> {
+        let retain_bytes_max = config.retain_bytes_max;
+        Arc::new_cyclic(|this| Engine {
+            id,
+            role,
+            this: this.clone(),
+            opened_at: Instant::now(),
+            tx: Mutex::new(Tx::new(retain_bytes_max)),
+            rx: Mutex::new(Rx::new(retain_bytes_max)),
+            ctl: Mutex::new(Ctl {
+                state: SessionState::Opening,
+                link: None,
+                epoch: 0,
+                key: None,
+                client: ClientState::new(&config),
+                peer_udp_port: None,
+                welcomed: false,
+                reconnecting: false,
+                hurry: 0,
+                released: false,
+                failure: None,
+                lost_at: None,
+                outages: 0,
+                pause_longest: Duration::ZERO,
+                pause_total: Duration::ZERO,
+                last_peer: None,
+                events: None,
+                listener_events: None,
+                hooks: None,
+            }),
+            config,
+            changed: Condvar::new(),
+            hurry: ::tokio::sync::Notify::new(),
+            wrote: AtomicBool::new(false),
+            dirty: AtomicBool::new(false),
+            received_offset: AtomicU64::new(0),
+            ack_told_offset: AtomicU64::new(0),
+            idle_listed: AtomicBool::new(false),
+            flush_listed: AtomicBool::new(false),
+            writer_waits: AtomicBool::new(false),
+            blocked_us: AtomicU64::new(0),
+        })
+    }
+
+    /// A counted reference to this engine.
+    pub(crate) fn arc(&self) -> Option<Arc<Engine>> {
+        self.this.upgrade()
+    }
+
+    pub(crate) fn weak(&self) -> Weak<Engine> {
+        self.this.clone()
+    }
+
+    pub(crate) fn ctl(&self) -> MutexGuard<'_, Ctl> {
+        self.ctl.lock()
+    }
+
+    pub(crate) fn set_hooks(&self, hooks: Arc<dyn Hooks>) {
+        self.ctl.lock().hooks = Some(hooks);
+    }
+
+    pub(crate) fn set_listener_events(&self, events: broadcast::Sender<Event>) {
+        self.ctl.lock().listener_events = Some(events);
+    }
+
+    /// Subscribes to what happens from now on.
+    pub(crate) fn events(&self) -> Events {
+        let mut ctl = self.ctl.lock();
+        let sender = ctl.events.get_or_insert_with(|| broadcast::channel(256).0);
+        Events::new(sender.subscribe())
+    }
+
+    pub(crate) fn emit(&self, ctl: &Ctl, kind: EventKind) {
+        tracing::debug!(session = %self.id, ?kind, "session event");
+        for sender in [&ctl.events, &ctl.listener_events].into_iter().flatten() {
+            // Nobody listening is fine.
+            let _ = sender.send(Event { session: self.id, kind: kind.clone() });
+        }
+    }
+
+    /// The present link.
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        self.ctl.lock().link.clone()
+    }
+
+    /// Waits until the session changes, at most until `deadline`; false if that has passed.
+    ///
+    /// `unless` is asked under the lock that every change takes, so that none is missed.
+    pub(crate) fn wait_change(&self, deadline: Option<Instant>, unless: impl Fn(&Ctl) -> bool) -> bool {
+        let mut ctl = self.ctl.lock();
+        while !unless(&ctl) {
+            match deadline {
+                None => self.changed.wait(&mut ctl),
+                Some(deadline) => {
+                    if self.changed.wait_until(&mut ctl, deadline).timed_out() {
+                        return unless(&ctl);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Wakes everybody who waits for a change: threads, and tasks of either half.
+    pub(crate) fn wake_all(&self) {
+        // Taking the lock orders this after the check of a waiter that is about to sleep.
+        drop(self.ctl.lock());
+        self.changed.notify_all();
+        self.wake_writer();
+        let waker = self.rx.try_lock().and_then(|mut rx| rx.waker.take());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Wakes a task that waits to write.
+    pub(crate) fn wake_writer(&self) {
+        let waker = self.tx.lock().waker.take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// The name of the security in use.
+    pub(crate) fn security_name(&self) -> &'static str {
+        match self.config.security {
+            Security::Open => "open",
+            Security::Psk(_) => "psk",
+            Security::Tls(_) => "tls",
+        }
+    }
+
+    /// A snapshot.
+    pub(crate) fn info(&self) -> Info {
+        let (state, mode, epoch, outages, longest, total, lost_at, local_addr, peer_addr) = {
+            let ctl = self.ctl.lock();
+            let link = ctl.link.as_ref();
+            (
+                ctl.state,
+                link.map(|link| link.mode()),
+                ctl.epoch,
+                ctl.outages,
+                ctl.pause_longest,
+                ctl.pause_total,
+                ctl.lost_at,
+                link.map(|link| link.local_addr),
+                link.map(|link| link.peer_addr).or(ctl.last_peer),
+            )
+        };
+        let pause_now = lost_at.map(|at| at.elapsed());
+        let mut tx = self.tx.lock();
+        self.learn_acked(&mut tx);
+        let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
+        let unacked_age_ms =
+            if unacked_bytes == 0 { 0 } else { sys::coarse_now_ms().saturating_sub(tx.mark_ms) };
+        Info {
+            id: self.id,
+            role: self.role,
+            state,
+            mode,
+            epoch,
+            security: self.security_name(),
+            written_bytes: tx.sender.end_offset(),
+            read_bytes: self.received_offset.load(Ordering::Acquire),
+            unacked_bytes,
+            unacked_age_ms,
+            blocked_ms: self.blocked_us.load(Ordering::Relaxed) / 1000,
+            outages,
+            pause_now_ms: pause_now.map(millis),
+            pause_longest_ms: millis(longest.max(pause_now.unwrap_or_default())),
+            pause_total_ms: millis(total + pause_now.unwrap_or_default()),
+            resent_bytes: tx.sender.resent_bytes(),
+            local_addr,
+            peer_addr,
+            age_ms: millis(self.opened_at.elapsed()),
+        }
+    }
+
+    pub(crate) fn count_blocked(&self, time: Duration) {
+        let time_us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.blocked_us.fetch_add(time_us, Ordering::Relaxed);
+    }
+
+    /// The error that ended the session, if one did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.ctl.lock().failure.clone()
+    }
+
+    /// Fails unless the session is still alive.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.failure().map_or(Ok(()), Err)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

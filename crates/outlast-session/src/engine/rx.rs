@@ -1,0 +1,476 @@
+//! Reading: from what earlier links left behind, then from the present link.
+
+use super::inbox::{INBOX_READ_BYTES, Inbox};
+use super::{Engine, Helper, Link, Progress, Waiting};
+use crate::error::{Error, Result};
+use crate::proto::{ClientHandshake, ClientStep, Control, Piece, Receiver, Welcomed};
+use crate::sys;
+use parking_lot::MutexGuard;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+/// Read while a handshake message is expected: it is small, and what follows belongs to the application.
+const HANDSHAKE_READ_BYTES: usize = 4096;
+/// From this size on a frame's payload is received straight into the application's buffer.
+const DIRECT_BYTES_MIN: usize = 4096;
+/// The peer is told at once when it can forget so much (`inband`, `udp`).
+const ACK_BYTES: u64 = 256 << 10;
+
+/// Bytes of the stream that come before those of the present link.
+#[derive(Debug)]
+pub(crate) enum Segment {
+    /// Already in memory.
+    Bytes(Inbox),
+    /// Still in the kernel, in the receive queue of an earlier link that was frozen.
+    Frozen {
+        /// The link.
+        link: Arc<Link>,
+        /// Bytes still to be read from it.
+        left_bytes: u64,
+    },
+}
+
+/// What readers share.
+#[derive(Debug)]
+pub(crate) struct Rx {
+    pub(crate) receiver: Receiver,
+    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) failure: Option<Error>,
+    /// Counted by `receiver` already, not yet read by the application.
+    pub(crate) backlog: VecDeque<Segment>,
+    pub(crate) backlog_bytes: u64,
+    backlog_bytes_max: u64,
+    /// Received on the present link, not yet looked at.
+    pub(crate) inbox: Inbox,
+    /// Bytes received on the present link, handshake included.
+    pub(crate) link_read_bytes: u64,
+    /// A client's first link: the Welcome comes first.
+    pub(crate) awaiting: Option<Box<ClientHandshake>>,
+    /// The application reads no more; what comes is thrown away.
+    pub(crate) shut: bool,
+    /// A task that waits for input.
+    pub(crate) waker: Option<Waker>,
+}
+
+/// What one look at the input came to.
+enum Step {
+    Data(usize),
+    End,
+    Wait(Arc<Link>),
+    NoLink,
+    Broken(Arc<Link>, String),
+    Control(Control),
+    Handshake(Arc<Link>, Box<HandshakeEnd>),
+}
+
+/// How a client's opening handshake ended.
+pub(crate) type HandshakeEnd = std::result::Result<Welcomed, ClientStep>;
+
+impl Rx {
+    pub(crate) fn new(retain_bytes_max: usize) -> Self {
+        Self {
+            receiver: Receiver::default(),
+            link: None,
+            failure: None,
+            backlog: VecDeque::new(),
+            backlog_bytes: 0,
+            backlog_bytes_max: retain_bytes_max as u64,
+            inbox: Inbox::default(),
+            link_read_bytes: 0,
+            awaiting: None,
+            shut: false,
+            waker: None,
+        }
+    }
+
+    /// Everything before this was read by the application.
+    pub(crate) fn consumed_offset(&self) -> u64 {
+        self.receiver.next_offset() - self.backlog_bytes
+    }
+
+    /// The task is woken when the session gets another link, or fails.
+    fn wait(&mut self, waiting: &Waiting<'_, '_>) {
+        if let Waiting::Task(context) = waiting
+            && let waker = context.waker()
+            && !self.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        {
+            self.waker = Some(waker.clone());
+        }
+    }
+
+    /// Reads from what earlier links left behind.
+    fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
+        loop {
+            let segment = self.backlog.front_mut()?;
+            let count = match segment {
+                Segment::Bytes(inbox) => inbox.read(buffer),
+                Segment::Frozen { link, left_bytes } => {
+                    let most = usize::try_from(*left_bytes).unwrap_or(usize::MAX).min(buffer.len());
+                    let room = buffer.get_mut(..most).unwrap_or_default();
+                    match sys::receive(&**link, room, false) {
+                        Ok(count) if count > 0 || most == 0 => {
+                            *left_bytes -= count as u64;
+                            count
+                        }
+                        // The kernel had promised these bytes (SIOCINQ on a frozen socket).
+                        Ok(_) => return Some(Err(broken_promise(*left_bytes, "end of input"))),
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                        Err(error) => return Some(Err(broken_promise(*left_bytes, &error.to_string()))),
+                    }
+                }
+            };
+            self.backlog_bytes -= count as u64;
+            let empty = match segment {
+                Segment::Bytes(inbox) => inbox.is_empty(),
+                Segment::Frozen { left_bytes, .. } => *left_bytes == 0,
+            };
+            if empty {
+                self.backlog.pop_front();
+            }
+            if count > 0 || buffer.is_empty() {
+                return Some(Ok(count));
+            }
+        }
+    }
+
+    /// Puts decoded bytes aside for the application.
+    fn stash(&mut self, bytes: &[u8]) {
+        self.backlog_bytes += bytes.len() as u64;
+        if let Some(Segment::Bytes(inbox)) = self.backlog.back_mut() {
+            inbox.extend(bytes);
+            return;
+        }
+        let mut inbox = Inbox::default();
+        inbox.extend(bytes);
+        self.backlog.push_back(Segment::Bytes(inbox));
+    }
+
+    pub(crate) fn drop_input(&mut self) {
+        self.backlog.clear();
+        self.backlog_bytes = 0;
+        self.inbox.clear();
+        self.inbox.shrink();
+    }
+}
+
+fn broken_promise(left_bytes: u64, what: &str) -> Error {
+    tracing::error!(left_bytes, what, "a frozen link lost received bytes");
+    Error::System { what: "read the rest of a replaced link", errno: crate::error::Errno(libc::EIO) }
+}
+
+impl Engine {
+    pub(crate) fn rx(&self) -> MutexGuard<'_, Rx> {
+        self.rx.lock()
+    }
+
+    /// Reads for the application: `Done(0)` is the end of the stream (or an empty buffer).
+    ///
+    /// # Errors
+    /// The session failed; everything that had arrived before was read first.
+    pub(crate) fn read(&self, buffer: &mut [u8], mut waiting: Waiting<'_, '_>) -> Result<Progress<usize>> {
+        let waiting = &mut waiting;
+        if buffer.is_empty() {
+            return Ok(Progress::Done(0));
+        }
+        loop {
+            let mut rx = self.rx.lock();
+            if rx.backlog.is_empty()
+                && rx.inbox.is_empty()
+                && let Some(flush) = self.flush_before_read()
+            {
+                drop(rx);
+                self.settle(flush);
+                continue;
+            }
+            match self.read_step(&mut rx, buffer, waiting)? {
+                Step::Data(count) => {
+                    self.consumed(rx);
+                    return Ok(Progress::Done(count));
+                }
+                Step::End => {
+                    drop(rx);
+                    self.check_over();
+                    return Ok(Progress::Done(0));
+                }
+                Step::Wait(link) => {
+                    rx.wait(waiting);
+                    return Ok(Progress::Wait(link));
+                }
+                Step::NoLink => {
+                    rx.wait(waiting);
+                    drop(rx);
+                    self.wake_passive();
+                    return Ok(Progress::Stalled);
+                }
+                Step::Broken(link, cause) => {
+                    drop(rx);
+                    self.lost(&link, &cause);
+                }
+                Step::Control(control) => {
+                    drop(rx);
+                    self.handle_control(control);
+                }
+                Step::Handshake(link, end) => {
+                    drop(rx);
+                    self.handshake_ended(&link, *end);
+                }
+            }
+        }
+    }
+
+    fn read_step(&self, rx: &mut Rx, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Result<Step> {
+        if let Some(result) = rx.read_backlog(buffer) {
+            return result.map(Step::Data);
+        }
+        if rx.receiver.is_complete() || rx.shut {
+            return Ok(Step::End);
+        }
+        if let Some(failure) = &rx.failure {
+            return Err(failure.clone());
+        }
+        let Some(link) = rx.link.clone() else { return Ok(Step::NoLink) };
+        if rx.awaiting.is_some() {
+            return Ok(self.handshake_step(rx, link, waiting));
+        }
+        Ok(self.read_live(rx, link, buffer, waiting))
+    }
+
+    fn read_failed(link: Arc<Link>, error: &io::Error) -> Step {
+        match error.kind() {
+            // With `wait` this is a time-out of the socket, or a signal: the shell decides.
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Step::Wait(link),
+            _ => Step::Broken(link, error.to_string()),
+        }
+    }
+
+    /// Looks for payload between frame headers.
+    fn framed_step(&self, rx: &mut Rx, link: Arc<Link>, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Step {
+        loop {
+            let acked_before = rx.receiver.peer_acked_offset();
+            let piece = match rx.receiver.parse(rx.inbox.as_slice()) {
+                Ok(piece) => piece,
+                Err(error) => return Step::Broken(link, format!("the peer broke the protocol: {error}")),
+            };
+            if rx.receiver.peer_acked_offset() > acked_before {
+                // Writers look at it when they take their lock; the frame itself is parsed again then.
+                if let Piece::Payload { skip_bytes } = piece {
+                    rx.inbox.consume(skip_bytes);
+                    return Step::Control(Control::Acked);
+                }
+            }
+            match piece {
+                Piece::Control { bytes, control } => {
+                    rx.inbox.consume(bytes);
+                    if let Control::End { end_offset } = control {
+                        if end_offset != rx.receiver.next_offset() || !rx.receiver.ends_at(end_offset) {
+                            return Step::Broken(link, "the peer's stream ended at a wrong offset".into());
+                        }
+                    }
+                    return Step::Control(control);
+                }
+                Piece::Payload { skip_bytes } => {
+                    rx.inbox.consume(skip_bytes);
+                    let left_bytes = rx.receiver.payload_left_bytes();
+                    let most = left_bytes.min(buffer.len());
+                    let room = buffer.get_mut(..most).unwrap_or_default();
+                    if !rx.inbox.is_empty() {
+                        let count = rx.inbox.read(room);
+                        rx.receiver.took(count);
+                        return Step::Data(count);
+                    }
+                    if most >= DIRECT_BYTES_MIN {
+                        return match link.receive(room, waiting) {
+                            Ok(0) => Step::Broken(link, "connection closed by the peer".into()),
+                            Ok(count) => {
+                                rx.receiver.took(count);
+                                Step::Data(count)
+                            }
+                            Err(error) => Self::read_failed(link, &error),
+                        };
+                    }
+                }
+                Piece::Incomplete => {}
+            }
+            match rx.inbox.fill(INBOX_READ_BYTES, |room| link.receive(room, waiting)) {
+                Ok(0) => return Step::Broken(link, "connection closed by the peer".into()),
+                Ok(_) => {}
+                Err(error) => {
+                    rx.inbox.shrink();
+                    return Self::read_failed(link, &error);
+                }
+            }
+        }
+    }
+
+    /// A client's first link: looks for the Welcome.
+    fn handshake_step(&self, rx: &mut Rx, link: Arc<Link>, waiting: &mut Waiting<'_, '_>) -> Step {
+        loop {
+            match rx.inbox.fill(HANDSHAKE_READ_BYTES, |room| link.receive(room, waiting)) {
+                Ok(0) => return Step::Broken(link, "connection closed during the handshake".into()),
+                Ok(count) => rx.link_read_bytes += count as u64,
+                Err(error) => return Self::read_failed(link, &error),
+            }
+            let Some(handshake) = rx.awaiting.as_mut() else { return Step::NoLink };
+            match handshake.feed(rx.inbox.as_slice()) {
+                ClientStep::NeedMore => {}
+                ClientStep::Welcomed(welcomed) => {
+                    rx.inbox.consume(welcomed.consumed_bytes);
+                    rx.link = None; // Until the welcome has been dealt with, nobody reads on.
+                    return Step::Handshake(link, Box::new(Ok(*welcomed)));
+                }
+                other => return Step::Handshake(link, Box::new(Err(other))),
+            }
+        }
+    }
+
+    /// The application has read something: lets the peer forget it.
+    fn consumed(&self, rx: MutexGuard<'_, Rx>) {
+        let consumed_offset = rx.consumed_offset();
+        self.received_offset.store(consumed_offset, Ordering::Release);
+        let acks = rx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer());
+        drop(rx);
+        if acks {
+            let told_offset = self.ack_told_offset.load(Ordering::Relaxed);
+            if consumed_offset.saturating_sub(told_offset) >= ACK_BYTES {
+                self.send_ack();
+            } else {
+                Helper::get().flush_soon(self);
+            }
+        }
+    }
+
+    /// The peer's control frame.
+    fn handle_control(&self, control: Control) {
+        match control {
+            Control::Acked | Control::Pong { .. } => self.apply_peer_ack(),
+            Control::End { .. } => {
+                self.apply_peer_ack();
+                self.send_end_ack();
+                self.check_over();
+            }
+            Control::EndAcked => {
+                self.apply_peer_ack();
+                self.tx.lock().sender.end_acked();
+                self.check_over();
+                self.wake_all();
+            }
+            Control::Ping { token } => self.send_pong(token),
+            Control::Reset { reason } => {
+                self.fail(Error::Reset { id: self.id, reason: reason.to_string() });
+            }
+            Control::Goodbye => self.apply_peer_ack(),
+        }
+    }
+
+    /// Tells the sending half what the peer has taken in.
+    fn apply_peer_ack(&self) {
+        let offset = self.rx.lock().receiver.peer_acked_offset();
+        self.peer_acked(offset);
+    }
+
+    /// Looks for the answer to an opening on a link that is about to be given up. True if there was a refusal.
+    pub(crate) fn pump_handshake(&self, link: &Arc<Link>) -> bool {
+        let step = {
+            let mut rx = self.rx.lock();
+            if rx.awaiting.is_none() || !rx.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
+                return false;
+            }
+            self.handshake_step(&mut rx, link.clone(), &mut Waiting::Never)
+        };
+        match step {
+            Step::Handshake(link, end) => {
+                let refused = end.is_err();
+                // Marked dead first, so that what follows does not come back here.
+                link.kill();
+                self.handshake_ended(&link, *end);
+                refused
+            }
+            _ => false,
+        }
+    }
+
+    /// In the background, for a writer that waits for the peer: takes input in without the application.
+    /// Returns false if there is nothing more to be expected from this link.
+    pub(crate) fn pump_input(&self) -> bool {
+        loop {
+            let Some(mut rx) = self.rx.try_lock() else { return true };
+            if rx.failure.is_some() || rx.backlog_bytes >= rx.backlog_bytes_max || rx.receiver.is_complete() {
+                return false;
+            }
+            let Some(link) = rx.link.clone() else { return false };
+            let framed = rx.receiver.is_framed();
+            let step = if rx.awaiting.is_some() {
+                self.handshake_step(&mut rx, link, &mut Waiting::Never)
+            } else if framed || rx.shut {
+                let mut scratch = [0u8; 16 << 10];
+                match self.read_live(&mut rx, link, &mut scratch, &mut Waiting::Never) {
+                    Step::Data(count) => {
+                        if !rx.shut {
+                            rx.stash(scratch.get(..count).unwrap_or_default());
+                            if let Some(waker) = rx.waker.take() {
+                                waker.wake();
+                            }
+                        }
+                        continue;
+                    }
+                    other => other,
+                }
+            } else {
+                return true;
+            };
+            match step {
+                Step::Data(_) => {}
+                Step::End => {
+                    drop(rx);
+                    self.check_over();
+                    return false;
+                }
+                Step::Wait(_) => return true,
+                Step::NoLink => return false,
+                Step::Broken(link, cause) => {
+                    drop(rx);
+                    self.lost(&link, &cause);
+                    return false;
+                }
+                Step::Control(control) => {
+                    drop(rx);
+                    self.handle_control(control);
+                }
+                Step::Handshake(link, end) => {
+                    drop(rx);
+                    self.handshake_ended(&link, *end);
+                }
+            }
+        }
+    }
+
+    /// Input of the present link only, backlog aside.
+    fn read_live(&self, rx: &mut Rx, link: Arc<Link>, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Step {
+        if rx.receiver.is_framed() {
+            return self.framed_step(rx, link, buffer, waiting);
+        }
+        if !rx.inbox.is_empty() {
+            let count = rx.inbox.read(buffer);
+            rx.inbox.shrink();
+            rx.receiver.took(count);
+            return Step::Data(count);
+        }
+        match link.receive(buffer, waiting) {
+            Ok(0) if link.is_fin_received(rx.link_read_bytes) => {
+                let end_offset = rx.receiver.next_offset();
+                rx.receiver.ends_at(end_offset);
+                Step::End
+            }
+            Ok(0) => Step::Broken(link, "end of input without an end of the stream".into()),
+            Ok(count) => {
+                rx.link_read_bytes += count as u64;
+                rx.receiver.took(count);
+                Step::Data(count)
+            }
+            Err(error) => Self::read_failed(link, &error),
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! The server's side of making links: a table of sessions and what becomes of every connection that comes in.
+//!
+//! # Contract
+//! A shell accepts a connection, makes it a link with [`Acceptor::server_link`], under TLS drives
+//! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`].
+
+use super::switch::PeerPosition;
+use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role, SessionState};
+use crate::config::{AckMode, Config, Security};
+use crate::error::{Error, Result};
+use crate::proto::{
+    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode, NotDirect,
+    Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId, Welcome, refuse,
+};
+use crate::sys;
+use parking_lot::Mutex;
+use rand::RngExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use ::tokio::sync::broadcast;
+
+/// When a client that is turned away for the time being may try again.
+const RETRY_AFTER_MS: u64 = 1000;
+
+/// The table of a listener's sessions.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    pub(crate) config: Arc<Config>,
+    this: Weak<Acceptor>,
+    registry: Mutex<Registry<Arc<Engine>>>,
+    origin: Instant,
+    policy: Policy,
+    draining: AtomicBool,
+    events: broadcast::Sender<Event>,
+    /// Connections that spoke something else, or nothing, or broke off.
+    failed_handshakes: AtomicU64,
+}
+
+/// A connection that has not said yet what it wants.
+#[derive(Debug)]
+pub(crate) struct Greeting {
+    handshake: ServerHandshake,
+    input: Vec<u8>,
+    read_bytes: u64,
+    /// To be sent before anything more is received.
+    pub(crate) output: Vec<u8>,
+}
+
+/// What a connection turned out to be.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Not known yet: send `output`, receive more.
+    More,
+    /// A new session.
+    Opened(Arc<Engine>),
+    /// A new link for a session that is there.
+    Resumed,
+    /// Turned away, and told why if it would understand: close.
+    Closed,
+}
+
+impl Acceptor {
+    pub(crate) fn new(config: Arc<Config>) -> Arc<Self> {
+        let limits = RegistryLimits {
+            sessions_max: config.sessions_max,
+            sessions_per_peer_max: config.sessions_per_peer_max,
+            detached_max: config.sessions_max,
+            detached_per_peer_max: config.sessions_per_peer_max,
+            keep: config.keep,
+            ..RegistryLimits::default()
+        };
+        let tls = matches!(config.security, Security::Tls(_));
+        let mut modes = [true; 4];
+        for mode in [LinkMode::Kernel, LinkMode::Window, LinkMode::Udp, LinkMode::Inband] {
+            let offered = match config.ack {
+                AckMode::Auto => true,
+                AckMode::Fixed(fixed) => mode == fixed,
+            };
+            if let Some(slot) = modes.get_mut(mode as usize - 1) {
+                *slot = offered && (!tls || mode == LinkMode::Inband);
+            }
+        }
+        let policy = Policy { modes, busy_retry_after_ms: RETRY_AFTER_MS, ..Policy::default() };
+        Arc::new_cyclic(|this| Self {
+            config,
+            this: this.clone(),
+            registry: Mutex::new(Registry::new(limits)),
+            origin: Instant::now(),
+            policy,
+            draining: AtomicBool::new(false),
+            events: broadcast::channel(4096).0,
+            failed_handshakes: AtomicU64::new(0),
+        })
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// Options of the listening socket; what is accepted inherits them.
+    pub(crate) fn prepare(&self, listener: &socket2::Socket) -> Result<()> {
+        super::set_link_options(listener, self.config.detect_timeout)?;
+        if let Err(error) = sys::save_syn(listener) {
+            tracing::warn!(%error, "cannot keep the SYN of connections: no path counts as direct");
+        }
+        if self.config.ack == AckMode::Fixed(LinkMode::Window) {
+            let bytes = self.config.window_buffer_bytes;
+            let pinned = listener.set_send_buffer_size(bytes).and_then(|()| listener.set_recv_buffer_size(bytes));
+            pinned.map_err(|error| Error::system("set socket buffers", &error))?;
+        }
+        Ok(())
+    }
+
+    /// A link from an accepted connection, in no mode yet.
+    pub(crate) fn server_link(&self, socket: socket2::Socket) -> Result<Link> {
+        let tls = match &self.config.security {
+            Security::Tls(tls) => {
+                let config = tls
+                    .server
+                    .clone()
+                    .ok_or_else(|| Error::Config("tls is wanted, but there is no server configuration".into()))?;
+                let connection = rustls::ServerConnection::new(config)
+                    .map_err(|error| Error::Config(format!("cannot start tls: {error}")))?;
+                Some(rustls::Connection::Server(connection))
+            }
+            Security::Open | Security::Psk(_) => None,
+        };
+        Link::new(socket, tls, 0, LinkMode::Inband).map_err(|error| Error::system("look at a socket", &error))
+    }
+
+    /// The link is encrypted if it has to be: the handshake may begin.
+    pub(crate) fn greeting(&self, link: &Link) -> Greeting {
+        let (demand, nonce) = match &self.config.security {
+            Security::Open => (Demand::Open, [0; 32]),
+            Security::Psk(psk) => (Demand::Psk(psk.clone()), rand::rng().random()),
+            Security::Tls(_) => {
+                let binding = link.exporter(BINDING_LABEL).unwrap_or_else(|| rand::rng().random());
+                (Demand::Tls { binding }, [0; 32])
+            }
+        };
+        let handshake = ServerHandshake::new(demand, nonce);
+        Greeting { handshake, input: Vec::new(), read_bytes: 0, output: Vec::new() }
+    }
+
+    /// More was received on a connection. Takes the link when there is an outcome that needs it.
+    pub(crate) fn greet(&self, greeting: &mut Greeting, link: &mut Option<Link>, bytes: &[u8]) -> Outcome {
+        greeting.input.extend_from_slice(bytes);
+        greeting.read_bytes += bytes.len() as u64;
+        let mut step = greeting.handshake.feed(&greeting.input);
+        loop {
+            step = match step {
+                ServerStep::NeedMore if greeting.input.len() > HANDSHAKE_BYTES_MAX => {
+                    return self.turn_away(link.as_ref(), Refusal::Malformed);
+                }
+                ServerStep::NeedMore => return Outcome::More,
+                ServerStep::Send { bytes, consumed_bytes } => {
+                    greeting.output.extend_from_slice(&bytes);
+                    greeting.input.drain(..consumed_bytes.min(greeting.input.len()));
+                    greeting.handshake.feed(&greeting.input)
+                }
+                ServerStep::NeedKey { id } => {
+                    let engine = self.registry.lock().get(&id).cloned();
+                    let key = engine.and_then(|engine| engine.ctl().key.clone());
+                    greeting.handshake.provide_key(key)
+                }
+                ServerStep::Greeted(greeted) => {
+                    let Some(link) = link.take() else { return Outcome::Closed };
+                    return self.decide(greeting, link, &greeted);
+                }
+                ServerStep::Failed(error) => {
+                    tracing::info!(peer = ?link.as_ref().map(|link| link.peer_addr), %error, "handshake failed");
+                    self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                    return match error.refusal() {
+                        Some(refusal) => self.turn_away(link.as_ref(), refusal),
+                        None => Outcome::Closed,
+                    };
+                }
+            };
+        }
+    }
+
+    fn turn_away(&self, link: Option<&Link>, refusal: Refusal) -> Outcome {
+        self.registry.lock().count_refusal(&refusal);
+        if let Some(link) = link {
+            say_no(link, refusal);
+        }
+        Outcome::Closed
+    }
+
+    /// A connection broke off or took too long.
+    pub(crate) fn count_failed(&self) {
+        self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
+        let hello = &greeted.hello;
+        let direct = if hello.mode.needs_direct_path() {
+            judge(&link, hello.direct_proof, hello.source_port)
+        } else {
+            DirectVerdict::NotDirect(NotDirect::NoProof)
+        };
+        link.mark(hello.epoch, hello.mode);
+        let link = Arc::new(link);
+        let peer = link.peer_addr.ip();
+        let mut registry = self.registry.lock();
+        let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &self.policy);
+        match decision {
+            Decision::Refuse(refusal) => {
+                drop(registry);
+                tracing::info!(session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), "refused");
+                say_no(&link, refusal);
+                Outcome::Closed
+            }
+            Decision::Create if self.draining.load(Ordering::Relaxed) => {
+                drop(registry);
+                self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: RETRY_AFTER_MS })
+            }
+            Decision::Create => {
+                let engine = Engine::new(hello.id, Role::Server, self.config.clone());
+                if registry.insert(hello.id, engine.clone(), hello.epoch, peer).is_err() {
+                    return Outcome::Closed;
+                }
+                drop(registry);
+                engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
+                engine.set_listener_events(self.events.clone());
+                match self.attach(&engine, greeting, &link, greeted) {
+                    Ok(()) => Outcome::Opened(engine),
+                    Err(refusal) => self.turn_away(Some(&link), refusal),
+                }
+            }
+            Decision::Resume(engine) => {
+                drop(registry);
+                match self.attach(&engine, greeting, &link, greeted) {
+                    Ok(()) => Outcome::Resumed,
+                    Err(refusal) => self.turn_away(Some(&link), refusal),
+                }
+            }
+        }
+    }
+
+    /// Puts the link into the service of its session. The newcomer has proved itself.
+    fn attach(
+        &self,
+        engine: &Arc<Engine>,
+        greeting: &mut Greeting,
+        link: &Arc<Link>,
+        greeted: &Greeted,
+    ) -> Result<(), Refusal> {
+        let hello = &greeted.hello;
+        let mut ctl = engine.ctl();
+        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            return Err(Refusal::UnknownSession);
+        }
+        if ctl.epoch >= hello.epoch {
+            return Err(Refusal::StaleEpoch { current: ctl.epoch });
+        }
+        // PROTOCOL 3.6: what cannot be is refused before anything is touched.
+        if !engine.could_continue_at(hello.next_offset) {
+            return Err(Refusal::OffsetOutOfRange);
+        }
+        if ctl.state != SessionState::Opening
+            && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err()
+        {
+            return Err(Refusal::StaleEpoch { current: ctl.epoch });
+        }
+        let position = engine.retire(&mut ctl, "the client made a new link");
+        let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
+        let welcome = Welcome {
+            next_offset: position.next_offset,
+            retained_offset: position.retained_offset,
+            sent_offset: position.sent_offset,
+            end_offset: position.end_offset,
+            send_buffer_bytes,
+            receive_buffer_bytes,
+            udp_port: (hello.mode == LinkMode::Udp).then(super::udp::local_port).flatten(),
+            keep_ms: u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX),
+            ..Welcome::to_new(hello)
+        };
+        let mut head = std::mem::take(&mut greeting.output);
+        head.extend_from_slice(&greeting.handshake.accept(welcome));
+        let rest = greeting.input.get(greeted.consumed_bytes..).unwrap_or_default();
+        let early = hello.carries_early_data();
+        let peer = PeerPosition {
+            next_offset: hello.next_offset,
+            end_offset: hello.end_offset,
+            receive_buffer_bytes: hello.receive_buffer_bytes,
+            rest,
+            read_bytes: greeting.read_bytes,
+        };
+        ctl.key = greeted.session_key.clone().or_else(|| ctl.key.take());
+        ctl.welcomed = true;
+        ctl.peer_udp_port = hello.udp_port;
+        match engine.install(&mut ctl, link, &peer, &head, None) {
+            Ok(()) => {
+                drop(ctl);
+                if early {
+                    // The Welcome rides with the first answer, or follows shortly.
+                    engine.flush_with_first_write();
+                } else {
+                    engine.resume_io();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                drop(ctl);
+                engine.fail(error);
+                Err(Refusal::OffsetOutOfRange)
+            }
+        }
+    }
+
+    /// New sessions are refused from now on; links for those that are there are still taken.
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+
+    pub(crate) fn events(&self) -> Events {
+        Events::new(self.events.subscribe())
+    }
+
+    fn engines(&self) -> Vec<Arc<Engine>> {
+        self.registry.lock().iter().map(|(_, engine)| engine.clone()).collect()
+    }
+
+    pub(crate) fn sessions(&self) -> Vec<Info> {
+        self.engines().iter().map(|engine| engine.info()).collect()
+    }
+
+    pub(crate) fn kill(&self, id: &SessionId) -> bool {
+        let engine = self.registry.lock().get(id).cloned();
+        match engine {
+            Some(engine) => {
+                engine.fail(Error::Killed { id: *id });
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Counters of what was turned away, by reason.
+    pub(crate) fn refusals(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.registry.lock().stats();
+        let mut counts: Vec<(&'static str, u64)> = stats.refusals().filter(|(_, count)| *count > 0).collect();
+        counts.push(("failed_handshakes", self.failed_handshakes.load(Ordering::Relaxed)));
+        counts
+    }
+
+    /// Gives up detached sessions whose time is over. True while there is something to wait for.
+    pub(crate) fn expire(&self) -> bool {
+        let (expired, waiting) = {
+            let mut registry = self.registry.lock();
+            let expired = registry.expire(self.now());
+            (expired, registry.next_expiry().is_some())
+        };
+        for (id, engine) in expired {
+            let info = engine.info();
+            engine.fail(Error::Expired { id, keep: self.config.keep, unacked_bytes: info.unacked_bytes });
+        }
+        waiting
+    }
+
+    /// The listener is gone: so is everything that only it could have carried on.
+    pub(crate) fn close(&self) {
+        for engine in self.engines() {
+            let detached = engine.ctl().link.is_none();
+            if detached {
+                engine.fail(Error::Closed { id: engine.id });
+            }
+        }
+    }
+}
+
+/// Sends a refusal so that it arrives even though the connection is closed right after it: what the peer's kernel has
+/// received before a reset stays readable.
+fn say_no(link: &Link, refusal: Refusal) {
+    let _ = sys::reset_on_close(link, false);
+    let _ = link.send_one(&refuse(refusal));
+    let _ = sys::shut_write(link);
+}
+
+fn judge(link: &Link, direct_proof: Option<u32>, source_port: Option<u16>) -> DirectVerdict {
+    let syn = sys::saved_syn(link).ok().and_then(|headers| SavedSyn::parse(&headers).ok());
+    DirectPath::default().judge(direct_proof, source_port, syn.as_ref())
+}
+
+/// Books what happens to a server's session.
+#[derive(Debug)]
+struct ServerHooks {
+    acceptor: Weak<Acceptor>,
+}
+
+impl Hooks for ServerHooks {
+    fn lost(&self, engine: &Arc<Engine>) {
+        let Some(acceptor) = self.acceptor.upgrade() else {
+            // Nobody listens any more: the client cannot come back.
+            engine.fail(Error::Closed { id: engine.id });
+            return;
+        };
+        let epoch = engine.ctl().epoch;
+        let now = acceptor.now();
+        acceptor.registry.lock().detach(&engine.id, epoch, now);
+        Helper::get().watch_expiry(&acceptor);
+    }
+
+    fn over(&self, engine: &Arc<Engine>) {
+        if let Some(acceptor) = self.acceptor.upgrade() {
+            let received_offset = engine.received_offset();
+            let now = acceptor.now();
+            acceptor.registry.lock().end(&engine.id, received_offset, now);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Changing the link: losing one, and carrying on with the next.
+
+use super::rx::Segment;
+use super::{Ctl, Engine, EventKind, Link, Role, Rx, SessionState, Tx};
+use crate::config::Patience;
+use crate::error::{Error, Result};
+use crate::proto::{ClientHandshake, LinkMode, OffsetError};
+use crate::sys;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// By how much a send queue can exceed SO_SNDBUF: one segment of the largest kind, rounded up (54.6 KB were seen).
+const QUEUE_OVERSHOOT_BYTES: u64 = 64 << 10;
+
+/// Where this endpoint stands, for a handshake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    /// The next byte expected from the peer.
+    pub next_offset: u64,
+    /// The earliest byte that can be sent again.
+    pub retained_offset: u64,
+    /// The end of what was ever given to a link.
+    pub sent_offset: u64,
+    /// Where our own stream ends, once it has.
+    pub end_offset: Option<u64>,
+}
+
+/// Where the peer stands, from its handshake message, and what came behind that message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerPosition<'a> {
+    pub next_offset: u64,
+    pub end_offset: Option<u64>,
+    pub receive_buffer_bytes: u64,
+    /// Received behind the message.
+    pub rest: &'a [u8],
+    /// Received on the link in all.
+    pub read_bytes: u64,
+}
+
+impl Engine {
+    /// The link broke. The first to notice takes it away from both halves and has it replaced.
+    pub(crate) fn lost(&self, link: &Arc<Link>, cause: &str) {
+        if self.salvage_handshake(link) {
+            return;
+        }
+        link.kill();
+        let mut ctl = self.ctl.lock();
+        if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
+            return;
+        }
+        let over = {
+            let mut tx = self.tx.lock();
+            let mut rx = self.rx.lock();
+            self.unload(&mut tx, &mut rx, link);
+            // Both ends are through with each other, or the application has let go and nothing of it is missing.
+            tx.sender.is_delivered() && (rx.receiver.is_complete() || ctl.released)
+        };
+        ctl.link = None;
+        ctl.last_peer = Some(link.peer_addr);
+        if over {
+            self.conclude(ctl);
+            return;
+        }
+        self.mark_lost(&mut ctl, cause);
+        let hooks = ctl.hooks.clone();
+        self.changed.notify_all();
+        drop(ctl);
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.lost(&engine);
+        }
+    }
+
+    /// A client's opening link broke before its Welcome was read: perhaps the answer is there, and says why.
+    /// True if it has been dealt with.
+    fn salvage_handshake(&self, link: &Arc<Link>) -> bool {
+        let is_opening = self.ctl.lock().link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link))
+            && !self.is_established();
+        is_opening && !link.is_dead() && self.pump_handshake(link)
+    }
+
+    fn mark_lost(&self, ctl: &mut Ctl, cause: &str) {
+        // An opening that has to be tried again is no outage yet.
+        ctl.lost_at.get_or_insert_with(Instant::now);
+        if ctl.state == SessionState::Connected {
+            ctl.outages += 1;
+            ctl.state = SessionState::Lost;
+            self.emit(ctl, EventKind::Lost { cause: cause.to_owned() });
+        }
+    }
+
+    /// Takes a link away from both halves. What it has received and nobody has read stays readable, and counts.
+    fn unload(&self, tx: &mut Tx, rx: &mut Rx, link: &Arc<Link>) {
+        // The last word of the kernel on what the peer has; it keeps its count on a dead socket.
+        self.learn_acked(tx);
+        tx.link = None;
+        tx.sender.unlink();
+        rx.link = None;
+        rx.awaiting = None;
+        // PROTOCOL 3.5: first freeze, then count, then tell.
+        let frozen = link.freeze();
+        if rx.receiver.is_framed() || rx.shut {
+            rx.inbox.clear();
+        } else {
+            let inbox = std::mem::take(&mut rx.inbox);
+            if !inbox.is_empty() {
+                rx.backlog_bytes += inbox.len() as u64;
+                rx.receiver.took(inbox.len());
+                rx.backlog.push_back(Segment::Bytes(inbox));
+            }
+            match frozen.and_then(|()| sys::unread_bytes(&**link)) {
+                Ok(left_bytes) if left_bytes > 0 => {
+                    rx.backlog_bytes += left_bytes;
+                    rx.receiver.took(usize::try_from(left_bytes).unwrap_or(usize::MAX));
+                    rx.backlog.push_back(Segment::Frozen { link: link.clone(), left_bytes });
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(session = %self.id, %error, "cannot freeze a link"),
+            }
+        }
+        rx.link_read_bytes = 0;
+    }
+
+    /// Where this endpoint stands. Only final while there is no link.
+    pub(crate) fn position(&self) -> Position {
+        let tx = self.tx.lock();
+        let rx = self.rx.lock();
+        Position {
+            next_offset: rx.receiver.next_offset(),
+            retained_offset: tx.sender.retained_offset(),
+            sent_offset: tx.sender.sent_offset_max(),
+            end_offset: tx.sender.is_ended().then(|| tx.sender.end_offset()),
+        }
+    }
+
+    /// Whether the stream could be continued where the peer says it is, as far as can be told with a link in use.
+    pub(crate) fn could_continue_at(&self, peer_offset: u64) -> bool {
+        let tx = self.tx.lock();
+        (tx.sender.acked_offset().min(tx.sender.retained_offset())..=tx.sender.sent_offset_max())
+            .contains(&peer_offset)
+    }
+
+    /// Everything before this was read by the application.
+    pub(crate) fn received_offset(&self) -> u64 {
+        self.received_offset.load(Ordering::Acquire)
+    }
+
+    /// Takes the present link out of service for a better one, and says where this endpoint stands.
+    pub(crate) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Position {
+        if let Some(link) = ctl.link.take() {
+            link.kill();
+            let mut tx = self.tx.lock();
+            let mut rx = self.rx.lock();
+            self.unload(&mut tx, &mut rx, &link);
+            drop((tx, rx));
+            ctl.last_peer = Some(link.peer_addr);
+            self.mark_lost(ctl, cause);
+        }
+        self.position()
+    }
+
+    /// Puts a new link into service.
+    ///
+    /// `head` (a Welcome, or the Hello of an opening) goes out before any payload. With `awaiting` this is a
+    /// client's opening link: it carries data at once, and its Welcome is still to come.
+    ///
+    /// # Errors
+    /// The peer's position cannot be continued from: the session has failed with this error.
+    pub(crate) fn install(
+        &self,
+        ctl: &mut Ctl,
+        link: &Arc<Link>,
+        peer: &PeerPosition<'_>,
+        head: &[u8],
+        awaiting: Option<Box<ClientHandshake>>,
+    ) -> Result<()> {
+        let opening = awaiting.is_some();
+        let resent_bytes = {
+            let mut tx = self.tx.lock();
+            let mut rx = self.rx.lock();
+            let window = self.window_bytes(link, peer.receive_buffer_bytes);
+            let confirmed = !opening;
+            let linked = tx.sender.link(link.mode(), window, peer.next_offset, confirmed);
+            let resent_bytes = match linked {
+                Ok(bytes) => bytes,
+                Err(error) => return Err(self.offset_error(error, &link.peer_addr.to_string())),
+            };
+            tx.sender.push_head(head);
+            tx.link = Some(link.clone());
+            rx.receiver.link(link.mode());
+            rx.inbox.clear();
+            rx.inbox.extend(peer.rest);
+            rx.link_read_bytes = peer.read_bytes;
+            rx.awaiting = awaiting;
+            rx.link = Some(link.clone());
+            if let Some(end_offset) = peer.end_offset
+                && end_offset == rx.receiver.next_offset()
+            {
+                rx.receiver.ends_at(end_offset);
+            }
+            self.ack_told_offset.store(rx.consumed_offset(), Ordering::Relaxed);
+            resent_bytes
+        };
+        ctl.link = Some(link.clone());
+        ctl.epoch = link.epoch;
+        ctl.reconnecting = false;
+        if !opening {
+            self.mark_connected(ctl, link, resent_bytes);
+        }
+        Ok(())
+    }
+
+    /// Books the end of an outage, or the first connection.
+    pub(crate) fn mark_connected(&self, ctl: &mut Ctl, link: &Arc<Link>, resent_bytes: u64) {
+        let first = ctl.state == SessionState::Opening;
+        ctl.state = SessionState::Connected;
+        let (epoch, mode, peer) = (link.epoch, link.mode(), link.peer_addr);
+        let pause = ctl.lost_at.take().map(|at| at.elapsed());
+        if first {
+            self.emit(ctl, EventKind::Connected { epoch, mode, peer });
+        } else {
+            let pause = pause.unwrap_or_default();
+            ctl.pause_longest = ctl.pause_longest.max(pause);
+            ctl.pause_total += pause;
+            self.emit(ctl, EventKind::Resumed { epoch, mode, pause, resent_bytes, peer });
+        }
+    }
+
+    /// After [`install`](Self::install), without any lock: sends what is pending and wakes who waited.
+    pub(crate) fn resume_io(&self) {
+        self.flush();
+        self.wake_all();
+    }
+
+    /// How much the two kernels can hold between this end and the peer's application (`window` mode).
+    pub(crate) fn window_bytes(&self, link: &Link, peer_receive_buffer_bytes: u64) -> u64 {
+        if link.mode() != LinkMode::Window {
+            return 0;
+        }
+        let send_buffer_bytes = sys::buffer_bytes(link).map_or(0, |(send, _)| send);
+        send_buffer_bytes.saturating_add(peer_receive_buffer_bytes).saturating_add(QUEUE_OVERSHOOT_BYTES)
+    }
+
+    /// A position of the peer that cannot be continued from, as an error for people.
+    pub(crate) fn offset_error(&self, error: OffsetError, peer: &str) -> Error {
+        match error {
+            OffsetError::Forgotten { peer_offset, retained_offset } => Error::BytesMissing {
+                id: self.id,
+                missing_bytes: retained_offset - peer_offset,
+                delivered_offset: peer_offset,
+            },
+            OffsetError::Future { .. } => Error::Protocol { peer: peer.to_owned(), what: error.to_string() },
+        }
+    }
+
+    /// The peer has taken in everything before `offset` (`inband`, `udp`).
+    pub(crate) fn peer_acked(&self, offset: u64) {
+        let mut tx = self.tx.lock();
+        if tx.sender.acked(offset).is_err() {
+            let link = tx.link.clone();
+            drop(tx);
+            if let Some(link) = link {
+                self.lost(&link, "the peer acknowledged bytes that were never sent");
+            }
+            return;
+        }
+        drop(tx);
+        if self.writer_waits.swap(false, Ordering::AcqRel) {
+            self.wake_all();
+        }
+    }
+
+    /// Drops the link of a quiet session; the next byte brings a new one. False if the session is not quiet.
+    pub(crate) fn passivate(&self) -> Result<bool> {
+        self.check_alive()?;
+        if self.role == Role::Server {
+            return Err(Error::Config("only the client can passivate a session: only it can make links".into()));
+        }
+        let mut ctl = self.ctl.lock();
+        let Some(link) = ctl.link.clone() else { return Ok(ctl.state == SessionState::Passive) };
+        {
+            let mut tx = self.tx.lock();
+            self.learn_acked(&mut tx);
+            let quiet = ctl.state == SessionState::Connected
+                && !tx.sender.has_output()
+                && tx.sender.acked_offset() == tx.sender.end_offset()
+                && sys::unread_bytes(&*link).is_ok_and(|bytes| bytes == 0);
+            if !quiet {
+                return Ok(false);
+            }
+        }
+        self.retire(&mut ctl, "passivated");
+        ctl.state = SessionState::Passive;
+        ctl.outages -= 1;
+        ctl.lost_at = None;
+        self.emit(&ctl, EventKind::Passivated);
+        Ok(true)
+    }
+
+    /// A passive session is wanted again.
+    pub(crate) fn wake_passive(&self) {
+        let mut ctl = self.ctl.lock();
+        if ctl.state != SessionState::Passive {
+            return;
+        }
+        ctl.state = SessionState::Lost;
+        ctl.lost_at = Some(Instant::now());
+        let hooks = ctl.hooks.clone();
+        drop(ctl);
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.lost(&engine);
+        }
+    }
+
+    /// Whether a client should go on trying, `waited` into the outage.
+    pub(crate) fn patience_left(&self) -> bool {
+        let lost_at = self.ctl.lock().lost_at;
+        match (self.config.patience, lost_at) {
+            (Patience::For(limit), Some(at)) => at.elapsed() < limit,
+            _ => true,
+        }
+    }
+
+}

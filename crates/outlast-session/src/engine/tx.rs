@@ -1,0 +1,389 @@
+//! Writing: from the application into the ring and onto the link.
+
+use super::pool::SharedPool;
+use super::{Engine, Helper, Link, Progress};
+use crate::error::{Error, Result};
+use crate::proto::{LinkMode, Sender};
+use crate::sys;
+use parking_lot::MutexGuard;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+/// Joined small writes go out when so many bytes have come together.
+const JOINED_BYTES_MAX: usize = 64 << 10;
+/// Writes from this size on go from the application's buffer to the link, and only what the kernel still holds
+/// afterwards is copied.
+const BYPASS_BYTES_MIN: usize = 32 << 10;
+/// The kernel is asked for its queue when so much is retained: often enough for the ring to stay in the cache.
+const ASK_BYTES: usize = 16 << 10;
+
+/// What writers share.
+#[derive(Debug)]
+pub(crate) struct Tx {
+    pub(crate) sender: Sender<SharedPool>,
+    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) failure: Option<Error>,
+    /// A task that waits for room.
+    pub(crate) waker: Option<Waker>,
+    /// Everything before `mark_offset` was written before `mark_ms`: how old the oldest unacknowledged byte is.
+    mark_offset: u64,
+    pub(crate) mark_ms: u64,
+    /// What the end was when the helper last looked: unchanged means idle.
+    pub(crate) idle_end_offset: u64,
+}
+
+/// What sending came to.
+#[derive(Debug)]
+pub(crate) enum Flush {
+    /// Everything is with the kernel.
+    All,
+    /// The link takes no more for now.
+    Full(Arc<Link>),
+    /// There is no link.
+    NoLink,
+    /// The link broke.
+    Broken(Arc<Link>, io::Error),
+}
+
+impl Tx {
+    pub(crate) fn new(retain_bytes_max: usize) -> Self {
+        Self {
+            sender: Sender::new(SharedPool, retain_bytes_max),
+            link: None,
+            failure: None,
+            waker: None,
+            mark_offset: 0,
+            mark_ms: 0,
+            idle_end_offset: 0,
+        }
+    }
+
+    pub(crate) fn wait(&mut self, waker: Option<&Waker>) {
+        if let Some(waker) = waker
+            && !self.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        {
+            self.waker = Some(waker.clone());
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn tx(&self) -> MutexGuard<'_, Tx> {
+        self.tx.lock()
+    }
+
+    fn check_writable(&self, tx: &Tx) -> Result<()> {
+        if let Some(failure) = &tx.failure {
+            return Err(failure.clone());
+        }
+        if tx.sender.is_ended() {
+            return Err(Error::ShutDown { id: self.id });
+        }
+        Ok(())
+    }
+
+    /// Takes bytes from the application; at least one, unless the link or the ring is full.
+    ///
+    /// What was taken is retained until the peer has it. `waker` is woken when a stalled write may go on.
+    ///
+    /// # Errors
+    /// The session failed, or was shut down for writing.
+    pub(crate) fn write(&self, bytes: &[u8], waker: Option<&Waker>) -> Result<Progress<usize>> {
+        let mut tx = self.tx.lock();
+        self.check_writable(&tx)?;
+        if bytes.is_empty() {
+            return Ok(Progress::Done(0));
+        }
+        let joinable = self.config.coalesce && self.wrote.load(Ordering::Relaxed);
+        if joinable && bytes.len() < BYPASS_BYTES_MIN {
+            let pending_bytes = usize::try_from(tx.sender.pending_bytes()).unwrap_or(usize::MAX);
+            if pending_bytes + bytes.len() < JOINED_BYTES_MAX && tx.sender.room_bytes() >= bytes.len() {
+                tx.sender.push(bytes);
+                self.mark_dirty();
+                return Ok(Progress::Done(bytes.len()));
+            }
+        }
+        if !joinable {
+            self.wrote.store(true, Ordering::Relaxed);
+        }
+        if bytes.len() >= BYPASS_BYTES_MIN && tx.link.is_some() {
+            self.write_large(tx, bytes, waker)
+        } else {
+            self.write_small(tx, bytes, waker)
+        }
+    }
+
+    /// Through the ring, and out at once.
+    fn write_small(
+        &self,
+        mut tx: MutexGuard<'_, Tx>,
+        bytes: &[u8],
+        waker: Option<&Waker>,
+    ) -> Result<Progress<usize>> {
+        let mut taken_bytes = tx.sender.push(bytes);
+        let flush = self.flush_locked(&mut tx);
+        if taken_bytes == 0 {
+            self.learn_acked(&mut tx);
+            taken_bytes = tx.sender.push(bytes);
+            if taken_bytes == 0 {
+                return Ok(self.stalled(tx, flush, waker));
+            }
+            let again = self.flush_locked(&mut tx);
+            self.after_flush(tx, again);
+            return Ok(Progress::Done(taken_bytes));
+        }
+        self.after_flush(tx, flush);
+        Ok(Progress::Done(taken_bytes))
+    }
+
+    /// Past the ring where the mode allows it.
+    fn write_large(
+        &self,
+        mut tx: MutexGuard<'_, Tx>,
+        bytes: &[u8],
+        waker: Option<&Waker>,
+    ) -> Result<Progress<usize>> {
+        if tx.sender.has_output() {
+            match self.flush_locked(&mut tx) {
+                Flush::All => {}
+                Flush::Full(link) if !tx.sender.is_confirmed() || tx.sender.room_bytes() == 0 => {
+                    return Ok(self.stalled(tx, Flush::Full(link), waker));
+                }
+                Flush::Full(link) => {
+                    tx.wait(waker);
+                    return Ok(Progress::Wait(link));
+                }
+                other => {
+                    self.after_flush(tx, other);
+                    return self.write_small(self.tx.lock(), bytes, waker);
+                }
+            }
+        }
+        let Some(link) = tx.link.clone() else { return self.write_small(tx, bytes, waker) };
+        if !tx.sender.can_bypass() || link.is_tls() {
+            return self.write_small(tx, bytes, waker);
+        }
+        if link.mode() != LinkMode::Window && tx.sender.room_bytes() < bytes.len() {
+            self.learn_acked(&mut tx);
+        }
+        let room_bytes = match link.mode() {
+            // Every write pushes out what is a window older than it.
+            LinkMode::Window => tx.sender.room_bytes().max(JOINED_BYTES_MAX),
+            _ => tx.sender.room_bytes(),
+        };
+        if room_bytes == 0 {
+            return Ok(self.stalled(tx, Flush::All, waker));
+        }
+        let offered = bytes.get(..room_bytes.min(bytes.len())).unwrap_or(bytes);
+        match link.send_one(offered) {
+            Ok(count) => {
+                let held_bytes = match link.mode() {
+                    LinkMode::Kernel => sys::unacked_bytes(&*link).unwrap_or(u64::MAX),
+                    _ => u64::MAX,
+                };
+                tx.sender.bypassed(offered.get(..count).unwrap_or(offered), held_bytes);
+                self.watch_idle(&mut tx);
+                Ok(Progress::Done(count))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tx.wait(waker);
+                Ok(Progress::Wait(link))
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Progress::Wait(link)),
+            Err(error) => {
+                drop(tx);
+                self.lost(&link, &error.to_string());
+                self.write_small(self.tx.lock(), bytes, waker)
+            }
+        }
+    }
+
+    /// Nothing could be taken.
+    fn stalled(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush, waker: Option<&Waker>) -> Progress<usize> {
+        tx.wait(waker);
+        self.writer_waits.store(true, Ordering::Release);
+        match flush {
+            Flush::Full(link) if tx.sender.is_confirmed() && link.mode() == LinkMode::Kernel => Progress::Wait(link),
+            Flush::Broken(link, error) => {
+                drop(tx);
+                self.lost(&link, &error.to_string());
+                Progress::Stalled
+            }
+            _ => {
+                // Only the peer can make room: its acknowledgements are looked for in the background.
+                drop(tx);
+                Helper::get().watch_stalled(self);
+                Progress::Stalled
+            }
+        }
+    }
+
+    /// Takes care of what a flush left behind.
+    fn after_flush(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush) {
+        match flush {
+            Flush::All => self.watch_idle(&mut tx),
+            Flush::NoLink => {}
+            Flush::Full(link) => {
+                drop(tx);
+                Helper::get().watch_writable(self, &link);
+            }
+            Flush::Broken(link, error) => {
+                drop(tx);
+                self.lost(&link, &error.to_string());
+            }
+        }
+    }
+
+    /// Hands everything pending to the link, as far as it takes it.
+    pub(crate) fn flush_locked(&self, tx: &mut Tx) -> Flush {
+        let Some(link) = tx.link.as_ref() else { return Flush::NoLink };
+        self.dirty.store(false, Ordering::Relaxed);
+        loop {
+            let received_offset = self.received_offset.load(Ordering::Acquire);
+            tx.sender.prepare(received_offset);
+            if !tx.sender.has_output() {
+                break;
+            }
+            if tx.sender.fin_due() {
+                break;
+            }
+            match link.send(&tx.sender.chunks()) {
+                Ok(count) => {
+                    tx.sender.sent(count);
+                    if link.mode() == LinkMode::Inband {
+                        self.ack_told_offset.store(received_offset, Ordering::Relaxed);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flush::Full(link.clone()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Flush::Broken(link.clone(), error),
+            }
+        }
+        if link.is_tls()
+            && let Err(error) = link.flush()
+        {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return Flush::Full(link.clone());
+            }
+            return Flush::Broken(link.clone(), error);
+        }
+        if tx.sender.fin_due() {
+            // PROTOCOL 2.4: the end of the stream is the FIN.
+            if let Err(error) = sys::shut_write(&**link) {
+                return Flush::Broken(link.clone(), error);
+            }
+            tx.sender.fin_sent();
+        }
+        if tx.sender.retained_bytes() >= ASK_BYTES {
+            self.learn_acked(tx);
+        }
+        Flush::All
+    }
+
+    /// Sends what is pending; the rest follows in the background.
+    pub(crate) fn flush(&self) {
+        let mut tx = self.tx.lock();
+        let flush = self.flush_locked(&mut tx);
+        self.after_flush(tx, flush);
+    }
+
+    /// Before a read that may wait: sends what is joined, unless a writer is at it. Called with `rx` held, hence
+    /// without waiting for a lock; what is left to be done is for [`settle`](Self::settle).
+    #[inline]
+    pub(crate) fn flush_before_read(&self) -> Option<Flush> {
+        if self.wrote.load(Ordering::Relaxed) {
+            self.wrote.store(false, Ordering::Relaxed);
+        }
+        if !self.dirty.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut tx = self.tx.try_lock()?;
+        let flush = self.flush_locked(&mut tx);
+        matches!(flush, Flush::Full(_) | Flush::Broken(..)).then_some(flush)
+    }
+
+    /// Takes care of what a flush left behind.
+    pub(crate) fn settle(&self, flush: Flush) {
+        self.after_flush(self.tx.lock(), flush);
+    }
+
+    /// A handshake message waits to ride with the application's first bytes; it goes alone if there are none soon.
+    pub(crate) fn flush_with_first_write(&self) {
+        self.mark_dirty();
+    }
+
+    /// Asks the kernel what it still holds, and forgets the rest.
+    pub(crate) fn learn_acked(&self, tx: &mut Tx) {
+        let Some(link) = &tx.link else { return };
+        match link.mode() {
+            LinkMode::Kernel => {
+                if let Ok(held_bytes) = sys::unacked_bytes(&**link) {
+                    tx.sender.kernel_holds(held_bytes);
+                }
+            }
+            LinkMode::Window => {
+                if tx.sender.is_end_sent() && sys::unacked_bytes(&**link).is_ok_and(|held_bytes| held_bytes == 0) {
+                    let end_offset = tx.sender.end_offset();
+                    if tx.sender.acked(end_offset).is_ok() {
+                        tx.sender.end_acked();
+                    }
+                }
+            }
+            LinkMode::Udp | LinkMode::Inband => {}
+        }
+        let acked_offset = tx.sender.acked_offset();
+        if acked_offset >= tx.mark_offset {
+            tx.mark_offset = tx.sender.end_offset();
+            tx.mark_ms = sys::coarse_now_ms();
+        }
+    }
+
+    /// Output waits: the helper sends it at the next tick unless somebody does before.
+    #[inline]
+    fn mark_dirty(&self) {
+        if !self.dirty.swap(true, Ordering::Relaxed) {
+            Helper::get().flush_soon(self);
+        }
+    }
+
+    /// Something was sent: have the helper look again later, to forget what was acknowledged and to give memory back.
+    #[inline]
+    fn watch_idle(&self, _tx: &mut Tx) {
+        if !self.idle_listed.load(Ordering::Relaxed) && !self.idle_listed.swap(true, Ordering::Relaxed) {
+            Helper::get().watch_idle(self);
+        }
+    }
+
+    /// Room to write into directly, contiguous, of at most `bytes_max`, and what to do if there is none.
+    pub(crate) fn reserve<'a>(
+        &self,
+        tx: &'a mut MutexGuard<'_, Tx>,
+        bytes_max: usize,
+    ) -> Result<&'a mut [u8]> {
+        self.check_writable(tx)?;
+        if tx.sender.room_bytes() < bytes_max {
+            self.learn_acked(tx);
+        }
+        Ok(tx.sender.reserve(bytes_max))
+    }
+
+    /// The reserved room was filled: sends it. Small commits are joined as small writes are.
+    pub(crate) fn commit(&self, mut tx: MutexGuard<'_, Tx>, bytes: usize) {
+        tx.sender.commit(bytes);
+        let joinable = self.config.coalesce && self.wrote.swap(true, Ordering::Relaxed);
+        if joinable && tx.link.is_some() && tx.sender.pending_bytes() < JOINED_BYTES_MAX as u64 {
+            self.mark_dirty();
+            return;
+        }
+        let flush = self.flush_locked(&mut tx);
+        self.after_flush(tx, flush);
+    }
+
+    /// Nothing can be reserved: what to wait for.
+    pub(crate) fn no_room(&self, mut tx: MutexGuard<'_, Tx>, waker: Option<&Waker>) -> Progress<usize> {
+        let flush = self.flush_locked(&mut tx);
+        self.stalled(tx, flush, waker)
+    }
+}

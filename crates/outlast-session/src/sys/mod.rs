@@ -1,0 +1,12 @@
+//! The system calls that no safe library offers: everything `unsafe` of this crate is in here.
+//!
+//! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
+//! tested against the real kernel in `tests/kernel_facts.rs`.
+
+mod netlink;
+mod reactor;
+mod tcp;
+
+pub(crate) use netlink::RouteWatch;
+pub(crate) use reactor::{Shared, register};
+pub(crate) use tcp::*;

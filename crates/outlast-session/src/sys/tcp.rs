@@ -1,0 +1,225 @@
+//! Facts about a TCP socket that only the kernel knows, and the few things one can do to it.
+
+use std::io::{self, IoSlice};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn length_of<T>() -> libc::socklen_t {
+    // No option value here is larger than a few hundred bytes.
+    #[allow(clippy::cast_possible_truncation)]
+    let length = size_of::<T>() as libc::socklen_t;
+    length
+}
+
+fn get_option<T: Copy>(fd: RawFd, level: i32, name: i32, mut value: T) -> io::Result<(T, usize)> {
+    let mut length = length_of::<T>();
+    // SAFETY: `value` is a live, writable T of `length` bytes, and the kernel writes at most `length`; every
+    // T used here is an integer or a struct of integers, for which all bit patterns are valid.
+    check(unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut length) })?;
+    Ok((value, length as usize))
+}
+
+fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> io::Result<()> {
+    // SAFETY: `value` is a live T of the given length, only read by the kernel.
+    check(unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length_of::<T>()) })
+}
+
+fn get_count(fd: RawFd, request: libc::Ioctl) -> io::Result<u64> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: SIOCINQ and SIOCOUTQ write one int to the given address.
+    check(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}
+
+/// Bytes (and a FIN) handed to the socket that the peer's kernel has not acknowledged: SIOCOUTQ.
+///
+/// Truthful also on a socket that was reset or timed out; not after `close`.
+pub(crate) fn unacked_bytes(fd: impl AsFd) -> io::Result<u64> {
+    get_count(fd.as_fd().as_raw_fd(), libc::TIOCOUTQ)
+}
+
+/// Bytes received and not yet read: SIOCINQ. A FIN does not count.
+pub(crate) fn unread_bytes(fd: impl AsFd) -> io::Result<u64> {
+    get_count(fd.as_fd().as_raw_fd(), libc::FIONREAD)
+}
+
+/// The value the kernel would put into the TSval of the next segment (socket option TCP_TIMESTAMP).
+pub(crate) fn tcp_timestamp(fd: impl AsFd) -> io::Result<u32> {
+    Ok(get_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, 0u32)?.0)
+}
+
+/// Whether the connection negotiated RFC 7323 timestamps.
+pub(crate) fn has_timestamps(fd: impl AsFd) -> bool {
+    const TCPI_OPT_TIMESTAMPS: u8 = 1;
+    tcp_info(fd).is_ok_and(|info| info.options & TCPI_OPT_TIMESTAMPS != 0)
+}
+
+/// Keeps the SYN of accepted connections for [`saved_syn`]. Set on the listening socket.
+pub(crate) fn save_syn(fd: impl AsFd) -> io::Result<()> {
+    set_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1i32)
+}
+
+/// The network and transport headers of the SYN that opened this accepted connection. Readable once.
+pub(crate) fn saved_syn(fd: impl AsFd) -> io::Result<Vec<u8>> {
+    let mut headers = vec![0u8; 256];
+    let mut length = length_of::<[u8; 256]>();
+    // SAFETY: `headers` is writable for `length` = 256 bytes, the kernel writes at most that.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_SAVED_SYN,
+            headers.as_mut_ptr().cast(),
+            &mut length,
+        )
+    })?;
+    headers.truncate(length as usize);
+    Ok(headers)
+}
+
+/// What of `struct tcp_info` is used here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcpInfo {
+    /// Negotiated options.
+    pub options: u8,
+    /// Payload bytes received in order, plus one for a FIN.
+    pub bytes_received: u64,
+}
+
+/// The head of the kernel's `struct tcp_info`, up to `tcpi_bytes_received` (linux/tcp.h; since 4.1).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawTcpInfo {
+    state: u8,
+    ca_state: u8,
+    retransmits: u8,
+    probes: u8,
+    backoff: u8,
+    options: u8,
+    window_scales: u8,
+    rate_flags: u8,
+    words: [u32; 24],
+    pacing_rate: u64,
+    max_pacing_rate: u64,
+    bytes_acked: u64,
+    bytes_received: u64,
+}
+
+/// Reads the socket's TCP_INFO.
+pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
+    // SAFETY: RawTcpInfo is plain integers, for which zero is a valid value.
+    let zero: RawTcpInfo = unsafe { MaybeUninit::zeroed().assume_init() };
+    let (raw, length) = get_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, zero)?;
+    if length < size_of::<RawTcpInfo>() {
+        return Err(io::Error::from_raw_os_error(libc::ENOTSUP));
+    }
+    Ok(TcpInfo { options: raw.options, bytes_received: raw.bytes_received })
+}
+
+/// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
+/// nothing more is acknowledged and [`unread_bytes`] is final. What was received before stays readable.
+///
+/// A classic BPF filter of one instruction, `return 0`; needs no privilege. The filter runs before a segment
+/// is queued for the socket's owner, and SIOCINQ takes the socket's lock, so that whatever had passed the
+/// filter has been counted when SIOCINQ answers.
+pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
+    const RETURN_CONSTANT: u16 = 0x06; // BPF_RET | BPF_K
+    let mut drop_all = [libc::sock_filter { code: RETURN_CONSTANT, jt: 0, jf: 0, k: 0 }];
+    let program = libc::sock_fprog { len: 1, filter: drop_all.as_mut_ptr() };
+    set_option(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
+}
+
+/// Receives into `buffer`; blocks if `wait`.
+pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
+    let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
+    // SAFETY: `buffer` is writable for its length.
+    let count = unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Looks at received bytes without taking them; never blocks.
+pub(crate) fn peek(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: `buffer` is writable for its length.
+    let count = unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends one buffer; never blocks, never raises SIGPIPE.
+pub(crate) fn send(fd: impl AsFd, buffer: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: `buffer` is readable for its length.
+    let count = unsafe { libc::send(fd.as_fd().as_raw_fd(), buffer.as_ptr().cast(), buffer.len(), flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends several buffers as one write; never blocks, never raises SIGPIPE.
+pub(crate) fn send_vectored(fd: impl AsFd, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+    // SAFETY: msghdr is plain data for which zero is valid.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = buffers.as_ptr().cast_mut().cast();
+    message.msg_iovlen = buffers.len() as _;
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: IoSlice is ABI-compatible with iovec, every slice is live and only read, and the count is right.
+    let count = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &message, flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Wakes everybody who waits for input on the socket, for good; nothing goes out on the wire.
+pub(crate) fn shut_read(fd: impl AsFd) {
+    // SAFETY: no memory is involved. An error means that the socket is dead already, which serves as well.
+    unsafe { libc::shutdown(fd.as_fd().as_raw_fd(), libc::SHUT_RD) };
+}
+
+/// Queues a FIN behind what was sent.
+pub(crate) fn shut_write(fd: impl AsFd) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::shutdown(fd.as_fd().as_raw_fd(), libc::SHUT_WR) })
+}
+
+/// Chooses what `close` (and the end of the process) does: reset the connection, or end it in order.
+pub(crate) fn reset_on_close(fd: impl AsFd, reset: bool) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: i32::from(reset), l_linger: 0 };
+    set_option(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, linger)
+}
+
+/// SO_SNDBUF and SO_RCVBUF as the kernel counts them now.
+pub(crate) fn buffer_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
+    let fd = fd.as_fd().as_raw_fd();
+    let send = get_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 0i32)?.0;
+    let receive = get_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0i32)?.0;
+    Ok((u64::try_from(send).unwrap_or(0), u64::try_from(receive).unwrap_or(0)))
+}
+
+/// Waits until the socket is readable or writable as asked, or in error; false when the time is over.
+pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32) -> io::Result<bool> {
+    let mut events = libc::POLLRDHUP;
+    if read {
+        events |= libc::POLLIN;
+    }
+    if write {
+        events |= libc::POLLOUT;
+    }
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events, revents: 0 };
+    // SAFETY: one valid pollfd.
+    match unsafe { libc::poll(&raw mut poll, 1, timeout_ms) } {
+        0 => Ok(false),
+        n if n > 0 => Ok(true),
+        _ => {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
+        }
+    }
+}
+
+/// Milliseconds since an arbitrary origin, to the kernel's tick (1 to 10 ms): cheap enough for every write.
+pub(crate) fn coarse_now_ms() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is writable; the clock exists since Linux 2.6.32.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}

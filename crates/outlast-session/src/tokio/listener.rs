@@ -1,0 +1,180 @@
+//! Accepting sessions with tasks.
+
+use super::Session;
+use super::reconnect::wait;
+use crate::config::Config;
+use crate::engine::{Acceptor, Engine, Events, Info, Link, Shaken, Shaking};
+use crate::error::{Error, Result};
+use crate::proto::SessionId;
+use ::tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
+use ::tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use ::tokio::task::AbortHandle;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// New sessions that wait for `accept`; beyond that they wait in the kernel.
+const ACCEPTED_MAX: usize = 1024;
+
+/// Accepts sessions, and carries those it has accepted over to their next links.
+///
+/// A task of its own takes connections, so that a session can resume whatever the application is doing. Dropping the
+/// listener ends that: its sessions live on as long as their present links.
+#[derive(Debug)]
+pub struct Listener {
+    acceptor: Arc<Acceptor>,
+    accepted: Mutex<mpsc::Receiver<Arc<Engine>>>,
+    task: AbortHandle,
+    local_addr: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on `address` with the default settings.
+    ///
+    /// # Errors
+    /// As [`bind_with`](Self::bind_with).
+    pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
+        Self::bind_with(address, &Arc::new(Config::default())).await
+    }
+
+    /// Listens on the first of the addresses that can be had.
+    ///
+    /// # Errors
+    /// [`Error::System`] if none can, [`Error::Config`] for settings that cannot work.
+    pub async fn bind_with(address: impl ToSocketAddrs, config: &Arc<Config>) -> Result<Listener> {
+        config.check()?;
+        let failed = |error: io::Error| Error::system("listen", &error);
+        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
+        let listener = std::net::TcpListener::bind(addresses.as_slice()).map_err(failed)?;
+        Self::from_std(listener, config)
+    }
+
+    /// Takes a listening socket over. Has to be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::System`] if its options cannot be set.
+    pub fn from_std(listener: std::net::TcpListener, config: &Arc<Config>) -> Result<Listener> {
+        config.check()?;
+        let failed = |error: io::Error| Error::system("listen", &error);
+        let acceptor = Acceptor::new(config.clone());
+        let local_addr = listener.local_addr().map_err(failed)?;
+        let socket = socket2::Socket::from(listener);
+        acceptor.prepare(&socket)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let listener = TcpListener::from_std(socket.into()).map_err(failed)?;
+        let (sender, receiver) = mpsc::channel(ACCEPTED_MAX);
+        let task = ::tokio::spawn(accept_all(listener, acceptor.clone(), sender)).abort_handle();
+        Ok(Listener { acceptor, accepted: Mutex::new(receiver), task, local_addr })
+    }
+
+    /// Waits for a new session. Resumed ones are carried on without being seen here.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the listening socket broke.
+    pub async fn accept(&self) -> Result<Session> {
+        match self.accepted.lock().await.recv().await {
+            Some(engine) => Ok(Session::new(engine)),
+            None => Err(Error::system("accept", &io::Error::from_raw_os_error(libc::EBADF))),
+        }
+    }
+
+    /// The address that clients connect to.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Snapshots of all sessions, with a link or without.
+    pub fn sessions(&self) -> Vec<Info> {
+        self.acceptor.sessions()
+    }
+
+    /// Ends a session at once. False if there is none of that name.
+    pub fn kill(&self, id: &SessionId) -> bool {
+        self.acceptor.kill(id)
+    }
+
+    /// What happens to any of the sessions from now on.
+    pub fn events(&self) -> Events {
+        self.acceptor.events()
+    }
+
+    /// How many connections were turned away, by reason.
+    pub fn refusals(&self) -> Vec<(&'static str, u64)> {
+        self.acceptor.refusals()
+    }
+
+    /// Whether new sessions are refused; the present ones go on and can resume.
+    pub fn set_draining(&self, draining: bool) {
+        self.acceptor.set_draining(draining);
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.acceptor.close();
+    }
+}
+
+async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc::Sender<Arc<Engine>>) {
+    let handshakes = Arc::new(Semaphore::new(acceptor.config.handshakes_max));
+    loop {
+        let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
+                tracing::warn!(%error, "cannot accept");
+                ::tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        let link = stream.into_std().and_then(|stream| {
+            acceptor.server_link(socket2::Socket::from(stream)).map_err(io::Error::from)
+        });
+        match link {
+            Ok(link) => {
+                ::tokio::spawn(shake_hands(link, acceptor.clone(), sender.clone(), permit));
+            }
+            Err(error) => tracing::warn!(%error, "cannot use a connection"),
+        }
+    }
+}
+
+async fn shake_hands(
+    link: Link,
+    acceptor: Arc<Acceptor>,
+    sender: mpsc::Sender<Arc<Engine>>,
+    permit: OwnedSemaphorePermit,
+) {
+    let shaken = ::tokio::time::timeout(acceptor.config.handshake_timeout, shake(link, &acceptor)).await;
+    drop(permit);
+    match shaken {
+        Ok(Ok(Shaken::Opened(engine))) => {
+            // A listener that is gone has no use for it.
+            let _ = sender.send(engine).await;
+        }
+        Ok(Ok(Shaken::Wait | Shaken::Done)) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a connection ended before its handshake");
+            acceptor.count_failed();
+        }
+        Err(_) => acceptor.count_failed(),
+    }
+}
+
+async fn shake(link: Link, acceptor: &Acceptor) -> io::Result<Shaken> {
+    link.register()?;
+    let mut shaking = Shaking::new(link);
+    loop {
+        match shaking.step(acceptor)? {
+            Shaken::Wait => {
+                let write = shaking.wants_write();
+                let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
+                wait(link, write).await?;
+            }
+            done => return Ok(done),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Sessions for tokio: the names and the behaviour of `tokio::net`, over links that may break.
+//!
+//! There is no task per session. A session is driven by whoever reads and writes it; a task exists only for a
+//! connection that shakes hands, for an outage of a client, and one for each [`Listener`]. Service code sees a byte
+//! stream and nothing of all this.
+
+mod halves;
+mod listener;
+mod reconnect;
+mod session;
+
+pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+pub use listener::Listener;
+pub use session::Session;

@@ -1,0 +1,184 @@
+//! Making links with tokio: the first one in the caller's task, later ones in a task of the outage.
+
+use crate::config::Config;
+use crate::engine::{Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, Waiting, new_session_id};
+use crate::error::{Error, Result};
+use crate::targets::Targets;
+use ::tokio::io::Interest;
+use ::tokio::net::TcpSocket;
+use ::tokio::runtime::Handle;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Openings tried in other modes or with later numbers before it counts as a failure.
+const OPENINGS_MAX: u32 = 8;
+
+/// Opens a session on the first address that works.
+pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
+    let engine = Engine::new(new_session_id(), Role::Client, config.clone());
+    engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
+    for _ in 0..OPENINGS_MAX {
+        match attempt(&engine, targets).await {
+            Verdict::Installed => {
+                if config.watch_network {
+                    Helper::get().watch_network(&engine);
+                }
+                return Ok(engine);
+            }
+            Verdict::Fatal(error) => return Err(error),
+            Verdict::Again { error, .. } if engine.has_other_mode() => tracing::debug!(%error, "opening again"),
+            Verdict::Again { error: last, .. } => {
+                return Err(Error::Connect { targets: targets.to_string(), last });
+            }
+            Verdict::More(_) => {}
+        }
+    }
+    Err(Error::Connect { targets: targets.to_string(), last: "no mode works on this path".into() })
+}
+
+/// One round over all addresses of all targets.
+async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
+    let mut last = String::from("no address");
+    for target in targets.iter() {
+        let addresses: Vec<SocketAddr> = match ::tokio::net::lookup_host(target).await {
+            Ok(addresses) => addresses.collect(),
+            Err(error) => {
+                last = format!("{target}: {error}");
+                continue;
+            }
+        };
+        for address in addresses {
+            let timeout = engine.config.handshake_timeout;
+            match ::tokio::time::timeout(timeout, attempt_address(engine, target, address)).await {
+                Ok(Ok(verdict)) => return verdict,
+                Ok(Err(Error::System { errno, .. })) => last = format!("{address}: {errno}"),
+                Ok(Err(error)) => return Verdict::Fatal(error),
+                Err(_) => last = format!("{address}: no answer within {timeout:?}"),
+            }
+        }
+    }
+    Verdict::Again { error: last, after: Duration::ZERO }
+}
+
+async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
+    let socket = engine.client_socket(address)?;
+    socket.set_nonblocking(true).map_err(|error| Error::system("make a socket", &error))?;
+    let stream = tokio_socket(socket).connect(address).await.map_err(|error| Error::system("connect", &error))?;
+    let stream = stream.into_std().map_err(|error| Error::system("connect", &error))?;
+    let link = engine.client_link(socket2::Socket::from(stream), target)?;
+    link.register().map_err(|error| Error::system("watch a socket", &error))?;
+    let failed = |error: io::Error| Error::system("shake hands", &error);
+    loop {
+        match link.handshake() {
+            Ok(_) => break,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait(&link, link.handshake_wants_write()).await.map_err(failed)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Ok(engine.tls_failed(&link, &error));
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    match engine.client_begin(&link)? {
+        Begun::Installed => Ok(Verdict::Installed),
+        Begun::Shake(shake) => shake_hands(engine, &link, shake).await.map_err(failed),
+    }
+}
+
+/// Our options, tokio's connecting.
+fn tokio_socket(socket: socket2::Socket) -> TcpSocket {
+    TcpSocket::from_std_stream(std::net::TcpStream::from(OwnedFd::from(socket)))
+}
+
+/// Sends and receives until there is a verdict.
+async fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shake>) -> io::Result<Verdict> {
+    loop {
+        let output = std::mem::take(&mut shake.output);
+        let mut rest = output.as_slice();
+        let mut buffer = [0u8; 4096];
+        let received = loop {
+            let result = if rest.is_empty() {
+                link.receive(&mut buffer, &mut Waiting::Never).map(Some)
+            } else {
+                link.send_one(rest).map(|count| {
+                    rest = rest.get(count..).unwrap_or_default();
+                    None
+                })
+            };
+            match result {
+                Ok(None) => {}
+                Ok(Some(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(Some(count)) => break count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(link, !rest.is_empty()).await?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        };
+        match engine.client_feed(shake, link, buffer.get(..received).unwrap_or_default()) {
+            Verdict::More(more) => shake = more,
+            verdict => return Ok(verdict),
+        }
+    }
+}
+
+/// Waits for a link that nobody else uses yet.
+pub(super) async fn wait(link: &Link, write: bool) -> io::Result<()> {
+    let Some(reactor) = link.reactor() else {
+        return Err(io::Error::other("the link belongs to no tokio runtime"));
+    };
+    let interest = if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+    reactor.ready(interest).await?.clear_ready();
+    Ok(())
+}
+
+/// What a client does about a lost link.
+#[derive(Debug)]
+struct Reconnector {
+    targets: Targets,
+    runtime: Handle,
+}
+
+impl Hooks for Reconnector {
+    fn lost(&self, engine: &Arc<Engine>) {
+        if engine.begin_reconnecting() {
+            let (engine, targets) = (engine.clone(), self.targets.clone());
+            self.runtime.spawn(async move { reconnect(&engine, &targets).await });
+        }
+    }
+
+    fn over(&self, _engine: &Arc<Engine>) {}
+
+    fn network_changed(&self, engine: &Arc<Engine>) {
+        engine.interrupt_backoff();
+        if engine.path_changed() {
+            self.lost(engine);
+        }
+    }
+}
+
+/// Tries until there is a link, or no patience left, or the session is over.
+async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
+    let mut backoff = engine.backoff();
+    let mut attempts = 0;
+    while !engine.is_over() {
+        let (error, after) = match attempt(engine, targets).await {
+            Verdict::Installed => return,
+            Verdict::Fatal(error) => return engine.fail(error),
+            Verdict::Again { error, after } => (error, after),
+            Verdict::More(_) => continue,
+        };
+        attempts += 1;
+        if !engine.patience_left() {
+            return engine.fail(engine.give_up(targets, error));
+        }
+        let delay = backoff.next_delay().max(after);
+        engine.note_retry(attempts, &error, delay);
+        let hurry = engine.hurry.notified();
+        let _ = ::tokio::time::timeout(delay, hurry).await;
+    }
+}
+

@@ -1,0 +1,250 @@
+//! A session as a task uses it.
+
+use super::halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+use super::reconnect;
+use crate::config::Config;
+use crate::engine::{Engine, Events, Info, Link, Progress, Waiting};
+use crate::error::{Error, Result};
+use crate::proto::SessionId;
+use crate::targets::Targets;
+use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// A byte stream that outlives the TCP connection it rides on.
+///
+/// Reads and writes as a `TcpStream` does. While there is no link, a write fills the ring and then waits, and a read
+/// waits; neither fails. An error means that the session is over. At most one task may wait to read, and one to write.
+///
+/// Dropping it closes the session: what was written is still delivered in the background, while the process lives.
+/// Await [`finish`](Session::finish) to be sure before the process ends.
+#[derive(Debug)]
+pub struct Session {
+    engine: Arc<Engine>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.engine.release();
+    }
+}
+
+impl Session {
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine }
+    }
+
+    /// Opens a session with the default settings. `targets` is `host:port[,host:port ...]`.
+    ///
+    /// # Errors
+    /// As [`connect_with`](Self::connect_with).
+    pub async fn connect(targets: &str) -> Result<Session> {
+        Self::connect_with(&targets.parse()?, &Arc::new(Config::default())).await
+    }
+
+    /// Opens a session: returns when a link is up. The opening rides with the first bytes written, without a round
+    /// trip of its own; what the server says to it is found by the first read. To wait for it: [`established`].
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if no address can be reached, [`Error::Config`] for settings that cannot work,
+    /// [`Error::Refused`] and [`Error::Protocol`] if the server says no before any byte is sent (psk, tls).
+    ///
+    /// [`established`]: Session::established
+    pub async fn connect_with(targets: &Targets, config: &Arc<Config>) -> Result<Session> {
+        config.check()?;
+        Ok(Session::new(reconnect::connect(targets, config).await?))
+    }
+
+    /// Waits until the server has welcomed the session.
+    ///
+    /// # Errors
+    /// What the server said instead.
+    pub async fn established(&self) -> Result<()> {
+        self.engine.flush();
+        let mut pause = Duration::from_micros(200);
+        loop {
+            self.engine.check_alive()?;
+            if self.engine.is_established() {
+                return Ok(());
+            }
+            self.engine.pump_input();
+            if !self.engine.is_established() {
+                ::tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// The session's name, the same on both sides. In `open` security whoever knows it can resume the session.
+    pub fn id(&self) -> SessionId {
+        self.engine.id
+    }
+
+    /// A snapshot: bytes, outages, the link now.
+    pub fn info(&self) -> Info {
+        self.engine.info()
+    }
+
+    /// What happens to the session from now on.
+    pub fn events(&self) -> Events {
+        self.engine.events()
+    }
+
+    /// The other end of the present link, or of the last one.
+    ///
+    /// # Errors
+    /// `NotConnected` if there never was one.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.info().peer_addr.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Our end of the present link.
+    ///
+    /// # Errors
+    /// `NotConnected` while there is none.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.info().local_addr.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Ends one direction or both, across breaks.
+    ///
+    /// # Errors
+    /// The session has failed.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        self.engine.shutdown(how)
+    }
+
+    /// Ends our direction and returns when the peer has everything.
+    ///
+    /// # Errors
+    /// The session failed first.
+    pub async fn finish(&self) -> Result<()> {
+        self.engine.shutdown(Shutdown::Write)?;
+        let mut pause = Duration::from_micros(200);
+        while !self.engine.is_delivered() {
+            self.engine.check_alive()?;
+            self.engine.flush();
+            self.engine.pump_input();
+            // The kernel does not tell when its queue is empty: ask, less and less often.
+            ::tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Drops the link of a quiet session until the next byte is written. False if the session is not quiet.
+    ///
+    /// # Errors
+    /// The session has failed, or this is the server's end: only a client can make links.
+    pub fn passivate(&self) -> Result<bool> {
+        self.engine.passivate()
+    }
+
+    /// Ends the session at once; both sides get an error, and what is not delivered is lost.
+    pub fn kill(&self) {
+        self.engine.fail(Error::Killed { id: self.engine.id });
+    }
+
+    /// Borrows the two directions.
+    pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
+        (ReadHalf::new(self), WriteHalf::new(self))
+    }
+
+    /// Parts the two directions. The session is let go of when both halves are dropped; dropping the writing half
+    /// ends its direction.
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        let session = Arc::new(self);
+        (OwnedReadHalf::new(session.clone()), OwnedWriteHalf::new(session))
+    }
+
+    /// Has `fill` write up to `bytes_max` bytes right where they will be retained, for instance by a non-blocking
+    /// `read`: saves a copy. What `fill` returns is passed through; on 0 or an error nothing is written.
+    ///
+    /// # Errors
+    /// As a write, and those of `fill`.
+    pub fn poll_write_with(
+        &self,
+        cx: &mut Context<'_>,
+        bytes_max: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut tx = self.engine.tx();
+            let room = self.engine.reserve(&mut tx, bytes_max)?;
+            if !room.is_empty() || bytes_max == 0 {
+                let count = fill(room)?;
+                if count > 0 {
+                    self.engine.commit(tx, count);
+                }
+                return Poll::Ready(Ok(count));
+            }
+            match self.engine.no_room(tx, Some(cx.waker())) {
+                Progress::Done(_) => {}
+                Progress::Wait(link) => ready!(poll_writable(&link, cx))?,
+                Progress::Stalled => return Poll::Pending,
+            }
+        }
+    }
+
+    pub(super) fn poll_read_shared(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let buffer = buf.initialize_unfilled();
+        match self.engine.read(buffer, Waiting::Task(cx))? {
+            Progress::Done(count) => {
+                buf.advance(count);
+                Poll::Ready(Ok(()))
+            }
+            // The reactor, or whoever makes the next link, wakes the task.
+            Progress::Wait(_) | Progress::Stalled => Poll::Pending,
+        }
+    }
+
+    pub(super) fn poll_write_shared(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match self.engine.write(bytes, Some(cx.waker()))? {
+                Progress::Done(count) => return Poll::Ready(Ok(count)),
+                Progress::Wait(link) => ready!(poll_writable(&link, cx))?,
+                Progress::Stalled => return Poll::Pending,
+            }
+        }
+    }
+
+    pub(super) fn flush_shared(&self) -> io::Result<()> {
+        self.engine.flush();
+        Ok(self.engine.check_alive()?)
+    }
+}
+
+/// Waits until a link that was full may take more. Returns after the readiness was taken back, so that the caller
+/// has to try; if that fails again the next call waits.
+fn poll_writable(link: &Link, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    let Some(reactor) = link.reactor() else {
+        return Poll::Ready(Err(io::Error::other("the link belongs to no tokio runtime")));
+    };
+    let mut ready = ready!(reactor.poll_write_ready(cx))?;
+    ready.clear_ready();
+    Poll::Ready(Ok(()))
+}
+
+impl AsyncRead for Session {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.poll_read_shared(cx, buf)
+    }
+}
+
+impl AsyncWrite for Session {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_shared(cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.flush_shared())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(self.engine.shutdown(Shutdown::Write)?))
+    }
+}
