@@ -27,6 +27,8 @@ mod hello;
 mod life;
 mod receiver;
 mod registry;
+#[cfg(test)]
+mod rules;
 mod sender;
 mod wire;
 
