@@ -1,0 +1,128 @@
+//! Bulk data in writes of one size, for some time, until the peer has read it all.
+//!
+//! There are two baselines: raw TCP as it comes, and raw TCP with a bounded send buffer. Reserving room and filling
+//! it in place saves the copy into the retained bytes; as raw TCP sends one buffer over and over, neither side
+//! makes up new data for each write.
+
+use super::{Setting, in_turns, promised, runtime};
+use crate::options::{Faces, Options, PathKind, Placement};
+use crate::series::{Bench, Lane, Outcome, THROUGHPUT};
+use crate::wire::{Endpoint, Face, Guard, Kind, Mode, asynchronous, blocking};
+use anyhow::Result;
+use serde_json::Value;
+
+const SIZES: [usize; 6] = [1, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20];
+/// Filling in place is for writes from this size on; smaller ones are joined by copying.
+const IN_PLACE_BYTES_MIN: usize = 8 << 10;
+/// The lane of raw TCP with a bounded send buffer.
+const BOUNDED: usize = 2;
+
+/// One variant.
+#[derive(Clone, Copy)]
+struct Way {
+    kind: Kind,
+    mode: Option<Mode>,
+    in_place: bool,
+}
+
+pub fn run(name: &'static str, options: &Options) -> Result<Value> {
+    let (setting, report) = Setting::new(name, options, PathKind::Lo, Placement::Same)?;
+    let default = if options.quick && !options.smoke { Faces::Blocking } else { Faces::Both };
+    let (faces, modes) = (options.faces(default), options.modes(&[Mode::Kernel]));
+    let endpoints: Vec<Endpoint> = faces
+        .iter()
+        .flat_map(|face| ways(&modes, usize::MAX).into_iter().map(|way| Endpoint::new(*face, way.kind)))
+        .collect();
+    let server = setting.serve(&endpoints, 1)?;
+    let series = faces.len() * SIZES.len();
+    let mut bench = Bench::new(options, report, series, &[server.pid()]);
+    for &face in faces {
+        for size in SIZES {
+            let ways = ways(&modes, size);
+            let measure: Box<dyn FnMut(usize) -> Result<f64>> = match face {
+                Face::Blocking => {
+                    let dial = |way: &Way| {
+                        let endpoint = Endpoint::new(face, way.kind);
+                        blocking::Dialer::new(endpoint, server.address(endpoint)?, &setting.identity)
+                    };
+                    let (dialers, window) =
+                        (ways.iter().map(dial).collect::<Result<Vec<_>>>()?, options.window());
+                    let ways = ways.clone();
+                    Box::new(move |lane| {
+                        let flood = dialers[lane].dial()?.flood(size, window, ways[lane].in_place)?;
+                        Ok(flood.megabytes_per_second())
+                    })
+                }
+                Face::Tokio => {
+                    let dial = |way: &Way| {
+                        let endpoint = Endpoint::new(face, way.kind);
+                        asynchronous::Dialer::new(endpoint, server.address(endpoint)?, &setting.identity)
+                    };
+                    let (dialers, window) =
+                        (ways.iter().map(dial).collect::<Result<Vec<_>>>()?, options.window());
+                    let (ways, runtime) = (ways.clone(), runtime()?);
+                    Box::new(move |lane| {
+                        runtime.block_on(async {
+                            let mut stream = dialers[lane].dial().await?;
+                            let flood = stream.flood(size, window, ways[lane].in_place).await?;
+                            Ok(flood.megabytes_per_second())
+                        })
+                    })
+                }
+            };
+            let outcome = one_size(&mut bench, face, size, &ways, measure)?;
+            claim(&mut bench, &outcome, size, &ways);
+        }
+    }
+    bench.finish()
+}
+
+fn ways(modes: &[Mode], size: usize) -> Vec<Way> {
+    let raw = |kind| Way { kind, mode: None, in_place: false };
+    let mut ways = vec![raw(Kind::Raw), raw(Kind::Raw), raw(Kind::RawBounded)];
+    for &mode in modes {
+        for in_place in [false, true] {
+            if !in_place || size >= IN_PLACE_BYTES_MIN {
+                ways.push(Way { kind: Kind::Session(mode, Guard::Open), mode: Some(mode), in_place });
+            }
+        }
+    }
+    ways
+}
+
+fn lanes(ways: &[Way]) -> Vec<Lane> {
+    let lane = |(index, way): (usize, &Way)| match (index, way.mode) {
+        (0, _) => Lane::raw("raw"),
+        (1, _) => Lane::again("raw again", 0),
+        (_, None) => Lane::against("raw, bounded send buffer", 0),
+        (_, Some(mode)) => {
+            let how = if way.in_place { "reserve" } else { "write" };
+            Lane::against(format!("session {} {how}", mode.name()), 0)
+        }
+    };
+    ways.iter().enumerate().map(lane).collect()
+}
+
+fn one_size(
+    bench: &mut Bench,
+    face: Face,
+    size: usize,
+    ways: &[Way],
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<Outcome> {
+    let group = format!("{size} B {}", face.name());
+    bench.series(&group, lanes(ways), &[THROUGHPUT], |order| in_turns(order, |lane| Ok(vec![measure(lane)?])))
+}
+
+fn claim(bench: &mut Bench, outcome: &Outcome, size: usize, ways: &[Way]) {
+    for (lane, way) in ways.iter().enumerate() {
+        let Some(mode) = way.mode else { continue };
+        let how = if way.in_place { "reserve" } else { "write" };
+        let name = match promised(mode) {
+            "kernel" => format!("stream/{how}/{size}"),
+            other => format!("stream/{how}/{size}/{other}"),
+        };
+        bench.report.claim_ratio(&name, outcome, lane, 0);
+        bench.report.claim_ratio_to(&format!("{name}/bounded"), outcome, BOUNDED, lane, 0);
+    }
+}

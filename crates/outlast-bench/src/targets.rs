@@ -1,0 +1,108 @@
+//! What is to be reached, in one place. Experiments claim by name; a number without a name here has no target.
+
+use serde::Serialize;
+
+/// Which side of the number is good.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// This or less.
+    AtMost(f64),
+    /// This or more.
+    AtLeast(f64),
+}
+
+impl Bound {
+    /// Whether `value` is good enough.
+    pub fn met(self, value: f64) -> bool {
+        match self {
+            Bound::AtMost(limit) => value <= limit,
+            Bound::AtLeast(limit) => value >= limit,
+        }
+    }
+
+    /// The number.
+    pub fn limit(self) -> f64 {
+        match self {
+            Bound::AtMost(limit) | Bound::AtLeast(limit) => limit,
+        }
+    }
+
+    /// For tables.
+    pub fn sign(self) -> &'static str {
+        match self {
+            Bound::AtMost(_) => "≤",
+            Bound::AtLeast(_) => "≥",
+        }
+    }
+}
+
+/// One promise.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name by which an experiment claims it.
+    pub name: &'static str,
+    /// What is promised.
+    pub bound: Bound,
+    /// What was reached before, and by whom.
+    pub before: &'static str,
+}
+
+const fn at_most(name: &'static str, limit: f64, before: &'static str) -> Target {
+    Target { name, bound: Bound::AtMost(limit), before }
+}
+
+const fn at_least(name: &'static str, limit: f64, before: &'static str) -> Target {
+    Target { name, bound: Bound::AtLeast(limit), before }
+}
+
+/// Every promise. Ratios are to raw TCP with the same programming interface in the same series.
+pub const TARGETS: &[Target] = &[
+    // Time of a 1-byte round trip, median, both ends on one core.
+    at_most("rr/blocking/kernel", 1.01, "1.057 (robust sockets 2002)"),
+    at_most("rr/tokio/kernel", 1.02, "1.057 (robust sockets 2002)"),
+    at_most("rr/blocking/inband", 1.05, "1.057 (robust sockets 2002)"),
+    at_most("rr/tokio/inband", 1.05, "1.057 (robust sockets 2002)"),
+    // Bytes per second, cubic, both ends on one core.
+    at_least("stream/write/1", 30.0, "poor for small writes (robust sockets 2002)"),
+    at_least("stream/write/64", 15.0, "poor for small writes (robust sockets 2002)"),
+    at_least("stream/write/8192", 0.95, "0.99 for large writes (robust sockets 2002)"),
+    at_least("stream/write/65536", 0.90, "0.99 for large writes (robust sockets 2002)"),
+    at_least("stream/reserve/65536", 0.97, "-"),
+    // Connect, request, response, close: transactions per second at the median.
+    at_least("crr/kernel", 0.97, "0.39 (robust sockets 2002)"),
+    // Microseconds from the break to both directions flowing, veth, detection excluded.
+    at_most("resume/p50", 300.0, "5,250 us + 230 ms to connect (session patterns 2014)"),
+    // 10,000 idle sessions, each side.
+    at_most("idle/memory", 4096.0, "-"),
+    at_most("idle/threads", 16.0, "-"),
+    at_most("idle/wakeups", 0.001, "-"),
+    // 1 to 1,000 clients.
+    at_most("clients/latency", 1.005, "1.0052 (session patterns 2014)"),
+    at_least("clients/throughput", 0.97, "just over 0.90 (session patterns 2014)"),
+    // The relay pair against a pair of relays that only splice.
+    at_least("peers/relay", 0.97, "-"),
+];
+
+/// The promise with this name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        for (i, target) in TARGETS.iter().enumerate() {
+            assert!(TARGETS[i + 1..].iter().all(|other| other.name != target.name), "{}", target.name);
+        }
+    }
+
+    #[test]
+    fn bounds_include_their_limit() {
+        assert!(Bound::AtMost(1.01).met(1.01) && !Bound::AtMost(1.01).met(1.011));
+        assert!(Bound::AtLeast(0.9).met(0.9) && !Bound::AtLeast(0.9).met(0.89));
+    }
+}
