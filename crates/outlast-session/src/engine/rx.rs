@@ -162,10 +162,6 @@ fn broken_promise(left_bytes: u64, what: &str) -> Error {
 }
 
 impl Engine {
-    pub(crate) fn rx(&self) -> MutexGuard<'_, Rx> {
-        self.rx.lock()
-    }
-
     /// Reads for the application: `Done(0)` is the end of the stream (or an empty buffer).
     ///
     /// # Errors
@@ -397,11 +393,13 @@ impl Engine {
     pub(crate) fn pump_input(&self) -> bool {
         loop {
             let Some(mut rx) = self.rx.try_lock() else { return true };
-            if rx.failure.is_some() || rx.backlog_bytes >= rx.backlog_bytes_max || rx.receiver.is_complete() {
+            let framed = rx.receiver.is_framed();
+            // Behind the end of a framed stream there are still acknowledgements.
+            let complete = rx.receiver.is_complete() && !framed;
+            if rx.failure.is_some() || rx.backlog_bytes >= rx.backlog_bytes_max || complete {
                 return false;
             }
             let Some(link) = rx.link.clone() else { return false };
-            let framed = rx.receiver.is_framed();
             let step = if rx.awaiting.is_some() {
                 self.handshake_step(&mut rx, link, &mut Waiting::Never)
             } else if framed || rx.shut {

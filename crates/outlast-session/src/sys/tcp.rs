@@ -141,14 +141,6 @@ pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Resul
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Looks at received bytes without taking them; never blocks.
-pub(crate) fn peek(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-    // SAFETY: `buffer` is writable for its length.
-    let count = unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
-}
-
 /// Sends one buffer; never blocks, never raises SIGPIPE.
 pub(crate) fn send(fd: impl AsFd, buffer: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
