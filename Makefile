@@ -1,0 +1,71 @@
+# Every target says what it does in `make help`. The compiler's output goes where CARGO_TARGET_DIR says.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help deps build release demo test bench soak lint fmt clippy doc pure licences man clean
+
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# Where tests cannot break things they are skipped, loudly; on a build machine that is a failure.
+ifeq ($(CI),true)
+export OUTLAST_REQUIRE_LAB := 1
+endif
+# The dependencies as they were when this was tested.
+LOCKED := --locked
+
+help: ## Show this
+	@echo 'Outlast: TCP services that outlast the link, the process, the machine and the load.'
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## Install the real programs that tests and demo use (Debian packages; only what is missing)
+	@./tools/deps.sh
+
+build: ## Build everything (tests and demo use this build, too)
+	$(CARGO) build $(LOCKED) --workspace
+
+release: ## Build an optimised outlast that needs no libraries: out/outlast
+	@./tools/release.sh
+
+demo: deps ## Move real data while links break; needs root for all faults (ARGS='--quick' is shorter)
+	$(CARGO) build $(LOCKED) -p outlast -p outlast-demo
+	$(TARGET_DIR)/debug/outlast-demo $(ARGS)
+
+test: deps lint ## Check and test everything
+	$(CARGO) test $(LOCKED) --workspace
+
+bench: ## Measure, briefly; `outlast-bench --help` in the release build has the long forms
+	$(CARGO) build $(LOCKED) --release -p outlast-bench
+	$(TARGET_DIR)/release/outlast-bench --quick
+
+soak: deps ## Break links 100,000 times (hours)
+	$(CARGO) test $(LOCKED) --workspace -- --ignored --nocapture soak
+
+lint: fmt clippy doc pure licences ## Everything that is checked without running it
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy $(LOCKED) --workspace --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc $(LOCKED) --workspace --no-deps
+
+# The cores have no sockets, clocks or threads: they build without the standard library.
+pure:
+	$(CARGO) check $(LOCKED) -p outlast-stream --no-default-features
+	$(CARGO) check $(LOCKED) -p outlast-session --no-default-features
+
+licences:
+	$(CARGO) test $(LOCKED) -q -p outlast-demo --test licences
+
+man: ## Write manual pages and shell completions to out/
+	$(CARGO) build $(LOCKED) -p outlast
+	mkdir -p out/man out/completions
+	$(TARGET_DIR)/debug/outlast man out/man
+	for shell in bash zsh fish; do $(TARGET_DIR)/debug/outlast completions $$shell > out/completions/outlast.$$shell; done
+
+clean: ## Remove what was built
+	$(CARGO) clean
+	rm -rf out
