@@ -93,7 +93,7 @@ fn tokio_round_trips_streams_and_ends() {
             for chunk in sent.chunks(100_003) {
                 session.write_all(chunk).await.unwrap();
             }
-            session.shutdown(std::net::Shutdown::Write).unwrap();
+            session.shutdown().await.unwrap();
             let mut back = Vec::new();
             session.read_to_end(&mut back).await.unwrap();
             assert!(back == sent, "{ack}: {} of {} bytes came back right", back.len(), sent.len());

@@ -3,7 +3,6 @@
 use super::Session;
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use std::io;
-use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -69,7 +68,7 @@ impl OwnedWriteHalf {
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
         // A session that has failed has no direction to end.
-        let _ = self.session.shutdown(Shutdown::Write);
+        let _ = self.session.end_writing();
     }
 }
 
@@ -99,7 +98,7 @@ macro_rules! writes {
             }
 
             fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(Ok(self.session.shutdown(Shutdown::Write)?))
+                Poll::Ready(Ok(self.session.end_writing()?))
             }
         }
     };

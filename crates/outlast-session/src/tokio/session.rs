@@ -110,12 +110,9 @@ impl Session {
         self.info().local_addr.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Ends one direction or both, across breaks.
-    ///
-    /// # Errors
-    /// The session has failed.
-    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
-        self.engine.shutdown(how)
+    /// Ends the writing direction without waiting for anything.
+    pub(super) fn end_writing(&self) -> Result<()> {
+        self.engine.shutdown(Shutdown::Write)
     }
 
     /// Ends our direction and returns when the peer has everything.

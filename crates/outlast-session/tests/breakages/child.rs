@@ -1,0 +1,306 @@
+//! The programs that run on the two hosts: a server, and a client with three sessions at once (streaming both ways,
+//! ping-pong, mostly idle). Every byte is checked.
+
+use super::pattern::{check, fill};
+use outlast_session::{Config, LinkMode, Targets, blocking, tokio as otokio};
+use std::io::{BufRead, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const UP: u8 = 1;
+const DOWN: u8 = 2;
+/// Marks the end of what the server streams; its count of received bytes follows.
+const CHUNK_BYTES: usize = 24_000;
+
+pub fn config(ack: &str) -> Arc<Config> {
+    Arc::new(Config {
+        ack: ack.parse().unwrap(),
+        detect_timeout: Duration::from_millis(800),
+        handshake_timeout: Duration::from_millis(700),
+        backoff_base: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(100),
+        window_buffer_bytes: 256 << 10,
+        ..Config::default()
+    })
+}
+
+/// Set when the parent says so on standard input.
+fn stop_flag() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().lock().lines().next();
+        flag.store(true, Ordering::Relaxed);
+    });
+    stop
+}
+
+fn report(what: &str, info: &outlast_session::Info) {
+    println!(
+        "REPORT {what} outages={} longest_ms={} resent={} written={} read={} mode={}",
+        info.outages,
+        info.pause_longest_ms,
+        info.resent_bytes,
+        info.written_bytes,
+        info.read_bytes,
+        info.mode.map_or("none", LinkMode::name)
+    );
+}
+
+pub mod threads {
+    use super::*;
+
+    pub fn server(address: &str, ack: &str) {
+        let listener = blocking::Listener::bind_with(address, &config(ack)).unwrap();
+        println!("READY");
+        for session in listener.incoming() {
+            let session = session.unwrap();
+            std::thread::spawn(move || serve(session));
+        }
+    }
+
+    fn serve(mut session: blocking::Session) {
+        let mut kind = [0];
+        session.read_exact(&mut kind).unwrap();
+        if kind[0] == b'E' {
+            let mut buffer = [0; 4096];
+            loop {
+                let count = session.read(&mut buffer).unwrap();
+                if count == 0 {
+                    return session.finish().unwrap();
+                }
+                session.write_all(&buffer[..count]).unwrap();
+            }
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        let (mut writer, flag) = (session.try_clone().unwrap(), ended.clone());
+        let down = std::thread::spawn(move || {
+            let mut offset = 0;
+            let mut chunk = vec![0; CHUNK_BYTES];
+            while !flag.load(Ordering::Relaxed) {
+                fill(DOWN, offset, &mut chunk);
+                writer.write_all(&chunk).unwrap();
+                offset += chunk.len() as u64;
+            }
+            writer
+        });
+        let mut offset = 0;
+        let mut buffer = vec![0; 70_000];
+        loop {
+            let count = session.read(&mut buffer).unwrap();
+            if count == 0 {
+                break;
+            }
+            check("server", UP, offset, &buffer[..count]);
+            offset += count as u64;
+        }
+        ended.store(true, Ordering::Relaxed);
+        let mut writer = down.join().unwrap();
+        writer.write_all(&offset.to_be_bytes()).unwrap();
+        writer.finish().unwrap();
+    }
+
+    pub fn client(address: &str, ack: &str) {
+        let targets: Targets = address.parse().unwrap();
+        let stop = stop_flag();
+        let start = |kind: u8| {
+            let mut session = blocking::Session::connect_with(&targets, &config(ack)).unwrap();
+            session.write_all(&[kind]).unwrap();
+            session
+        };
+        let (stream, ping, idle) = (start(b'S'), start(b'E'), start(b'E'));
+        println!("READY");
+        std::thread::scope(|scope| {
+            scope.spawn(|| echo(ping, "ping", Duration::ZERO, &stop));
+            scope.spawn(|| echo(idle, "idle", Duration::from_millis(150), &stop));
+            streaming(stream, &stop);
+        });
+        println!("DONE");
+    }
+
+    fn streaming(mut session: blocking::Session, stop: &AtomicBool) {
+        let mut writer = session.try_clone().unwrap();
+        std::thread::scope(|scope| {
+            let up = scope.spawn(move || {
+                let mut offset = 0;
+                let mut chunk = vec![0; 50_001];
+                while !stop.load(Ordering::Relaxed) {
+                    fill(UP, offset, &mut chunk);
+                    writer.write_all(&chunk).unwrap();
+                    offset += chunk.len() as u64;
+                }
+                writer.shutdown(std::net::Shutdown::Write).unwrap();
+                offset
+            });
+            let mut offset = 0;
+            let mut held: Vec<u8> = Vec::new();
+            let mut buffer = vec![0; 70_000];
+            loop {
+                let count = session.read(&mut buffer).unwrap();
+                if count == 0 {
+                    break;
+                }
+                offset = checked(&mut held, &buffer[..count], offset);
+            }
+            assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), up.join().unwrap(), "bytes that arrived");
+        });
+        report("stream", &session.info());
+    }
+
+    fn echo(mut session: blocking::Session, what: &str, pause: Duration, stop: &AtomicBool) {
+        let mut offset = 0u64;
+        while !stop.load(Ordering::Relaxed) {
+            let mut message = vec![0; 1 + (offset % 300) as usize];
+            fill(UP, offset, &mut message);
+            session.write_all(&message).unwrap();
+            let mut answer = vec![0; message.len()];
+            session.read_exact(&mut answer).unwrap();
+            check(what, UP, offset, &answer);
+            offset += message.len() as u64;
+            std::thread::sleep(pause);
+        }
+        session.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        session.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty(), "{what}: bytes after the last answer");
+        report(what, &session.info());
+    }
+}
+
+/// Checks everything but the last eight bytes, which may be the count.
+fn checked(held: &mut Vec<u8>, fresh: &[u8], offset: u64) -> u64 {
+    held.extend_from_slice(fresh);
+    let sure = held.len().saturating_sub(8);
+    check("client", DOWN, offset, &held[..sure]);
+    held.drain(..sure);
+    offset + sure as u64
+}
+
+pub mod tasks {
+    use super::*;
+
+    fn run(work: impl std::future::Future<Output = ()>) {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work);
+    }
+
+    pub fn server(address: &str, ack: &str) {
+        run(async {
+            let listener = otokio::Listener::bind_with(address, &config(ack)).await.unwrap();
+            println!("READY");
+            loop {
+                let session = listener.accept().await.unwrap();
+                tokio::spawn(serve(session));
+            }
+        });
+    }
+
+    async fn serve(mut session: otokio::Session) {
+        let mut kind = [0];
+        session.read_exact(&mut kind).await.unwrap();
+        if kind[0] == b'E' {
+            let mut buffer = [0; 4096];
+            loop {
+                let count = session.read(&mut buffer).await.unwrap();
+                if count == 0 {
+                    return session.finish().await.unwrap();
+                }
+                session.write_all(&buffer[..count]).await.unwrap();
+            }
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        let flag = ended.clone();
+        let (mut reader, mut writer) = session.into_split();
+        let down = tokio::spawn(async move {
+            let mut offset = 0;
+            let mut chunk = vec![0; CHUNK_BYTES];
+            while !flag.load(Ordering::Relaxed) {
+                fill(DOWN, offset, &mut chunk);
+                writer.write_all(&chunk).await.unwrap();
+                offset += chunk.len() as u64;
+            }
+            writer
+        });
+        let mut offset = 0;
+        let mut buffer = vec![0; 70_000];
+        loop {
+            let count = reader.read(&mut buffer).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            check("server", UP, offset, &buffer[..count]);
+            offset += count as u64;
+        }
+        ended.store(true, Ordering::Relaxed);
+        let mut writer = down.await.unwrap();
+        writer.write_all(&offset.to_be_bytes()).await.unwrap();
+        writer.session().finish().await.unwrap();
+    }
+
+    pub fn client(address: &str, ack: &str) {
+        let stop = stop_flag();
+        run(async {
+            let targets: Targets = address.parse().unwrap();
+            let mut sessions = Vec::new();
+            for kind in *b"SEE" {
+                let mut session = otokio::Session::connect_with(&targets, &config(ack)).await.unwrap();
+                session.write_all(&[kind]).await.unwrap();
+                sessions.push(session);
+            }
+            println!("READY");
+            let idle = tokio::spawn(echo(sessions.pop().unwrap(), "idle", Duration::from_millis(150), stop.clone()));
+            let ping = tokio::spawn(echo(sessions.pop().unwrap(), "ping", Duration::ZERO, stop.clone()));
+            streaming(sessions.pop().unwrap(), stop).await;
+            idle.await.unwrap();
+            ping.await.unwrap();
+            println!("DONE");
+        });
+    }
+
+    async fn streaming(session: otokio::Session, stop: Arc<AtomicBool>) {
+        let (mut reader, mut writer) = session.into_split();
+        let up = tokio::spawn(async move {
+            let mut offset = 0;
+            let mut chunk = vec![0; 50_001];
+            while !stop.load(Ordering::Relaxed) {
+                fill(UP, offset, &mut chunk);
+                writer.write_all(&chunk).await.unwrap();
+                offset += chunk.len() as u64;
+            }
+            writer.shutdown().await.unwrap();
+            offset
+        });
+        let mut offset = 0;
+        let mut held: Vec<u8> = Vec::new();
+        let mut buffer = vec![0; 70_000];
+        loop {
+            let count = reader.read(&mut buffer).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            offset = checked(&mut held, &buffer[..count], offset);
+        }
+        assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), up.await.unwrap(), "bytes that arrived");
+        report("stream", &reader.session().info());
+    }
+
+    async fn echo(mut session: otokio::Session, what: &'static str, pause: Duration, stop: Arc<AtomicBool>) {
+        let mut offset = 0u64;
+        while !stop.load(Ordering::Relaxed) {
+            let mut message = vec![0; 1 + (offset % 300) as usize];
+            fill(UP, offset, &mut message);
+            session.write_all(&message).await.unwrap();
+            let mut answer = vec![0; message.len()];
+            session.read_exact(&mut answer).await.unwrap();
+            check(what, UP, offset, &answer);
+            offset += message.len() as u64;
+            tokio::time::sleep(pause).await;
+        }
+        session.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        session.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.is_empty(), "{what}: bytes after the last answer");
+        report(what, &session.info());
+    }
+}
