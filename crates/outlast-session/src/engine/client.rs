@@ -101,12 +101,11 @@ impl Engine {
             ctl.client.epochs += 1;
             (ctl.client.epochs, ctl.client.mode)
         };
+        let link = Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
         if mode == LinkMode::Window {
-            let bytes = self.config.window_buffer_bytes;
-            let pinned = socket.set_send_buffer_size(bytes).and_then(|()| socket.set_recv_buffer_size(bytes));
+            let pinned = link.pin_buffers(self.config.window_buffer_bytes);
             pinned.map_err(|error| Error::system("set socket buffers", &error))?;
         }
-        let link = Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
         Ok(Arc::new(link))
     }
 

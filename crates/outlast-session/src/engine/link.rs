@@ -101,6 +101,12 @@ impl Link {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// `window` mode: fixes the kernel's buffers, so that what they can hold has a bound.
+    pub(crate) fn pin_buffers(&self, bytes: usize) -> io::Result<()> {
+        self.socket.set_send_buffer_size(bytes)?;
+        self.socket.set_recv_buffer_size(bytes)
+    }
+
     /// Declares the link dead and wakes whoever waits for its input.
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::Release);

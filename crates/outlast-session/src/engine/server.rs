@@ -104,11 +104,6 @@ impl Acceptor {
         if let Err(error) = sys::save_syn(listener) {
             tracing::warn!(%error, "cannot keep the SYN of connections: no path counts as direct");
         }
-        if self.config.ack == AckMode::Fixed(LinkMode::Window) {
-            let bytes = self.config.window_buffer_bytes;
-            let pinned = listener.set_send_buffer_size(bytes).and_then(|()| listener.set_recv_buffer_size(bytes));
-            pinned.map_err(|error| Error::system("set socket buffers", &error))?;
-        }
         Ok(())
     }
 
@@ -201,6 +196,12 @@ impl Acceptor {
             DirectVerdict::NotDirect(NotDirect::NoProof)
         };
         link.mark(hello.epoch, hello.mode);
+        if hello.mode == LinkMode::Window
+            && let Err(error) = link.pin_buffers(self.config.window_buffer_bytes)
+        {
+            tracing::warn!(%error, "cannot fix the buffers of a link");
+            return self.turn_away(Some(&link), Refusal::ModeRefused);
+        }
         let link = Arc::new(link);
         let peer = link.peer_addr.ip();
         let mut registry = self.registry.lock();
