@@ -7,6 +7,8 @@
 mod child;
 #[path = "breakages/pattern.rs"]
 mod pattern;
+#[path = "breakages/relays.rs"]
+mod relays;
 
 use outlast_lab::{Direction, Fault, Host, Lab, Link, Process, Side, Target, Told, WireSpec};
 use outlast_stream::SplitMix64;
@@ -25,6 +27,10 @@ fn child_program() {
     let Ok(role) = std::env::var("OUTLAST_CHILD") else { return };
     let address = std::env::var("OUTLAST_ADDRESS").unwrap();
     let ack = std::env::var("OUTLAST_ACK").unwrap();
+    if std::env::var_os("RUST_LOG").is_some() {
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
     // A panic in any thread has to end the program: the parent waits for it.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

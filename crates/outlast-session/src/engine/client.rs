@@ -247,6 +247,13 @@ impl Engine {
                 ctl.client.mode = LinkMode::Inband;
                 return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
             }
+            if let Refusal::Ended { offset } = refusal
+                && self.is_through(offset)
+            {
+                // Only the confirmation was lost with the link.
+                self.conclude(ctl);
+                return Verdict::Installed;
+            }
             if let Refusal::StaleEpoch { current } = refusal {
                 // Another attempt of ours got there first, or its Welcome was lost.
                 ctl.client.epochs = ctl.client.epochs.max(current);
@@ -258,6 +265,13 @@ impl Engine {
             }
         }
         self.fatal(error)
+    }
+
+    /// Whether everything has arrived on both sides, given that the peer ended with `peer_offset` bytes of ours.
+    fn is_through(&self, peer_offset: u64) -> bool {
+        let tx = self.tx.lock();
+        let rx = self.rx.lock();
+        tx.sender.is_ended() && tx.sender.end_offset() == peer_offset && rx.receiver.is_complete()
     }
 
     fn fatal(&self, error: Error) -> Verdict {

@@ -234,7 +234,7 @@ impl Link {
             let mut scratch = [0u8; TLS_READ_BYTES];
             let count = sys::receive(self, &mut scratch, false)?;
             if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+                return Err(io::Error::from_raw_os_error(libc::ECONNRESET));
             }
             let mut fresh = scratch.get(..count).unwrap_or_default();
             while !fresh.is_empty() {

@@ -96,10 +96,11 @@ impl Engine {
         tx.link = None;
         tx.sender.unlink();
         rx.link = None;
-        rx.awaiting = None;
+        // Before its Welcome a link has brought nothing of the stream.
+        let opening = rx.awaiting.take().is_some();
         // PROTOCOL 3.5: first freeze, then count, then tell.
         let frozen = link.freeze();
-        if rx.receiver.is_framed() || rx.shut {
+        if opening || rx.receiver.is_framed() || rx.shut {
             rx.inbox.clear();
         } else {
             let inbox = std::mem::take(&mut rx.inbox);

@@ -85,7 +85,9 @@ async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr
     }
     match engine.client_begin(&link)? {
         Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(shake) => shake_hands(engine, &link, shake).await.map_err(failed),
+        Begun::Shake(shake) => Ok(shake_hands(engine, &link, shake)
+            .await
+            .unwrap_or_else(|error| Verdict::Again { error: format!("{address}: {error}"), after: Duration::ZERO })),
     }
 }
 
@@ -111,7 +113,7 @@ async fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shak
             };
             match result {
                 Ok(None) => {}
-                Ok(Some(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(Some(0)) => return Err(io::Error::other("connection closed during the handshake")),
                 Ok(Some(count)) => break count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(link, !rest.is_empty()).await?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

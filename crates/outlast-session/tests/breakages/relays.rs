@@ -1,0 +1,89 @@
+//! Paths through programs that terminate TCP: `auto` notices and acknowledges in band; the relay is killed and
+//! started again, again and again.
+
+use super::{Child, PORT, Scene};
+use outlast_lab::{Host, LabCommand, Process, Service};
+use outlast_stream::SplitMix64;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+const RELAY_PORT: u16 = 7001;
+
+/// Runs the three sessions through whatever `start` starts, and kills it a few times.
+fn run(name: &str, scene: &Scene, start: impl Fn() -> outlast_lab::Result<Process> + Send + Sync + 'static) {
+    let server = Child::start(&scene.server, "tasks-server", &scene.server.socket_addr(PORT).to_string(), "auto");
+    server.wait_for("READY", name);
+    let relay = Service::start(start).unwrap();
+    assert!(scene.server.wait_for_listener(Some(RELAY_PORT), Duration::from_secs(10)).unwrap(), "{name} listens");
+    let address = scene.server.socket_addr(RELAY_PORT).to_string();
+    let mut client = Child::start(&scene.client, "tasks-client", &address, "auto");
+    client.wait_for("READY", name);
+    let mut random = SplitMix64::new(7);
+    for _ in 0..6 {
+        std::thread::sleep(Duration::from_millis(60 + random.below(120)));
+        relay.kill();
+        std::thread::sleep(Duration::from_millis(random.below(150)));
+        relay.restart().unwrap();
+        assert!(scene.server.wait_for_listener(Some(RELAY_PORT), Duration::from_secs(10)).unwrap(), "{name}");
+    }
+    // The last links are made before the sessions end.
+    std::thread::sleep(Duration::from_millis(300));
+    client.stop();
+    let said = client.wait_for("DONE", name);
+    let reports: Vec<&String> = said.iter().filter(|line| line.contains("REPORT ")).collect();
+    println!("{name}: {reports:?}");
+    assert_eq!(reports.len(), 3, "{name}: {said:?}");
+    assert!(reports.iter().any(|line| !line.contains("outages=0")), "{name} was in the way");
+    // The session knows its mode until its last link is closed; none of them may have trusted the path.
+    assert!(reports.iter().all(|line| !line.contains("mode=kernel")), "{name} looked direct: {reports:?}");
+}
+
+fn quiet(command: &mut LabCommand) -> &mut LabCommand {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
+}
+
+fn folder(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("outlast-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn socat(host: &Host) -> outlast_lab::Result<Process> {
+    let mut command = host.command("socat");
+    command.arg(format!("TCP-LISTEN:{RELAY_PORT},fork,reuseaddr")).arg(format!("TCP:{}", host.socket_addr(PORT)));
+    host.spawn(quiet(&mut command))
+}
+
+#[test]
+fn auto_survives_socat_in_the_middle() {
+    outlast_lab::require!();
+    let scene = Scene::new();
+    let host = scene.server.clone();
+    run("socat", &scene, move || socat(&host));
+}
+
+fn nginx(host: &Host, folder: &Path) -> outlast_lab::Result<Process> {
+    let mut command = host.command("nginx");
+    command.arg("-p").arg(folder).arg("-c").arg(folder.join("nginx.conf")).args(["-g", "daemon off;"]);
+    host.spawn(quiet(&mut command))
+}
+
+#[test]
+fn auto_survives_nginx_in_the_middle() {
+    outlast_lab::require!();
+    let scene = Scene::new();
+    let folder = folder("nginx");
+    let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    let load = if Path::new(module).exists() { format!("load_module {module};\n") } else { String::new() };
+    let conf = format!(
+        "{load}pid {0}/pid;\nerror_log {0}/error.log;\nuser root;\nworker_processes 1;\nevents {{}}\n\
+         stream {{ server {{ listen {RELAY_PORT} reuseport; proxy_pass {1}; proxy_half_close on; }} }}\n",
+        folder.display(),
+        scene.server.socket_addr(PORT)
+    );
+    std::fs::write(folder.join("nginx.conf"), conf).unwrap();
+    let (host, conf) = (scene.server.clone(), folder.clone());
+    run("nginx", &scene, move || nginx(&host, &conf));
+    std::fs::remove_dir_all(folder).unwrap();
+}
