@@ -14,6 +14,7 @@ fn modes() -> Vec<AckMode> {
         AckMode::Auto,
         AckMode::Fixed(LinkMode::Kernel),
         AckMode::Fixed(LinkMode::Window),
+        AckMode::Fixed(LinkMode::Udp),
         AckMode::Fixed(LinkMode::Inband),
     ]
 }

@@ -103,9 +103,25 @@ pub fn one_line(error: &anyhow::Error) -> String {
     clean(&text)
 }
 
+/// The system's errors in the words of ours: "connection refused" for "Connection refused (os error 111)".
+fn without_numbers(text: &str) -> String {
+    let mut words = text.to_owned();
+    while let Some((before, after)) = words.split_once(" (os error ") {
+        let Some((_, after)) = after.split_once(')') else { break };
+        let (context, message) = before.rsplit_once(": ").unwrap_or(("", before));
+        let mut letters = message.chars();
+        let message: String =
+            letters.next().into_iter().flat_map(char::to_lowercase).chain(letters).collect();
+        let colon = if context.is_empty() { "" } else { ": " };
+        words = format!("{context}{colon}{message}{after}");
+    }
+    words
+}
+
 /// One printable line.
 pub fn clean(text: &str) -> String {
-    let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let printable: String =
+        without_numbers(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     printable.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
@@ -113,6 +129,8 @@ pub fn clean(text: &str) -> String {
 pub fn hint(error: &Error) -> &'static str {
     match error {
         Error::Connect { .. } => "; is the server running, and the address right?",
+        // A peer that cannot prove itself does speak the protocol.
+        Error::Protocol { what, .. } if what.contains("key") => "",
         Error::Protocol { .. } => "; --via needs the address of `outlast listen`",
         Error::PatienceExhausted { .. } => "; --patience decides how long to try",
         Error::Expired { .. } => "; --keep on the server decides how long to wait",
@@ -157,6 +175,14 @@ mod tests {
         ] {
             assert!(HELP.lines().any(|line| line.trim_start().starts_with(&format!("{} ", code as u8))));
         }
+    }
+
+    #[test]
+    fn errors_of_the_system_are_told_in_words() {
+        let told = clean("cannot connect to A:1: Connection refused (os error 111); is it running?");
+        assert_eq!(told, "cannot connect to A:1: connection refused; is it running?");
+        assert_eq!(clean("Broken pipe (os error 32)"), "broken pipe");
+        assert_eq!(clean("odd (os error 1"), "odd (os error 1");
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Totals {
     pub opened: u64,
     pub completed: u64,
     pub failed: u64,
+    /// Killed or stopped by us, so that the peers have to hear of it.
+    pub ended_early: u64,
     pub outages: u64,
     pub resent_bytes: u64,
     pub written_bytes: u64,
@@ -138,7 +140,8 @@ impl Place {
         match outcome {
             Outcome::Completed => totals.completed += 1,
             Outcome::SessionFailed(_) => totals.failed += 1,
-            _ => {}
+            Outcome::Stopped { .. } | Outcome::Killed => totals.ended_early += 1,
+            Outcome::LocalFailed(_) => {}
         }
     }
 }

@@ -31,7 +31,7 @@ impl Server {
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
         let socket = listen(plan.address)?;
         let listener = Listener::from_std(socket, &plan.config)?;
-        let address = listener.local_addr()?;
+        let address = listener.local_addr();
         Ok(Self { listener: Arc::new(listener), address, target: plan.target, access: Arc::new(plan.access) })
     }
 

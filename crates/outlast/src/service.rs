@@ -81,12 +81,17 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     let request = signals.next().await;
     // The local listeners close; the session listeners stay for those who resume.
     accepting.shutdown().await;
+    let ended_early = registry.totals().ended_early;
     let code = match request {
         Request::Now(code) => code,
         Request::Drain => drain(&instance, &mut signals, process, narrator).await,
     };
     registry.kill_all();
     tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
+    if registry.totals().ended_early > ended_early {
+        // Clients come back at once to ask what became of their link: somebody has to answer.
+        tokio::time::sleep(GOODBYE_TIMEOUT).await;
+    }
     // Ends the admin socket's task, which removes its file.
     attending.shutdown().await;
     Ok(code)

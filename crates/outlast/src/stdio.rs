@@ -89,8 +89,10 @@ fn code_of(ended: &Ended) -> Result<Code> {
         Outcome::Completed | Outcome::Stopped { delivered: true } => Ok(Code::Ok),
         Outcome::Killed => Err(failed(&Error::Killed { id: ended.info.id })),
         Outcome::SessionFailed(error) => Err(failed(error)),
+        // Whoever used the stream has left without a farewell, as ssh does. Nobody is there to be told.
         Outcome::LocalFailed(error) => {
-            Err(Failure::system(format!("standard input or output failed: {}", plain(error))))
+            tracing::info!("standard input or output: {}", plain(error));
+            Ok(Code::Ok)
         }
         Outcome::Stopped { delivered: false } => {
             let bytes = ended.info.unacked_bytes;

@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Outlast, PATIENCE, Pair, check_echo, command, echo, ended, folder, pattern, unix_echo};
+use common::{
+    Outlast, PATIENCE, Pair, check_echo, command, echo, ended, folder, pattern, speaking, unix_echo,
+};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -16,6 +18,17 @@ fn bytes_and_half_closes_pass_both_ways() {
     for length in [0, 1, 1_000, 3_000_000] {
         check_echo(pair.address, length);
     }
+}
+
+#[test]
+fn a_service_may_speak_first() {
+    let folder = folder();
+    let pair = Pair::start(folder.path(), &speaking(b"220 ready\r\n").to_string(), &[], &[]);
+    let mut program = TcpStream::connect(pair.address).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut greeting = [0; 11];
+    program.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"220 ready\r\n");
 }
 
 #[test]
@@ -129,10 +142,49 @@ fn standard_streams_may_be_files() {
 }
 
 #[test]
+fn it_ends_when_nobody_reads_its_output() {
+    let folder = folder();
+    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &echo().to_string()]);
+    let via = server.address().to_string();
+    let mut child = command(folder.path(), &["connect", "--stdio", "--via", &via])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    input.write_all(b"read").unwrap();
+    output.read_exact(&mut [0; 4]).unwrap();
+    drop(output);
+    // The answers find nobody; the input stays open. One answer is not enough: a process that another test is just
+    // starting may hold a copy of the output for a moment.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(std::time::Instant::now() < deadline, "it does not end");
+        input.write_all(b"lost").ok();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    assert!(status.success());
+    drop(input);
+}
+
+#[test]
 fn a_reset_of_the_local_program_is_a_reset_for_the_service() {
+    local_reset(&["--ack", "inband"]);
+}
+
+#[test]
+#[ignore = "in kernel mode the server does not hear of a session that its client has killed"]
+fn a_reset_of_the_local_program_is_a_reset_for_the_service_in_kernel_mode() {
+    local_reset(&["--ack", "kernel"]);
+}
+
+fn local_reset(flags: &[&str]) {
     let folder = folder();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let pair = Pair::start(folder.path(), &listener.local_addr().unwrap().to_string(), &[], &[]);
+    let pair = Pair::start(folder.path(), &listener.local_addr().unwrap().to_string(), flags, flags);
     let mut program = TcpStream::connect(pair.address).unwrap();
     program.write_all(b"x").unwrap();
     let (mut service, _) = listener.accept().unwrap();
@@ -177,15 +229,17 @@ fn what_a_program_says_before_it_leaves_is_delivered() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pair = Pair::start(folder.path(), &listener.local_addr().unwrap().to_string(), &[], &[]);
     let mut program = TcpStream::connect(pair.address).unwrap();
-    program.write_all(&pattern(200_000)).unwrap();
+    // No more than its kernel can hand to the relay's at once: what it still holds when it is told that nobody
+    // takes the answer is lost in any TCP.
+    program.write_all(&pattern(30_000)).unwrap();
     drop(program);
     let (mut service, _) = listener.accept().unwrap();
     service.set_read_timeout(Some(PATIENCE)).unwrap();
     // It speaks to somebody who is gone.
     service.write_all(b"anybody there?").unwrap();
-    let mut received = vec![0; 200_000];
+    let mut received = vec![0; 30_000];
     service.read_exact(&mut received).unwrap();
-    assert!(received == pattern(200_000));
+    assert!(received == pattern(30_000));
 }
 
 fn reset(stream: TcpStream) {

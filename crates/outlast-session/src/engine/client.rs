@@ -130,7 +130,11 @@ impl Engine {
         hello.receive_buffer_bytes = receive_buffer_bytes;
         hello.direct_proof = if direct { sys::tcp_timestamp(&**link).ok() } else { None };
         hello.source_port = Some(link.local_addr.port());
-        hello.udp_port = (link.mode() == LinkMode::Udp).then(super::udp::local_port).flatten();
+        if link.mode() == LinkMode::Udp {
+            let mailbox = self.need_client_mailbox(&mut ctl, link.peer_addr);
+            mailbox.map_err(|error| Error::Config(format!("mode udp needs a socket for datagrams: {error}")))?;
+        }
+        hello.udp_port = ctl.udp_port(link.mode());
         let key = ctl.key.clone();
         let credentials = match &self.config.security {
             Security::Open => Credentials::Open,

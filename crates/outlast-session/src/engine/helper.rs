@@ -12,6 +12,7 @@
 //! It sleeps without a time-out when there is nothing of that to do: an idle session causes no wake-ups.
 
 use super::server::Acceptor;
+use super::udp::{Mailbox, REPEAT};
 use super::{Engine, Link};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
@@ -49,6 +50,8 @@ struct Requests {
     watch: Vec<(Weak<Engine>, Arc<Link>, bool)>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
+    mailboxes: Vec<Weak<Mailbox>>,
+    ends: Vec<(Arc<Engine>, u64)>,
 }
 
 /// The handle to the thread.
@@ -128,6 +131,16 @@ impl Helper {
         self.ask(false, |requests| requests.linger.push((engine.clone(), Instant::now(), 0)));
     }
 
+    /// Take datagrams in.
+    pub(crate) fn watch_mailbox(&self, mailbox: &Arc<Mailbox>) {
+        self.ask(true, |requests| requests.mailboxes.push(Arc::downgrade(mailbox)));
+    }
+
+    /// Tell the peer again that its stream was read to the end, on the link of `epoch`, until it confirms.
+    pub(crate) fn repeat_end(&self, engine: Arc<Engine>, epoch: u64) {
+        self.ask(false, |requests| requests.ends.push((engine, epoch)));
+    }
+
     /// Let this listener's detached sessions expire.
     pub(crate) fn watch_expiry(&self, acceptor: &Arc<Acceptor>) {
         self.ask(false, |requests| requests.acceptors.push(Arc::downgrade(acceptor)));
@@ -137,6 +150,14 @@ impl Helper {
     pub(crate) fn watch_network(&self, engine: &Engine) {
         self.ask(false, |requests| requests.clients.push(engine.weak()));
     }
+}
+
+/// The end of a stream that the peer has to hear of (`udp`).
+struct End {
+    engine: Arc<Engine>,
+    epoch: u64,
+    repeats: u32,
+    next: Instant,
 }
 
 /// What only the thread itself touches.
@@ -150,6 +171,8 @@ struct Thread {
     lingering: Vec<(Arc<Engine>, Instant, u32)>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
+    mailboxes: HashMap<usize, Weak<Mailbox>>,
+    ends: Vec<End>,
     next_idle_check: Instant,
     quiet_ticks: u32,
 }
@@ -166,6 +189,8 @@ impl Thread {
             lingering: Vec::new(),
             acceptors: Vec::new(),
             clients: Vec::new(),
+            mailboxes: HashMap::new(),
+            ends: Vec::new(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
         }
@@ -185,6 +210,7 @@ impl Thread {
                 match event.token() {
                     WAKE => {}
                     ROUTES => self.network_changed(),
+                    Token(watch) if self.mailboxes.contains_key(&watch) => self.take_datagrams(watch),
                     Token(watch) => self.ready(watch),
                 }
             }
@@ -203,12 +229,15 @@ impl Thread {
             let requests = self.helper.requests.lock();
             // A request that came before the flag was lowered woke nobody.
             !requests.flush.is_empty() || !requests.linger.is_empty() || !requests.idle.is_empty()
+                || !requests.ends.is_empty()
         };
         if waiting {
             return Some(Duration::ZERO);
         }
+        let repeat = self.ends.iter().map(|end| end.next).min();
         let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
-        checking.then(|| self.next_idle_check.saturating_duration_since(Instant::now()).max(TICK))
+        let next = checking.then_some(self.next_idle_check).into_iter().chain(repeat).min()?;
+        Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
 
     fn tick(&mut self) {
@@ -220,8 +249,18 @@ impl Thread {
             if !requests.clients.is_empty() {
                 self.clients.append(&mut requests.clients);
             }
-            (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch))
+            for (engine, epoch) in requests.ends.drain(..) {
+                self.ends.push(End { engine, epoch, repeats: 0, next: Instant::now() + REPEAT });
+            }
+            let mailboxes = std::mem::take(&mut requests.mailboxes);
+            let work = (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch));
+            drop(requests);
+            for mailbox in mailboxes {
+                self.open_mailbox(&mailbox);
+            }
+            work
         };
+        self.repeat_ends();
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
         }
@@ -284,6 +323,47 @@ impl Thread {
         } else if !engine.linger_step() && !link.is_dead() {
             self.watch(Arc::downgrade(&engine), link, false);
         }
+    }
+
+    fn open_mailbox(&mut self, mailbox: &Weak<Mailbox>) {
+        // Closed descriptors leave the poll by themselves.
+        self.mailboxes.retain(|_, mailbox| mailbox.strong_count() > 0);
+        let Some(open) = mailbox.upgrade() else { return };
+        let token = self.next_watch;
+        self.next_watch = self.next_watch.checked_add(1).unwrap_or(FIRST_WATCH);
+        let fd = open.as_fd().as_raw_fd();
+        match self.poll.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE) {
+            Ok(()) => {
+                self.mailboxes.insert(token, mailbox.clone());
+            }
+            Err(error) => tracing::error!(%error, "cannot wait for datagrams"),
+        }
+    }
+
+    fn take_datagrams(&mut self, token: usize) {
+        let Some(mailbox) = self.mailboxes.get(&token).and_then(Weak::upgrade) else { return };
+        if mailbox.receive() {
+            // The poll reports only what is new: have the rest reported again.
+            let fd = mailbox.as_fd().as_raw_fd();
+            let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), Interest::READABLE);
+        }
+    }
+
+    fn repeat_ends(&mut self) {
+        if self.ends.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        self.ends.retain_mut(|end| {
+            if end.next > now {
+                return true;
+            }
+            end.repeats += 1;
+            let pause = end.engine.repeat_end(end.epoch, end.repeats);
+            end.next = now + pause.unwrap_or_default();
+            pause.is_some()
+        });
+        self.ends.shrink_to(64);
     }
 
     /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.

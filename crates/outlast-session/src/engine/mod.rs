@@ -86,6 +86,7 @@ pub(crate) struct Engine {
     writer_waits: AtomicBool,
     /// Time that writers were held up.
     blocked_us: AtomicU64,
+    udp: udp::UdpState,
 }
 
 /// What changes with the link.
@@ -99,6 +100,8 @@ pub(crate) struct Ctl {
     pub(crate) client: ClientState,
     /// Where the peer takes acknowledgement datagrams.
     pub(crate) peer_udp_port: Option<u16>,
+    /// Where this end takes them.
+    pub(crate) mailbox: Option<Arc<udp::Mailbox>>,
     /// The server has answered once: from now on the client resumes.
     pub(crate) welcomed: bool,
     /// Somebody is at work making a new link.
@@ -148,6 +151,7 @@ impl Engine {
                 key: None,
                 client: ClientState::new(&config),
                 peer_udp_port: None,
+                mailbox: None,
                 welcomed: false,
                 reconnecting: false,
                 hurry: 0,
@@ -173,6 +177,7 @@ impl Engine {
             flush_listed: AtomicBool::new(false),
             writer_waits: AtomicBool::new(false),
             blocked_us: AtomicU64::new(0),
+            udp: udp::UdpState::default(),
         })
     }
 

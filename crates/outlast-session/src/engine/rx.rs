@@ -188,6 +188,7 @@ impl Engine {
                 }
                 Step::End => {
                     drop(rx);
+                    self.tell_end();
                     self.check_over();
                     return Ok(Progress::Done(0));
                 }
@@ -391,6 +392,7 @@ impl Engine {
     /// In the background, for a writer that waits for the peer: takes input in without the application.
     /// Returns false if there is nothing more to be expected from this link.
     pub(crate) fn pump_input(&self) -> bool {
+        self.request_ack();
         loop {
             let Some(mut rx) = self.rx.try_lock() else { return true };
             let framed = rx.receiver.is_framed();
@@ -423,6 +425,7 @@ impl Engine {
                 Step::Data(_) => {}
                 Step::End => {
                     drop(rx);
+                    self.tell_end();
                     self.check_over();
                     return false;
                 }

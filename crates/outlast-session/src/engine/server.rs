@@ -5,6 +5,7 @@
 //! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`].
 
 use super::switch::PeerPosition;
+use super::udp::Mailbox;
 use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role, SessionState};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::sys;
 use parking_lot::Mutex;
 use rand::RngExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use ::tokio::sync::broadcast;
 
@@ -35,6 +36,8 @@ pub(crate) struct Acceptor {
     events: broadcast::Sender<Event>,
     /// Connections that spoke something else, or nothing, or broke off.
     failed_handshakes: AtomicU64,
+    /// Where acknowledgement datagrams arrive, if that mode is offered.
+    mailbox: OnceLock<Arc<Mailbox>>,
 }
 
 /// A connection that has not said yet what it wants.
@@ -91,6 +94,7 @@ impl Acceptor {
             draining: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
             failed_handshakes: AtomicU64::new(0),
+            mailbox: OnceLock::new(),
         })
     }
 
@@ -104,7 +108,27 @@ impl Acceptor {
         if let Err(error) = sys::save_syn(listener) {
             tracing::warn!(%error, "cannot keep the SYN of connections: no path counts as direct");
         }
-        Ok(())
+        self.open_mailbox(listener)
+    }
+
+    /// Made now, as it has to be in the network namespace of the thread that listens.
+    fn open_mailbox(&self, listener: &socket2::Socket) -> Result<()> {
+        let wanted = matches!(self.config.ack, AckMode::Auto | AckMode::Fixed(LinkMode::Udp));
+        let Some(address) = listener.local_addr().ok().and_then(|address| address.as_socket()) else { return Ok(()) };
+        if !wanted || matches!(self.config.security, Security::Tls(_)) {
+            return Ok(());
+        }
+        match Mailbox::for_listener(address) {
+            Ok(mailbox) => {
+                let _ = self.mailbox.set(mailbox);
+                Ok(())
+            }
+            Err(error) if self.config.ack == AckMode::Auto => {
+                tracing::warn!(%error, "no socket for acknowledgement datagrams: mode udp is refused");
+                Ok(())
+            }
+            Err(error) => Err(Error::system("make a socket for acknowledgement datagrams", &error)),
+        }
     }
 
     /// A link from an accepted connection, in no mode yet.
@@ -190,6 +214,9 @@ impl Acceptor {
 
     fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
         let hello = &greeted.hello;
+        if hello.mode == LinkMode::Udp && (self.mailbox.get().is_none() || hello.udp_port.is_none()) {
+            return self.turn_away(Some(&link), Refusal::ModeRefused);
+        }
         let direct = if hello.mode.needs_direct_path() {
             judge(&link, hello.direct_proof, hello.source_port)
         } else {
@@ -265,6 +292,9 @@ impl Acceptor {
         {
             return Err(Refusal::StaleEpoch { current: ctl.epoch });
         }
+        if let Some(mailbox) = self.mailbox.get().filter(|_| hello.mode == LinkMode::Udp) {
+            engine.use_mailbox(&mut ctl, mailbox.clone());
+        }
         let position = engine.retire(&mut ctl, "the client made a new link");
         let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
         let welcome = Welcome {
@@ -274,7 +304,7 @@ impl Acceptor {
             end_offset: position.end_offset,
             send_buffer_bytes,
             receive_buffer_bytes,
-            udp_port: (hello.mode == LinkMode::Udp).then(super::udp::local_port).flatten(),
+            udp_port: ctl.udp_port(hello.mode),
             keep_ms: u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX),
             ..Welcome::to_new(hello)
         };
@@ -344,6 +374,10 @@ impl Acceptor {
         let stats = self.registry.lock().stats();
         let mut counts: Vec<(&'static str, u64)> = stats.refusals().filter(|(_, count)| *count > 0).collect();
         counts.push(("failed_handshakes", self.failed_handshakes.load(Ordering::Relaxed)));
+        let ignored_datagrams = self.mailbox.get().map_or(0, |mailbox| mailbox.ignored());
+        if ignored_datagrams > 0 {
+            counts.push(("ignored_datagrams", ignored_datagrams));
+        }
         counts
     }
 

@@ -230,6 +230,7 @@ impl Engine {
     /// After [`install`](Self::install), without any lock: sends what is pending and wakes who waited.
     pub(crate) fn resume_io(&self) {
         self.flush();
+        self.tell_end();
         self.wake_all();
     }
 

@@ -1,13 +1,348 @@
-//! Acknowledgement datagrams of the `udp` mode (Ekwall, Urbán, Schiper 2002).
+//! Acknowledgement datagrams of the `udp` mode (Ekwall, Urbán, Schiper 2002): the stream stays bare, what was read is
+//! told beside it.
+//!
+//! # Who sends what
+//! * The receiving side sends an Ack every 256 KiB and when it falls idle, and a HalfClose when its application has
+//!   read the end: again and again until it is confirmed, even after the session is over on this side.
+//! * The sending side asks ([`Engine::request_ack`]) when it waits for the peer and hears nothing.
+//! * Both are answered by the helper thread, whatever the applications are doing.
+//!
+//! One socket serves many sessions: one for every listener, and for clients one for every network namespace and
+//! address family. Whatever is not for a living session, of its present link, with its MAC, is counted and dropped.
 
-use super::Engine;
+use super::{Ctl, Engine, Helper, Role, SessionState};
+use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId};
+use crate::sys;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-/// The port where this process takes acknowledgement datagrams.
-pub(crate) fn local_port() -> Option<u16> {
-    None
+/// What has to arrive is sent again so often, and a waiting sender asks so often.
+pub(crate) const REPEAT: Duration = Duration::from_millis(50);
+/// After so many repetitions the peer is not there, or the path is blocked: go on, but seldom.
+const REPEATS_QUICK: u32 = 40;
+const REPEAT_SELDOM: Duration = Duration::from_secs(1);
+/// In all: about as long as TCP tries to get rid of the last bytes of an orphan.
+const REPEATS_MAX: u32 = REPEATS_QUICK + 60;
+/// Datagrams read in one go, so that a flood does not keep the helper thread from its work.
+const RECEIVE_MAX: usize = 1024;
+
+/// A socket for the datagrams of many sessions.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    socket: UdpSocket,
+    port: u16,
+    is_ipv4: bool,
+    sessions: Mutex<Sessions>,
+    /// Datagrams for nobody, of another link, without a MAC, or with offsets that cannot be.
+    ignored: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    by_id: HashMap<SessionId, Weak<Engine>>,
+    /// Sweep out what is gone at this size.
+    sweep_at: usize,
+}
+
+/// The clients' sockets.
+static CLIENTS: Mutex<Vec<(PathBuf, Weak<Mailbox>)>> = Mutex::new(Vec::new());
+
+impl Mailbox {
+    fn open(address: SocketAddr) -> io::Result<Arc<Self>> {
+        let socket = UdpSocket::bind(address)?;
+        socket.set_nonblocking(true)?;
+        let mailbox = Arc::new(Self {
+            port: socket.local_addr()?.port(),
+            socket,
+            is_ipv4: address.is_ipv4(),
+            sessions: Mutex::default(),
+            ignored: AtomicU64::new(0),
+        });
+        Helper::get().watch_mailbox(&mailbox);
+        Ok(mailbox)
+    }
+
+    /// For a listener: on its address, with its port number if that is free (one rule less for firewalls).
+    pub(crate) fn for_listener(address: SocketAddr) -> io::Result<Arc<Self>> {
+        Self::open(address).or_else(|_| Self::open(SocketAddr::new(address.ip(), 0)))
+    }
+
+    /// For a client in the calling thread's network namespace.
+    pub(crate) fn for_client(peer: SocketAddr) -> io::Result<Arc<Self>> {
+        // Without /proc there is one namespace, as far as this process can tell.
+        let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
+        let mut clients = CLIENTS.lock();
+        clients.retain(|(_, mailbox)| mailbox.strong_count() > 0);
+        let known = clients.iter().filter(|(place, _)| *place == namespace);
+        // A socket keeps its namespace alive: the name of a living one is not given to another.
+        let fitting = known.filter_map(|(_, mailbox)| mailbox.upgrade()).find(|known| known.fits(peer));
+        if let Some(mailbox) = fitting {
+            return Ok(mailbox);
+        }
+        let any =
+            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+        let mailbox = Self::open(SocketAddr::new(any, 0))?;
+        clients.push((namespace, Arc::downgrade(&mailbox)));
+        Ok(mailbox)
+    }
+
+    fn fits(&self, peer: SocketAddr) -> bool {
+        self.is_ipv4 == peer.is_ipv4()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Datagrams that were dropped.
+    pub(crate) fn ignored(&self) -> u64 {
+        self.ignored.load(Ordering::Relaxed)
+    }
+
+    fn enter(&self, engine: &Engine) {
+        let mut sessions = self.sessions.lock();
+        if sessions.by_id.len() >= sessions.sweep_at {
+            sessions.by_id.retain(|_, engine| engine.strong_count() > 0);
+            sessions.sweep_at = 64.max(sessions.by_id.len() * 2);
+        }
+        sessions.by_id.insert(engine.id, engine.weak());
+    }
+
+    /// Takes in what has arrived. True if there may be more.
+    pub(crate) fn receive(&self) -> bool {
+        // One byte more than the longest, so that a longer one is seen to be longer.
+        let mut buffer = [0; crate::proto::DATAGRAM_BYTES_MAX + 1];
+        for _ in 0..RECEIVE_MAX {
+            let count = match self.socket.recv_from(&mut buffer) {
+                Ok((count, _)) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // A signal, or news of an earlier datagram that did not get through.
+                Err(_) => continue,
+            };
+            let bytes = buffer.get(..count).unwrap_or_default();
+            let engine = Datagram::claimed_id(bytes).and_then(|id| self.sessions.lock().by_id.get(&id)?.upgrade());
+            if !engine.is_some_and(|engine| engine.take_datagram(bytes)) {
+                self.ignored.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        true
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// What a session remembers of its datagrams.
+#[derive(Debug, Default)]
+pub(crate) struct UdpState {
+    /// The peer was told that the end was read, on this link.
+    end_told_epoch: AtomicU64,
+    /// And has confirmed it.
+    end_confirmed_epoch: AtomicU64,
+    /// When we last asked for an acknowledgement, or found nothing missing.
+    asked_ms: AtomicU64,
+    /// Since when we ask and nothing at all is heard; 0: not.
+    silent_since_ms: AtomicU64,
+    warned: AtomicBool,
+}
+
+impl Ctl {
+    /// The port to tell the peer, in `udp` mode.
+    pub(crate) fn udp_port(&self, mode: LinkMode) -> Option<u16> {
+        self.mailbox.as_ref().filter(|_| mode == LinkMode::Udp).map(|mailbox| mailbox.port())
+    }
 }
 
 impl Engine {
+    /// Has the session's datagrams delivered from `mailbox`.
+    pub(crate) fn use_mailbox(&self, ctl: &mut Ctl, mailbox: Arc<Mailbox>) {
+        mailbox.enter(self);
+        ctl.mailbox = Some(mailbox);
+    }
+
+    /// A client's: makes sure that there is one that reaches `peer`.
+    pub(crate) fn need_client_mailbox(&self, ctl: &mut Ctl, peer: SocketAddr) -> io::Result<()> {
+        if !ctl.mailbox.as_ref().is_some_and(|mailbox| mailbox.fits(peer)) {
+            self.use_mailbox(ctl, Mailbox::for_client(peer)?);
+        }
+        Ok(())
+    }
+
+    /// Sends, as far as the peer's address is known; may be lost like any datagram.
+    fn send_datagram(&self, ctl: &Ctl, kind: DatagramKind, offset: u64, needs_confirm: bool) {
+        let (Some(mailbox), Some(port)) = (&ctl.mailbox, ctl.peer_udp_port) else { return };
+        let Some(mut peer) = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer) else { return };
+        peer.set_port(port);
+        let datagram = Datagram { kind, needs_confirm, id: self.id, epoch: ctl.epoch, offset };
+        let encoded = datagram.encode(ctl.key.as_ref(), self.role == Role::Client);
+        if let Err(error) = mailbox.socket.send_to(encoded.as_ref(), peer) {
+            tracing::debug!(session = %self.id, %peer, %error, "cannot send a datagram");
+        }
+    }
+
     /// Tells the peer what was read.
-    pub(crate) fn send_datagram_ack(&self) {}
+    pub(crate) fn send_datagram_ack(&self) {
+        let ctl = self.ctl.lock();
+        self.send_datagram(&ctl, DatagramKind::Ack, self.received_offset.load(Ordering::Acquire), false);
+    }
+
+    /// The application may have read the end of the stream: then the peer is told, until it confirms.
+    pub(crate) fn tell_end(&self) {
+        let epoch = {
+            let ctl = self.ctl.lock();
+            let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
+            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch || !self.has_read_end() {
+                return;
+            }
+            self.udp.end_told_epoch.store(ctl.epoch, Ordering::Relaxed);
+            self.send_end(&ctl);
+            ctl.epoch
+        };
+        if let Some(engine) = self.arc() {
+            Helper::get().repeat_end(engine, epoch);
+        }
+    }
+
+    /// A reader at work has the lock: then it is not at the end, or about to say so itself.
+    fn has_read_end(&self) -> bool {
+        self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || rx.shut))
+    }
+
+    fn send_end(&self, ctl: &Ctl) {
+        if let Some(offset) = self.rx.try_lock().and_then(|rx| rx.receiver.end_offset()) {
+            self.send_datagram(ctl, DatagramKind::HalfClose, offset, true);
+        }
+    }
+
+    /// Tells the peer once more that the end was read. The pause before the next time, or none when that is enough.
+    pub(crate) fn repeat_end(&self, epoch: u64, repeats: u32) -> Option<Duration> {
+        let ctl = self.ctl.lock();
+        let confirmed = self.udp.end_confirmed_epoch.load(Ordering::Relaxed) >= epoch;
+        if confirmed || ctl.epoch != epoch || ctl.state == SessionState::Failed || repeats >= REPEATS_MAX {
+            return None;
+        }
+        self.send_end(&ctl);
+        Some(if repeats < REPEATS_QUICK { REPEAT } else { REPEAT_SELDOM })
+    }
+
+    /// Somebody waits for the peer: asks it how far it is, unless it was asked or heard just now.
+    pub(crate) fn request_ack(&self) {
+        let now_ms = sys::coarse_now_ms();
+        if self.udp.asked_ms.load(Ordering::Relaxed) + REPEAT.as_millis() as u64 > now_ms {
+            return;
+        }
+        let ctl = self.ctl.lock();
+        if !ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp) {
+            return;
+        }
+        let first = self.udp.asked_ms.swap(now_ms, Ordering::Relaxed) == 0;
+        let (waits, sent_offset) = {
+            let tx = self.tx.lock();
+            let waits = tx.sender.acked_offset() < tx.sender.sent_offset_max()
+                || (tx.sender.is_end_sent() && !tx.sender.is_delivered());
+            (waits, tx.sender.sent_offset_max())
+        };
+        if !waits || first {
+            self.udp.silent_since_ms.store(0, Ordering::Relaxed);
+            return;
+        }
+        self.send_datagram(&ctl, DatagramKind::RequestAck, sent_offset, false);
+        self.note_silence(&ctl, now_ms);
+    }
+
+    /// We ask, and nothing comes: something on the way, most likely.
+    fn note_silence(&self, ctl: &Ctl, now_ms: u64) {
+        let since_ms = self.udp.silent_since_ms.load(Ordering::Relaxed);
+        if since_ms == 0 {
+            self.udp.silent_since_ms.store(now_ms, Ordering::Relaxed);
+            return;
+        }
+        let limit_ms = u64::try_from(self.config.detect_timeout.as_millis()).unwrap_or(u64::MAX);
+        if now_ms.saturating_sub(since_ms) >= limit_ms && !self.udp.warned.swap(true, Ordering::Relaxed) {
+            let peer = ctl.link.as_ref().map(|link| link.peer_addr);
+            tracing::warn!(
+                session = %self.id, ?peer, udp_port = ctl.peer_udp_port,
+                "no acknowledgement datagrams arrive: a firewall? use inband"
+            );
+        }
+    }
+
+    /// A datagram that names this session. False if it is not worth anything.
+    fn take_datagram(&self, bytes: &[u8]) -> bool {
+        let datagram = {
+            let ctl = self.ctl.lock();
+            // PROTOCOL 5.2
+            match Datagram::decode(bytes, ctl.key.as_ref(), self.role == Role::Server) {
+                Ok(datagram) if datagram.epoch == ctl.epoch => datagram,
+                Ok(_) | Err(_) => return false,
+            }
+        };
+        let now_ms = sys::coarse_now_ms();
+        let useful = match datagram.kind {
+            DatagramKind::Ack => self.acked_by_datagram(datagram.offset, false),
+            DatagramKind::HalfClose | DatagramKind::Close => {
+                let useful = self.acked_by_datagram(datagram.offset, true);
+                if useful && let Some(Datagram { kind, offset, .. }) = datagram.confirmation() {
+                    self.send_datagram(&self.ctl.lock(), kind, offset, false);
+                }
+                useful
+            }
+            DatagramKind::RequestAck => {
+                let ctl = self.ctl.lock();
+                if self.has_read_end() {
+                    self.send_end(&ctl);
+                } else {
+                    let offset = self.received_offset.load(Ordering::Acquire);
+                    self.send_datagram(&ctl, DatagramKind::Ack, offset, false);
+                }
+                true
+            }
+            DatagramKind::Confirm { of } if of == DatagramKind::HalfClose.number() => {
+                self.udp.end_confirmed_epoch.fetch_max(datagram.epoch, Ordering::Relaxed);
+                true
+            }
+            // A link that breaks says the same, and cannot be forged from afar.
+            DatagramKind::Reset | DatagramKind::Confirm { .. } => false,
+        };
+        if useful {
+            self.udp.silent_since_ms.store(0, Ordering::Relaxed);
+            if datagram.kind == DatagramKind::Ack {
+                self.udp.asked_ms.store(now_ms, Ordering::Relaxed);
+            }
+        }
+        useful
+    }
+
+    /// The peer has read everything before `offset`, or even the end there. False if that cannot be: anybody can
+    /// send a datagram, so the link is not to blame.
+    fn acked_by_datagram(&self, offset: u64, with_end: bool) -> bool {
+        let mut tx = self.tx.lock();
+        if with_end && (!tx.sender.is_ended() || offset != tx.sender.end_offset()) {
+            return false;
+        }
+        if tx.sender.acked(offset).is_err() {
+            return false;
+        }
+        if with_end {
+            tx.sender.end_acked();
+        }
+        drop(tx);
+        if with_end {
+            self.check_over();
+            self.wake_all();
+        } else if self.writer_waits.swap(false, Ordering::AcqRel) {
+            self.wake_all();
+        }
+        true
+    }
 }

@@ -84,6 +84,7 @@ enum End {
 
 async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, control: &Control) -> End {
     let mut local_failed = pin!(local.failed());
+    let mut asked_failed = false;
     let mut woken = pin!(control.woken());
     poll_fn(|cx| {
         while woken.as_mut().poll(cx).is_ready() {
@@ -94,18 +95,27 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         }
         let down = pump.poll_down(cx, session, local);
         let up = pump.poll_up(cx, session, local);
-        match (down, up) {
-            (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
-                return Poll::Ready(End::Failed(failure));
-            }
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => return Poll::Ready(End::Both),
-            _ => {}
-        }
         // While nothing is read from the local side, its failure has to be asked for.
-        if !pump.is_listening() && local_failed.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(End::Failed(Failure::Local(io::ErrorKind::ConnectionReset.into())));
+        if !pump.is_listening() && !asked_failed && pump.broken().is_none() {
+            asked_failed = local_failed.as_mut().poll(cx).is_ready();
+            if asked_failed {
+                pump.break_down(io::ErrorKind::ConnectionReset.into());
+                // What the session has to say is thrown away from now on.
+                cx.waker().wake_by_ref();
+            }
         }
-        Poll::Pending
+        let (down_ended, up_ended) = (down.is_ready(), up.is_ready());
+        if let (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) = (down, up) {
+            return Poll::Ready(End::Failed(failure));
+        }
+        match pump.broken() {
+            // Everything that the local side said has been read.
+            Some(error) if up_ended || (local.has_two_ends() && pump.is_listening()) => {
+                Poll::Ready(End::Failed(Failure::Local(error.kind().into())))
+            }
+            None if up_ended && down_ended => Poll::Ready(End::Both),
+            _ => Poll::Pending,
+        }
     })
     .await
 }

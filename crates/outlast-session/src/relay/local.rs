@@ -112,6 +112,12 @@ impl Local {
         }
     }
 
+    /// Whether reading goes on for ever when nobody reads what is written: the two have nothing to do with each
+    /// other.
+    pub(super) fn has_two_ends(&self) -> bool {
+        matches!(self, Local::Stdio(_))
+    }
+
     /// Completes when the local program is gone for good, without reading a byte.
     pub async fn failed(&self) {
         let ready = match self {

@@ -70,6 +70,11 @@ enum Down {
         start: usize,
         end: usize,
     },
+    /// The local side takes no more. What it said before is still to be read; what it is told is thrown away.
+    Broken {
+        error: io::Error,
+        ended: bool,
+    },
     Ended,
 }
 
@@ -105,6 +110,22 @@ impl Pump {
     /// Whether the task is woken by the local side's next byte, end or failure.
     pub(super) fn is_listening(&self) -> bool {
         self.listening
+    }
+
+    /// Notes that the local side takes no more.
+    pub(super) fn break_down(&mut self, error: io::Error) {
+        let broken = Down::Broken { error, ended: matches!(self.down, Down::Ended) };
+        if let Down::Writing { buffer, .. } = std::mem::replace(&mut self.down, broken) {
+            give_buffer(buffer);
+        }
+    }
+
+    /// Why the local side takes no more, if that is so.
+    pub(super) fn broken(&self) -> Option<&io::Error> {
+        match &self.down {
+            Down::Broken { error, .. } => Some(error),
+            _ => None,
+        }
     }
 
     /// Whether the local side has everything that the session had to give when last asked.
@@ -198,7 +219,8 @@ impl Pump {
         Poll::Pending
     }
 
-    /// Moves bytes from the session to the local side. Ready when the session's end has been passed on.
+    /// Moves bytes from the session to the local side. Ready when the session's end has been passed on, never if
+    /// that cannot be because the local side is [`broken`](Self::broken).
     pub(super) fn poll_down(
         &mut self,
         cx: &mut Context<'_>,
@@ -210,17 +232,33 @@ impl Pump {
             match &mut self.down {
                 Down::Open => ready!(self.poll_take(cx, session, local))?,
                 Down::Writing { buffer, start, end } => {
-                    ready!(local.poll_write_ready(cx)).map_err(Failure::Local)?;
+                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
+                        self.break_down(error);
+                        continue;
+                    }
                     match local.try_write(buffer.get(*start..*end).unwrap_or_default()) {
                         Ok(count) => *start += count,
                         Err(error) if would_block(&error) => {}
-                        Err(error) => return Poll::Ready(Err(Failure::Local(error))),
+                        Err(error) => {
+                            self.break_down(error);
+                            continue;
+                        }
                     }
                     if start >= end
                         && let Down::Writing { buffer, .. } = std::mem::replace(&mut self.down, Down::Open)
                     {
                         give_buffer(buffer);
                     }
+                }
+                Down::Broken { ended: true, .. } => return Poll::Pending,
+                Down::Broken { ended, .. } => {
+                    let mut buffer = take_buffer();
+                    let mut read = ReadBuf::new(&mut buffer);
+                    let polled = Pin::new(&mut *session).poll_read(cx, &mut read);
+                    *ended = polled.is_ready() && read.filled().is_empty();
+                    give_buffer(buffer);
+                    self.drained = polled.is_pending();
+                    ready!(polled).map_err(Failure::session)?;
                 }
                 Down::Ended => return Poll::Ready(Ok(())),
             }
@@ -249,7 +287,10 @@ impl Pump {
                 self.drained = other.is_pending();
                 ready!(other).map_err(Failure::session)?;
                 self.down = Down::Ended;
-                Poll::Ready(local.shutdown_write().map_err(Failure::Local))
+                if let Err(error) = local.shutdown_write() {
+                    self.break_down(error);
+                }
+                Poll::Ready(Ok(()))
             }
         }
     }
