@@ -56,7 +56,9 @@ pub enum Error {
     },
     // ---- the network
     /// No link could be made within the patience.
-    #[error("no link to {targets} within {patience:?}: {last}; {unacked_bytes} bytes are not known to be delivered")]
+    #[error(
+        "no link to {targets} within {patience:?}: {last}; {unacked_bytes} bytes are not known to be delivered"
+    )]
     PatienceExhausted {
         /// All the addresses that were tried.
         targets: String,
@@ -98,7 +100,9 @@ pub enum Error {
         id: SessionId,
     },
     /// A detached session was kept as long as it was promised, and nobody came back.
-    #[error("session {id} had no link for {keep:?} and expired; {unacked_bytes} bytes are not known to be delivered")]
+    #[error(
+        "session {id} had no link for {keep:?} and expired; {unacked_bytes} bytes are not known to be delivered"
+    )]
     Expired {
         /// The session.
         id: SessionId,
@@ -139,11 +143,14 @@ impl Error {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Error::Refused { .. } | Error::Protocol { .. } | Error::BytesMissing { .. } | Error::Reset { .. } => {
-                Blame::Peer
-            }
+            Error::Refused { .. }
+            | Error::Protocol { .. }
+            | Error::BytesMissing { .. }
+            | Error::Reset { .. } => Blame::Peer,
             Error::PatienceExhausted { .. } | Error::Connect { .. } | Error::Expired { .. } => Blame::Network,
-            Error::Config(_) | Error::Closed { .. } | Error::ShutDown { .. } | Error::Killed { .. } => Blame::Caller,
+            Error::Config(_) | Error::Closed { .. } | Error::ShutDown { .. } | Error::Killed { .. } => {
+                Blame::Caller
+            }
             Error::System { .. } => Blame::System,
         }
     }
@@ -167,7 +174,9 @@ impl From<Error> for io::Error {
         let kind = match &error {
             Error::Refused { .. } => io::ErrorKind::ConnectionRefused,
             Error::Protocol { .. } | Error::BytesMissing { .. } => io::ErrorKind::InvalidData,
-            Error::Reset { .. } | Error::Expired { .. } | Error::Killed { .. } => io::ErrorKind::ConnectionReset,
+            Error::Reset { .. } | Error::Expired { .. } | Error::Killed { .. } => {
+                io::ErrorKind::ConnectionReset
+            }
             Error::PatienceExhausted { .. } => io::ErrorKind::TimedOut,
             Error::Connect { .. } => io::ErrorKind::NotConnected,
             Error::Config(_) => io::ErrorKind::InvalidInput,

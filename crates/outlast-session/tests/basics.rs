@@ -68,7 +68,9 @@ fn tokio_round_trips_streams_and_ends() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         for ack in modes() {
-            let listener = outlast_session::tokio::Listener::bind_with("127.0.0.1:0", &config(AckMode::Auto)).await.unwrap();
+            let listener = outlast_session::tokio::Listener::bind_with("127.0.0.1:0", &config(AckMode::Auto))
+                .await
+                .unwrap();
             let targets = Targets::from(listener.local_addr());
             let server = tokio::spawn(async move {
                 let mut session = listener.accept().await.unwrap();
@@ -83,7 +85,8 @@ fn tokio_round_trips_streams_and_ends() {
                 session.finish().await.unwrap();
                 all.len()
             });
-            let mut session = outlast_session::tokio::Session::connect_with(&targets, &config(ack)).await.unwrap();
+            let mut session =
+                outlast_session::tokio::Session::connect_with(&targets, &config(ack)).await.unwrap();
             let mut byte = [0];
             for i in 0..1000u32 {
                 session.write_all(&[i as u8]).await.unwrap();

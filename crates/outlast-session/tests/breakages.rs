@@ -117,7 +117,8 @@ impl Scene {
         let lab = Lab::new("breakages").unwrap();
         let client = lab.host("client").unwrap();
         let server = lab.host("server").unwrap();
-        let spec = WireSpec { delay: Duration::from_micros(300), ..WireSpec::default() }.with_rate(40_000_000);
+        let spec =
+            WireSpec { delay: Duration::from_micros(300), ..WireSpec::default() }.with_rate(40_000_000);
         let link = lab.wire(&client, &server, spec).unwrap();
         Self { _lab: lab, client, server, link }
     }

@@ -277,7 +277,8 @@ impl Thread {
                 let number = self.next;
                 self.next = self.next.checked_add(1).unwrap_or(FIRST_CONNECTION);
                 let write = connection.shaking.wants_write();
-                let interest = if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+                let interest =
+                    if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
                 match self.poll.registry().register(&mut SourceFd(&fd), Token(number), interest) {
                     Ok(()) => {
                         self.connections.insert(number, connection);

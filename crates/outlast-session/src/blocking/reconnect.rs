@@ -73,7 +73,9 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
             Ok(_) => break,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() || !link.wait(true, link.handshake_wants_write(), Some(left)).map_err(failed)? {
+                if left.is_zero()
+                    || !link.wait(true, link.handshake_wants_write(), Some(left)).map_err(failed)?
+                {
                     return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT)));
                 }
             }

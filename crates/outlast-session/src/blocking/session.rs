@@ -291,7 +291,8 @@ impl Session {
             Some(left) => (Instant::now() + left).min(net),
             None => net,
         };
-        self.engine().wait_change(Some(deadline), |ctl| reading && ctl.link.is_some() || ctl.failure.is_some());
+        self.engine()
+            .wait_change(Some(deadline), |ctl| reading && ctl.link.is_some() || ctl.failure.is_some());
         Ok(wait.left().is_ok())
     }
 }

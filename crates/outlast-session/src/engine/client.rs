@@ -11,8 +11,8 @@ use super::{Engine, EventKind, Link, SessionState, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, Hello, HandshakeError, Intent,
-    LinkMode, Refusal, SessionId, Welcomed,
+    BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Hello,
+    Intent, LinkMode, Refusal, SessionId, Welcomed,
 };
 use crate::sys;
 use crate::targets::Targets;
@@ -101,7 +101,8 @@ impl Engine {
             ctl.client.epochs += 1;
             (ctl.client.epochs, ctl.client.mode)
         };
-        let link = Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
+        let link =
+            Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
         if mode == LinkMode::Window {
             let pinned = link.pin_buffers(self.config.window_buffer_bytes);
             pinned.map_err(|error| Error::system("set socket buffers", &error))?;
@@ -132,7 +133,8 @@ impl Engine {
         hello.source_port = Some(link.local_addr.port());
         if link.mode() == LinkMode::Udp {
             let mailbox = self.need_client_mailbox(&mut ctl, link.peer_addr);
-            mailbox.map_err(|error| Error::Config(format!("mode udp needs a socket for datagrams: {error}")))?;
+            mailbox
+                .map_err(|error| Error::Config(format!("mode udp needs a socket for datagrams: {error}")))?;
         }
         hello.udp_port = ctl.udp_port(link.mode());
         let key = ctl.key.clone();
@@ -140,7 +142,8 @@ impl Engine {
             Security::Open => Credentials::Open,
             Security::Psk(psk) => Credentials::Psk { psk: psk.clone(), key },
             Security::Tls(_) => {
-                let binding = link.exporter(BINDING_LABEL).ok_or_else(|| self.protocol_error(link, "no tls keys"))?;
+                let binding =
+                    link.exporter(BINDING_LABEL).ok_or_else(|| self.protocol_error(link, "no tls keys"))?;
                 Credentials::Tls { binding, key }
             }
         };
@@ -157,8 +160,13 @@ impl Engine {
             return Ok(Begun::Shake(Box::new(shake)));
         }
         // PROTOCOL 3.2: the first link carries data at once.
-        let nothing =
-            PeerPosition { next_offset: 0, end_offset: None, receive_buffer_bytes: 0, rest: &[], read_bytes: 0 };
+        let nothing = PeerPosition {
+            next_offset: 0,
+            end_offset: None,
+            receive_buffer_bytes: 0,
+            rest: &[],
+            read_bytes: 0,
+        };
         self.install(&mut ctl, link, &nothing, &output, Some(Box::new(handshake)))?;
         drop(ctl);
         self.flush_with_first_write();
@@ -324,7 +332,8 @@ impl Engine {
     pub(crate) fn client_socket(&self, address: SocketAddr) -> Result<socket2::Socket> {
         let failed = |error: io::Error| Error::system("make a socket", &error);
         let domain = socket2::Domain::for_address(address);
-        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP)).map_err(failed)?;
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
+            .map_err(failed)?;
         if let Some(local) = self.config.local_address {
             socket.bind(&local.into()).map_err(|error| Error::system("bind the local address", &error))?;
         }
@@ -417,8 +426,10 @@ fn source_address_for(peer: SocketAddr) -> io::Result<SocketAddr> {
 }
 
 fn client_tls(tls: &crate::config::TlsConfig, target: &str) -> Result<rustls::Connection> {
-    let config =
-        tls.client.clone().ok_or_else(|| Error::Config("tls is wanted, but there is no client configuration".into()))?;
+    let config = tls
+        .client
+        .clone()
+        .ok_or_else(|| Error::Config("tls is wanted, but there is no client configuration".into()))?;
     let name = tls.server_name.clone().unwrap_or_else(|| Targets::host_of(target).to_owned());
     let server_name = rustls_pki_types::ServerName::try_from(name.clone())
         .map_err(|_| Error::Config(format!("{name:?} cannot be a name in a certificate")))?;

@@ -198,8 +198,9 @@ impl Engine {
     /// Whether the peer should hear what was read since it heard last.
     pub(crate) fn owes_ack(&self) -> bool {
         self.received_offset.load(Ordering::Acquire) > self.ack_told_offset.load(Ordering::Relaxed)
-            && self.tx.try_lock().is_some_and(|tx| {
-                tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer())
-            })
+            && self
+                .tx
+                .try_lock()
+                .is_some_and(|tx| tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer()))
     }
 }

@@ -228,7 +228,9 @@ impl Thread {
         let waiting = {
             let requests = self.helper.requests.lock();
             // A request that came before the flag was lowered woke nobody.
-            !requests.flush.is_empty() || !requests.linger.is_empty() || !requests.idle.is_empty()
+            !requests.flush.is_empty()
+                || !requests.linger.is_empty()
+                || !requests.idle.is_empty()
                 || !requests.ends.is_empty()
         };
         if waiting {

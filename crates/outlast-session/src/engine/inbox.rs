@@ -1,35 +1,39 @@
 //! Bytes received and not yet read: what came with a handshake message, what a frame parser has not looked at.
 
+use super::pool::SharedPool;
+use outlast_stream::BufferSource;
+
 /// Read from the network in one go in framed mode.
 pub(crate) const INBOX_READ_BYTES: usize = 64 << 10;
 
-/// A queue of received bytes that takes no memory while empty.
+/// A queue of received bytes that takes no memory while empty: its buffer comes from the process's pool.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    bytes: Vec<u8>,
-    taken: usize,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
 }
 
 impl Inbox {
     pub(crate) fn is_empty(&self) -> bool {
-        self.taken == self.bytes.len()
+        self.start == self.end
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len() - self.taken
+        self.end - self.start
     }
 
     /// What is there.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        self.bytes.get(self.taken..).unwrap_or_default()
+        self.buffer.get(self.start..self.end).unwrap_or_default()
     }
 
     /// The first `count` bytes are done with.
     pub(crate) fn consume(&mut self, count: usize) {
-        self.taken = (self.taken + count).min(self.bytes.len());
+        self.start = (self.start + count).min(self.end);
         if self.is_empty() {
-            self.taken = 0;
-            self.bytes.clear();
+            self.start = 0;
+            self.end = 0;
         }
     }
 
@@ -44,8 +48,13 @@ impl Inbox {
     }
 
     pub(crate) fn extend(&mut self, bytes: &[u8]) {
-        self.compact();
-        self.bytes.extend_from_slice(bytes);
+        if bytes.is_empty() {
+            return;
+        }
+        if let Some(room) = self.room(bytes.len()).get_mut(..bytes.len()) {
+            room.copy_from_slice(bytes);
+            self.end += bytes.len();
+        }
     }
 
     /// Lets `fill` write up to `bytes_max` behind what is there; it returns how many it wrote.
@@ -54,31 +63,90 @@ impl Inbox {
         bytes_max: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<usize, E> {
-        self.compact();
-        let before = self.bytes.len();
-        self.bytes.resize(before + bytes_max, 0);
-        let result = fill(self.bytes.get_mut(before..).unwrap_or_default());
-        let count = result.as_ref().map_or(0, |count| (*count).min(bytes_max));
-        self.bytes.truncate(before + count);
+        let room = self.room(bytes_max);
+        let most = room.len().min(bytes_max);
+        let result = fill(room.get_mut(..most).unwrap_or_default());
+        self.end += result.as_ref().map_or(0, |count| (*count).min(most));
         result
     }
 
-    fn compact(&mut self) {
-        if self.taken > 0 {
-            self.bytes.drain(..self.taken);
-            self.taken = 0;
+    /// Space for at least `bytes` behind what is there.
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        if self.buffer.len() - self.end < bytes {
+            if self.start > 0 {
+                self.buffer.copy_within(self.start..self.end, 0);
+                self.end -= self.start;
+                self.start = 0;
+            }
+            if self.buffer.len() - self.end < bytes {
+                let mut larger = SharedPool.take(self.end + bytes);
+                if let (Some(to), Some(from)) = (larger.get_mut(..self.end), self.buffer.get(..self.end)) {
+                    to.copy_from_slice(from);
+                }
+                self.replace(larger);
+            }
+        }
+        self.buffer.get_mut(self.end..).unwrap_or_default()
+    }
+
+    fn replace(&mut self, buffer: Box<[u8]>) {
+        let old = std::mem::replace(&mut self.buffer, buffer);
+        if !old.is_empty() {
+            SharedPool.give(old);
         }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.bytes.clear();
-        self.taken = 0;
+        self.start = 0;
+        self.end = 0;
     }
 
     /// Gives the memory back if nothing is waiting.
     pub(crate) fn shrink(&mut self) {
-        if self.is_empty() && self.bytes.capacity() > 0 {
-            *self = Self::default();
+        if self.is_empty() && !self.buffer.is_empty() {
+            self.replace(Box::default());
         }
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.replace(Box::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_out_in_order_whatever_the_pieces() {
+        let mut inbox = Inbox::default();
+        let (mut next_in, mut next_out) = (0u32, 0u32);
+        for round in 0..2000usize {
+            let bytes: Vec<u8> = (0..round % 37)
+                .map(|_| {
+                    next_in += 1;
+                    next_in as u8
+                })
+                .collect();
+            if round % 2 == 0 {
+                inbox.extend(&bytes);
+            } else {
+                let count = inbox.fill(100, |room| {
+                    room[..bytes.len()].copy_from_slice(&bytes);
+                    Ok::<_, ()>(bytes.len())
+                });
+                assert_eq!(count, Ok(bytes.len()));
+            }
+            let mut out = vec![0; round % 41];
+            let count = inbox.read(&mut out);
+            for byte in &out[..count] {
+                next_out += 1;
+                assert_eq!(*byte, next_out as u8);
+            }
+            inbox.shrink();
+        }
+        assert_eq!(inbox.len() as u32, next_in - next_out);
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 use crate::proto::{LinkMode, SessionId};
+use ::tokio::sync::broadcast;
 use std::net::SocketAddr;
 use std::time::Duration;
-use ::tokio::sync::broadcast;
 
 /// Which end of the session this is. Only clients make links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -14,8 +14,8 @@
 mod client;
 mod end;
 mod helper;
-mod info;
 mod inbox;
+mod info;
 mod link;
 mod pool;
 mod rx;
@@ -38,11 +38,11 @@ use crate::config::{Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{SessionId, SessionKey};
 use crate::sys;
+use ::tokio::sync::broadcast;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use ::tokio::sync::broadcast;
 
 /// What a step on behalf of the application came to.
 #[derive(Debug)]

@@ -244,7 +244,13 @@ impl Engine {
     }
 
     /// Looks for payload between frame headers.
-    fn framed_step(&self, rx: &mut Rx, link: Arc<Link>, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Step {
+    fn framed_step(
+        &self,
+        rx: &mut Rx,
+        link: Arc<Link>,
+        buffer: &mut [u8],
+        waiting: &mut Waiting<'_, '_>,
+    ) -> Step {
         loop {
             let acked_before = rx.receiver.peer_acked_offset();
             let piece = match rx.receiver.parse(rx.inbox.as_slice()) {
@@ -449,7 +455,13 @@ impl Engine {
     }
 
     /// Input of the present link only, backlog aside.
-    fn read_live(&self, rx: &mut Rx, link: Arc<Link>, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Step {
+    fn read_live(
+        &self,
+        rx: &mut Rx,
+        link: Arc<Link>,
+        buffer: &mut [u8],
+        waiting: &mut Waiting<'_, '_>,
+    ) -> Step {
         if rx.receiver.is_framed() {
             return self.framed_step(rx, link, buffer, waiting);
         }

@@ -10,16 +10,17 @@ use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role, SessionState
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode, NotDirect,
-    Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId, Welcome, refuse,
+    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
+    NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId,
+    Welcome, refuse,
 };
 use crate::sys;
+use ::tokio::sync::broadcast;
 use parking_lot::Mutex;
 use rand::RngExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
-use ::tokio::sync::broadcast;
 
 /// When a client that is turned away for the time being may try again.
 const RETRY_AFTER_MS: u64 = 1000;
@@ -114,7 +115,9 @@ impl Acceptor {
     /// Made now, as it has to be in the network namespace of the thread that listens.
     fn open_mailbox(&self, listener: &socket2::Socket) -> Result<()> {
         let wanted = matches!(self.config.ack, AckMode::Auto | AckMode::Fixed(LinkMode::Udp));
-        let Some(address) = listener.local_addr().ok().and_then(|address| address.as_socket()) else { return Ok(()) };
+        let Some(address) = listener.local_addr().ok().and_then(|address| address.as_socket()) else {
+            return Ok(());
+        };
         if !wanted || matches!(self.config.security, Security::Tls(_)) {
             return Ok(());
         }
@@ -135,10 +138,9 @@ impl Acceptor {
     pub(crate) fn server_link(&self, socket: socket2::Socket) -> Result<Link> {
         let tls = match &self.config.security {
             Security::Tls(tls) => {
-                let config = tls
-                    .server
-                    .clone()
-                    .ok_or_else(|| Error::Config("tls is wanted, but there is no server configuration".into()))?;
+                let config = tls.server.clone().ok_or_else(|| {
+                    Error::Config("tls is wanted, but there is no server configuration".into())
+                })?;
                 let connection = rustls::ServerConnection::new(config)
                     .map_err(|error| Error::Config(format!("cannot start tls: {error}")))?;
                 Some(rustls::Connection::Server(connection))

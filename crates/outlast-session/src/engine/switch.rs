@@ -276,7 +276,9 @@ impl Engine {
     pub(crate) fn passivate(&self) -> Result<bool> {
         self.check_alive()?;
         if self.role == Role::Server {
-            return Err(Error::Config("only the client can passivate a session: only it can make links".into()));
+            return Err(Error::Config(
+                "only the client can passivate a session: only it can make links".into(),
+            ));
         }
         let mut ctl = self.ctl.lock();
         let Some(link) = ctl.link.clone() else { return Ok(ctl.state == SessionState::Passive) };
@@ -322,5 +324,4 @@ impl Engine {
             _ => true,
         }
     }
-
 }

@@ -165,6 +165,7 @@ impl Engine {
         if !tx.sender.can_bypass() || link.is_tls() {
             return self.write_small(tx, bytes, waker);
         }
+        link.tune_for_bulk();
         if link.mode() != LinkMode::Window && tx.sender.room_bytes() < bytes.len() {
             self.learn_acked(&mut tx);
         }
@@ -205,7 +206,9 @@ impl Engine {
         tx.wait(waker);
         self.writer_waits.store(true, Ordering::Release);
         match flush {
-            Flush::Full(link) if tx.sender.is_confirmed() && link.mode() == LinkMode::Kernel => Progress::Wait(link),
+            Flush::Full(link) if tx.sender.is_confirmed() && link.mode() == LinkMode::Kernel => {
+                Progress::Wait(link)
+            }
             Flush::Broken(link, error) => {
                 drop(tx);
                 self.lost(&link, &error.to_string());
@@ -324,7 +327,9 @@ impl Engine {
                 }
             }
             LinkMode::Window => {
-                if tx.sender.is_end_sent() && sys::unacked_bytes(&**link).is_ok_and(|held_bytes| held_bytes == 0) {
+                if tx.sender.is_end_sent()
+                    && sys::unacked_bytes(&**link).is_ok_and(|held_bytes| held_bytes == 0)
+                {
                     let end_offset = tx.sender.end_offset();
                     if tx.sender.acked(end_offset).is_ok() {
                         tx.sender.end_acked();
@@ -372,6 +377,11 @@ impl Engine {
     /// The reserved room was filled: sends it. Small commits are joined as small writes are.
     pub(crate) fn commit(&self, mut tx: MutexGuard<'_, Tx>, bytes: usize) {
         tx.sender.commit(bytes);
+        if bytes >= BYPASS_BYTES_MIN
+            && let Some(link) = &tx.link
+        {
+            link.tune_for_bulk();
+        }
         let joinable = self.config.coalesce && self.wrote.swap(true, Ordering::Relaxed);
         if joinable && tx.link.is_some() && tx.sender.pending_bytes() < JOINED_BYTES_MAX as u64 {
             self.mark_dirty();

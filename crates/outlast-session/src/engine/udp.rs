@@ -86,8 +86,11 @@ impl Mailbox {
         if let Some(mailbox) = fitting {
             return Ok(mailbox);
         }
-        let any =
-            if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+        let any = if peer.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        };
         let mailbox = Self::open(SocketAddr::new(any, 0))?;
         clients.push((namespace, Arc::downgrade(&mailbox)));
         Ok(mailbox)
@@ -127,7 +130,8 @@ impl Mailbox {
                 Err(_) => continue,
             };
             let bytes = buffer.get(..count).unwrap_or_default();
-            let engine = Datagram::claimed_id(bytes).and_then(|id| self.sessions.lock().by_id.get(&id)?.upgrade());
+            let engine =
+                Datagram::claimed_id(bytes).and_then(|id| self.sessions.lock().by_id.get(&id)?.upgrade());
             if !engine.is_some_and(|engine| engine.take_datagram(bytes)) {
                 self.ignored.fetch_add(1, Ordering::Relaxed);
             }
@@ -201,7 +205,8 @@ impl Engine {
         let epoch = {
             let ctl = self.ctl.lock();
             let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
-            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch || !self.has_read_end() {
+            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch || !self.has_read_end()
+            {
                 return;
             }
             self.udp.end_told_epoch.store(ctl.epoch, Ordering::Relaxed);

@@ -55,7 +55,12 @@ impl RouteWatch {
         loop {
             // SAFETY: `buffer` is writable for its length.
             let count = unsafe {
-                libc::recv(self.socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+                libc::recv(
+                    self.socket.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    libc::MSG_DONTWAIT,
+                )
             };
             if count > 0 {
                 seen = true;

@@ -1,9 +1,9 @@
 //! Making a socket known to tokio's reactor without giving it away.
 
+use ::tokio::io::unix::AsyncFd;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use ::tokio::io::unix::AsyncFd;
 
 /// A share in a socket, as the reactor holds it.
 #[derive(Debug)]

@@ -86,6 +86,8 @@ pub(crate) fn saved_syn(fd: impl AsFd) -> io::Result<Vec<u8>> {
 pub(crate) struct TcpInfo {
     /// Negotiated options.
     pub options: u8,
+    /// Smoothed round-trip time.
+    pub rtt_us: u32,
     /// Payload bytes received in order, plus one for a FIN.
     pub bytes_received: u64,
 }
@@ -117,7 +119,10 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     if length < size_of::<RawTcpInfo>() {
         return Err(io::Error::from_raw_os_error(libc::ENOTSUP));
     }
-    Ok(TcpInfo { options: raw.options, bytes_received: raw.bytes_received })
+    // The 16th word behind the bytes is tcpi_rtt: rto, ato, snd_mss, rcv_mss, unacked, sacked, lost, retrans, fackets,
+    // four times of last events, pmtu, rcv_ssthresh, rtt.
+    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, rtt_us, ..] = raw.words;
+    Ok(TcpInfo { options: raw.options, rtt_us, bytes_received: raw.bytes_received })
 }
 
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
@@ -137,7 +142,8 @@ pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
 pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
     let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
     // SAFETY: `buffer` is writable for its length.
-    let count = unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
+    let count =
+        unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 

@@ -89,7 +89,11 @@ macro_rules! reads {
 macro_rules! writes {
     ($half:ty) => {
         impl AsyncWrite for $half {
-            fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
                 self.session.poll_write_shared(cx, bytes)
             }
 

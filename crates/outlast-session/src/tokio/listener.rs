@@ -130,9 +130,9 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
                 continue;
             }
         };
-        let link = stream.into_std().and_then(|stream| {
-            acceptor.server_link(socket2::Socket::from(stream)).map_err(io::Error::from)
-        });
+        let link = stream
+            .into_std()
+            .and_then(|stream| acceptor.server_link(socket2::Socket::from(stream)).map_err(io::Error::from));
         match link {
             Ok(link) => {
                 ::tokio::spawn(shake_hands(link, acceptor.clone(), sender.clone(), permit));

@@ -29,7 +29,9 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
                 return Ok(engine);
             }
             Verdict::Fatal(error) => return Err(error),
-            Verdict::Again { error, .. } if engine.has_other_mode() => tracing::debug!(%error, "opening again"),
+            Verdict::Again { error, .. } if engine.has_other_mode() => {
+                tracing::debug!(%error, "opening again")
+            }
             Verdict::Again { error: last, .. } => {
                 return Err(Error::Connect { targets: targets.to_string(), last });
             }
@@ -66,7 +68,8 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
 async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
     let socket = engine.client_socket(address)?;
     socket.set_nonblocking(true).map_err(|error| Error::system("make a socket", &error))?;
-    let stream = tokio_socket(socket).connect(address).await.map_err(|error| Error::system("connect", &error))?;
+    let stream =
+        tokio_socket(socket).connect(address).await.map_err(|error| Error::system("connect", &error))?;
     let stream = stream.into_std().map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket2::Socket::from(stream), target)?;
     link.register().map_err(|error| Error::system("watch a socket", &error))?;
@@ -85,9 +88,9 @@ async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr
     }
     match engine.client_begin(&link)? {
         Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(shake) => Ok(shake_hands(engine, &link, shake)
-            .await
-            .unwrap_or_else(|error| Verdict::Again { error: format!("{address}: {error}"), after: Duration::ZERO })),
+        Begun::Shake(shake) => Ok(shake_hands(engine, &link, shake).await.unwrap_or_else(|error| {
+            Verdict::Again { error: format!("{address}: {error}"), after: Duration::ZERO }
+        })),
     }
 }
 
@@ -115,7 +118,9 @@ async fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shak
                 Ok(None) => {}
                 Ok(Some(0)) => return Err(io::Error::other("connection closed during the handshake")),
                 Ok(Some(count)) => break count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(link, !rest.is_empty()).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait(link, !rest.is_empty()).await?
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -183,4 +188,3 @@ async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
         let _ = ::tokio::time::timeout(delay, hurry).await;
     }
 }
-

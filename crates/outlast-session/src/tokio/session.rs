@@ -187,7 +187,11 @@ impl Session {
         }
     }
 
-    pub(super) fn poll_read_shared(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    pub(super) fn poll_read_shared(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let buffer = buf.initialize_unfilled();
         match self.engine.read(buffer, Waiting::Task(cx))? {
             Progress::Done(count) => {

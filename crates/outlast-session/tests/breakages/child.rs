@@ -144,7 +144,11 @@ pub mod threads {
                 }
                 offset = checked(&mut held, &buffer[..count], offset);
             }
-            assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), up.join().unwrap(), "bytes that arrived");
+            assert_eq!(
+                u64::from_be_bytes(held.try_into().unwrap()),
+                up.join().unwrap(),
+                "bytes that arrived"
+            );
         });
         report("stream", &session.info());
     }
@@ -182,7 +186,12 @@ pub mod tasks {
     use super::*;
 
     fn run(work: impl std::future::Future<Output = ()>) {
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work);
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(work);
     }
 
     pub fn server(address: &str, ack: &str) {
@@ -249,7 +258,8 @@ pub mod tasks {
                 sessions.push(session);
             }
             println!("READY");
-            let idle = tokio::spawn(echo(sessions.pop().unwrap(), "idle", Duration::from_millis(150), stop.clone()));
+            let idle =
+                tokio::spawn(echo(sessions.pop().unwrap(), "idle", Duration::from_millis(150), stop.clone()));
             let ping = tokio::spawn(echo(sessions.pop().unwrap(), "ping", Duration::ZERO, stop.clone()));
             streaming(sessions.pop().unwrap(), stop).await;
             idle.await.unwrap();

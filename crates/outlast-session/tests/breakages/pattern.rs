@@ -17,6 +17,10 @@ pub fn fill(stream: u8, offset: u64, buffer: &mut [u8]) {
 pub fn check(what: &str, stream: u8, offset: u64, buffer: &[u8]) {
     for (index, byte) in buffer.iter().enumerate() {
         let at = offset + index as u64;
-        assert!(*byte == byte_at(stream, at), "{what}: wrong byte at offset {at} (of {} read there)", buffer.len());
+        assert!(
+            *byte == byte_at(stream, at),
+            "{what}: wrong byte at offset {at} (of {} read there)",
+            buffer.len()
+        );
     }
 }

@@ -12,10 +12,14 @@ const RELAY_PORT: u16 = 7001;
 
 /// Runs the three sessions through whatever `start` starts, and kills it a few times.
 fn run(name: &str, scene: &Scene, start: impl Fn() -> outlast_lab::Result<Process> + Send + Sync + 'static) {
-    let server = Child::start(&scene.server, "tasks-server", &scene.server.socket_addr(PORT).to_string(), "auto");
+    let server =
+        Child::start(&scene.server, "tasks-server", &scene.server.socket_addr(PORT).to_string(), "auto");
     server.wait_for("READY", name);
     let relay = Service::start(start).unwrap();
-    assert!(scene.server.wait_for_listener(Some(RELAY_PORT), Duration::from_secs(10)).unwrap(), "{name} listens");
+    assert!(
+        scene.server.wait_for_listener(Some(RELAY_PORT), Duration::from_secs(10)).unwrap(),
+        "{name} listens"
+    );
     let address = scene.server.socket_addr(RELAY_PORT).to_string();
     let mut client = Child::start(&scene.client, "tasks-client", &address, "auto");
     client.wait_for("READY", name);
@@ -51,7 +55,9 @@ fn folder(name: &str) -> PathBuf {
 
 fn socat(host: &Host) -> outlast_lab::Result<Process> {
     let mut command = host.command("socat");
-    command.arg(format!("TCP-LISTEN:{RELAY_PORT},fork,reuseaddr")).arg(format!("TCP:{}", host.socket_addr(PORT)));
+    command
+        .arg(format!("TCP-LISTEN:{RELAY_PORT},fork,reuseaddr"))
+        .arg(format!("TCP:{}", host.socket_addr(PORT)));
     host.spawn(quiet(&mut command))
 }
 
