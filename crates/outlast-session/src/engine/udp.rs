@@ -257,25 +257,36 @@ impl Engine {
             return;
         }
         self.send_datagram(&ctl, DatagramKind::RequestAck, sent_offset, false);
-        self.note_silence(&ctl, now_ms);
+        let link = ctl.link.clone();
+        let gone = self.note_silence(&ctl, now_ms) && self.has_read_end();
+        drop(ctl);
+        if let Some(link) = link.filter(|_| gone) {
+            // TCP has ended both ways and tells nothing any more. The handshake of a new link finds out whether the
+            // session ended over there, or that there is nobody.
+            self.lost(&link, "the end is not acknowledged");
+        }
     }
 
-    /// We ask, and nothing comes: something on the way, most likely.
-    fn note_silence(&self, ctl: &Ctl, now_ms: u64) {
+    /// We ask, and nothing comes: something on the way, most likely. True when that is said, once in a session.
+    fn note_silence(&self, ctl: &Ctl, now_ms: u64) -> bool {
         let since_ms = self.udp.silent_since_ms.load(Ordering::Relaxed);
         if since_ms == 0 {
             self.udp.silent_since_ms.store(now_ms, Ordering::Relaxed);
-            return;
+            return false;
         }
         let limit_ms = u64::try_from(self.config.detect_timeout.as_millis()).unwrap_or(u64::MAX);
-        if now_ms.saturating_sub(since_ms) >= limit_ms && !self.udp.warned.swap(true, Ordering::Relaxed) {
+        let overdue = now_ms.saturating_sub(since_ms) >= limit_ms;
+        let news = overdue && !self.udp.warned.swap(true, Ordering::Relaxed);
+        if news {
             let peer = ctl.link.as_ref().map(|link| link.peer_addr);
             tracing::warn!(
                 session = %self.id, ?peer, udp_port = ctl.peer_udp_port,
                 "no acknowledgement datagrams arrive: a firewall? use inband"
             );
         }
+        news
     }
+
 
     /// A datagram that names this session. False if it is not worth anything.
     fn take_datagram(&self, bytes: &[u8]) -> bool {
