@@ -213,6 +213,31 @@ impl Engine {
         }
     }
 
+    /// Takes the end of the peer's stream in when nothing else is left to read: an application that knows how much
+    /// there is to read does not look for the end, and its peer waits for it to be acknowledged.
+    pub(crate) fn notice_end(&self) {
+        let noticed = self.rx.try_lock().is_some_and(|mut rx| {
+            let nothing_else = rx.backlog_bytes == 0 && rx.inbox.is_empty() && rx.awaiting.is_none();
+            let is_end = nothing_else
+                && !rx.receiver.is_complete()
+                && rx.link.as_ref().is_some_and(|link| {
+                    link.mode() == LinkMode::Udp && link.is_fin_received(rx.link_read_bytes)
+                });
+            if is_end {
+                let end_offset = rx.receiver.next_offset();
+                rx.receiver.ends_at(end_offset);
+                if let Some(waker) = rx.waker.take() {
+                    waker.wake();
+                }
+            }
+            is_end
+        });
+        if noticed {
+            self.tell_end();
+            self.check_over();
+        }
+    }
+
     /// A reader at work has the lock: then it is not at the end, or about to say so itself.
     fn has_read_end(&self) -> bool {
         self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || rx.shut))
@@ -246,11 +271,11 @@ impl Engine {
             return;
         }
         let first = self.udp.asked_ms.swap(now_ms, Ordering::Relaxed) == 0;
-        let (waits, sent_offset) = {
+        let (waits, end_sent, sent_offset) = {
             let tx = self.tx.lock();
             let waits = tx.sender.acked_offset() < tx.sender.sent_offset_max()
                 || (tx.sender.is_end_sent() && !tx.sender.is_delivered());
-            (waits, tx.sender.sent_offset_max())
+            (waits, tx.sender.is_end_sent(), tx.sender.sent_offset_max())
         };
         if !waits || first {
             self.udp.silent_since_ms.store(0, Ordering::Relaxed);
@@ -258,7 +283,7 @@ impl Engine {
         }
         self.send_datagram(&ctl, DatagramKind::RequestAck, sent_offset, false);
         let link = ctl.link.clone();
-        let gone = self.note_silence(&ctl, now_ms) && self.has_read_end();
+        let gone = self.note_silence(&ctl, now_ms) && end_sent && self.has_read_end();
         drop(ctl);
         if let Some(link) = link.filter(|_| gone) {
             // TCP has ended both ways and tells nothing any more. The handshake of a new link finds out whether the
@@ -309,6 +334,7 @@ impl Engine {
                 useful
             }
             DatagramKind::RequestAck => {
+                self.notice_end();
                 let ctl = self.ctl.lock();
                 if self.has_read_end() {
                     self.send_end(&ctl);
