@@ -119,12 +119,23 @@ impl Endpoint {
         if !self.is_over() {
             self.flush(cx);
             self.pump_input(cx);
+            self.notice_loss(cx);
             if self.consumed_offset() > self.told_offset {
                 self.send_control(cx, None);
             }
             self.check_over(cx);
         }
         self.tick_datagrams(cx);
+    }
+
+    /// Behind the end of the peer's stream nobody reads any more, but what was sent may still be lost with the link.
+    fn notice_loss(&mut self, cx: &mut Ctx) {
+        if let Some(link) = self.link
+            && self.receiver.is_complete()
+            && cx.net.is_told(link.conn, self.side)
+        {
+            self.lost(cx);
+        }
     }
 
     pub fn offset_failure(&mut self, cx: &mut Ctx, error: OffsetError) {

@@ -240,8 +240,17 @@ impl Endpoint {
         }
         let unread_bytes = cx.net.unread_bytes(link.conn, self.side);
         let kept_bytes = if cx.plan.discards() { 0 } else { unread_bytes };
+        let received_bytes = cx.net.received_bytes(link.conn, self.side);
         // PROTOCOL 2.4: the FIN of a link that broke afterwards is one all the same.
-        let fin = cx.net.received_bytes(link.conn, self.side) == read_bytes + unread_bytes + 1;
+        let fin = received_bytes == read_bytes + unread_bytes + 1;
+        cx.log(|| {
+            let inbox_bytes = inbox.len();
+            format!(
+                "{:?}: connection {} leaves {inbox_bytes} + {unread_bytes} bytes, {read_bytes} were read of \
+                 {received_bytes}",
+                self.side, link.conn
+            )
+        });
         self.receiver.took(inbox.len() + kept_bytes as usize);
         if !inbox.is_empty() {
             self.backlog_bytes += inbox.len() as u64;

@@ -50,8 +50,16 @@ struct Pipe {
     acked_bytes: u64,
     fin_given: bool,
     fin_entered: bool,
+    /// The sender has reset the connection: nothing follows what has entered.
+    aborted: bool,
     /// The receiver's kernel takes nothing any more.
     frozen: bool,
+}
+
+impl Pipe {
+    fn is_fin_under_way(&self) -> bool {
+        self.fin_given && !self.fin_entered && !self.aborted
+    }
 }
 
 #[derive(Debug, Default)]
@@ -207,19 +215,21 @@ impl Net {
             conn.pipes[side as usize].fin_given = true;
         } else {
             conn.pipes[side as usize].flight.clear();
+            conn.pipes[side as usize].aborted = true;
             conn.reset_due[side.other() as usize] = true;
         }
     }
 
-    pub fn is_closed(&self, conn: ConnId, side: Side) -> bool {
-        self.conns[conn].ends[side as usize].closed
+    /// Whether this end's kernel knows that the connection is dead (POLLERR).
+    pub fn is_told(&self, conn: ConnId, side: Side) -> bool {
+        self.conns[conn].ends[side as usize].told
     }
 
     /// Whether anything is under way from `from` to the other end.
     pub fn is_busy(&self, conn: ConnId, from: Side) -> bool {
         let conn = &self.conns[conn];
         let pipe = &conn.pipes[from as usize];
-        let stream = !pipe.flight.is_empty() || (pipe.fin_given && !pipe.fin_entered);
+        let stream = !pipe.flight.is_empty() || pipe.is_fin_under_way();
         !conn.cut && ((stream && !pipe.frozen) || conn.reset_due[from.other() as usize])
     }
 
@@ -246,7 +256,7 @@ impl Net {
                 pipe.entered_bytes += count as u64;
             }
             let open = !conn.ends[to as usize].closed || conn.ends[to as usize].orderly;
-            if pipe.flight.is_empty() && pipe.fin_given && !pipe.fin_entered && count < most && open {
+            if pipe.flight.is_empty() && pipe.is_fin_under_way() && count < most && open {
                 pipe.fin_entered = true;
                 pipe.entered_bytes += 1;
             }
