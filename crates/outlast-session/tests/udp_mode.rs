@@ -174,10 +174,13 @@ fn resumes_after_resets() {
         let listener = two.listen(&config(security.clone()));
         let server = serve(listener);
         let session = two.connect(&config(security));
-        let breaker = std::thread::scope(|scope| {
+        let info = std::thread::scope(|scope| {
             let breaker = scope.spawn(|| {
-                for _ in 0..3 {
-                    std::thread::sleep(Duration::from_millis(15));
+                for part in 1..=4 {
+                    // In the middle of the stream, wherever that is by then.
+                    while session.info().written_bytes < part * STREAM_BYTES as u64 / 5 {
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
                     "reset both".parse::<Fault>().unwrap().inject(&Target::new(&two.link)).unwrap().heal().unwrap();
                 }
             });
@@ -185,10 +188,11 @@ fn resumes_after_resets() {
             breaker.join().unwrap();
             info
         });
-        check(&breaker);
-        check(&server.join().unwrap().1);
-        println!("outages {}, sent again {}", breaker.outages, breaker.resent_bytes);
-        assert!(breaker.outages > 0);
+        check(&info);
+        let other = server.join().unwrap().1;
+        check(&other);
+        println!("outages {}, sent again {} and {}", info.outages, info.resent_bytes, other.resent_bytes);
+        assert!(info.outages > 0);
     }
 }
 
@@ -212,6 +216,37 @@ fn without_datagrams_a_writer_waits_and_goes_on_when_they_come() {
         check(&client.join().unwrap());
     });
     check(&server.join().unwrap().1);
+}
+
+/// The server has ended the session, and every word about it is lost: the client finds out with a new link.
+#[test]
+fn an_end_that_is_never_acknowledged_is_found_out() {
+    outlast_lab::require!("blocks datagrams");
+    let two = Two::new("udpend");
+    iptables(&two.client, "-A INPUT -p udp -j DROP");
+    let config = Arc::new(Config { detect_timeout: Duration::from_millis(300), ..(*config(psk())).clone() });
+    let listener = two.listen(&config);
+    let server = std::thread::spawn(move || {
+        let mut session = listener.accept().unwrap();
+        let mut received = Vec::new();
+        session.read_to_end(&mut received).unwrap();
+        session.write_all(&received).unwrap();
+        session.finish().unwrap();
+        (listener, received.len())
+    });
+    let mut session = two.connect(&config);
+    let outages = two.client.enter(|| {
+        session.write_all(&pattern(1000)).unwrap();
+        session.shutdown(Shutdown::Write).unwrap();
+        let mut received = Vec::new();
+        session.read_to_end(&mut received).unwrap();
+        assert!(received == pattern(1000));
+        session.finish().unwrap();
+        session.info().outages
+    });
+    assert_eq!(server.join().unwrap().1, 1000);
+    assert_eq!(outages.unwrap(), 1);
+    assert!(dropped(&two.client) > 3);
 }
 
 fn send(to: SocketAddr, id: SessionId, epoch: u64, kind: DatagramKind, offset: u64, key: Option<&SessionKey>) {
