@@ -24,6 +24,11 @@ impl Endpoint {
         if self.life.state() == State::Passive {
             self.happens(cx, Happening::Woken);
         }
+        // The old link may hold an answer that changes the mode of the next.
+        self.retire(cx);
+        if self.is_over() {
+            return None;
+        }
         self.client.epochs += 1;
         let indirect = cx.random.one_in(cx.plan.indirect);
         // What terminates TCP acknowledges on its own account, and loses it when it goes down.
@@ -32,10 +37,6 @@ impl Endpoint {
             || (self.client.mode == LinkMode::Inband && cx.random.one_in(2));
         let conn = cx.net.connect(cx.plan.buffers, !indirect, acks_early);
         let link = Link { conn, epoch: self.client.epochs, mode: self.client.mode };
-        self.retire(cx);
-        if self.is_over() {
-            return None;
-        }
         self.happens(cx, Happening::Attempt);
         let hello = self.hello(cx, link);
         let intent = hello.intent;

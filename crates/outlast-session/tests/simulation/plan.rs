@@ -40,6 +40,8 @@ pub enum Mistake {
     FinMeansRead,
     /// An acknowledgement counts as told when a frame goes on whose header was written before.
     AckTooOld,
+    /// Frames that a broken link has left are thrown away.
+    DroppedFrames,
     /// One byte of what is sent again is another one.
     ChangedByte,
 }

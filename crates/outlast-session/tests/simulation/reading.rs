@@ -50,7 +50,11 @@ impl Endpoint {
         while self.receiver.is_framed() && self.backlog_bytes < cx.plan.retain_bytes_max as u64 {
             let Some(link) = self.link else { return };
             let mut out = Vec::new();
-            match self.read_live(cx, link, INBOX_READ_BYTES, &mut out) {
+            let step = match self.client.awaiting {
+                Some(_) => self.handshake_step(cx, link),
+                None => self.read_live(cx, link, INBOX_READ_BYTES, &mut out),
+            };
+            match step {
                 Step::Data => self.stash(out),
                 Step::Wait | Step::NoLink | Step::End => return,
                 other => self.react(cx, other),
@@ -214,9 +218,7 @@ impl Endpoint {
     }
 
     fn handle_control(&mut self, cx: &mut Ctx, control: &Control) {
-        if self.sender.acked(self.receiver.peer_acked_offset()).is_err() {
-            cx.violated(|| format!("{:?}: bytes are acknowledged that were never sent", self.side));
-        }
+        self.apply_ack(cx);
         match control {
             Control::End { .. } => self.send_control(cx, Some(Frame::EndAck)),
             Control::EndAcked => self.sender.end_acked(),
@@ -224,6 +226,33 @@ impl Endpoint {
             Control::Acked | Control::Pong { .. } | Control::Reset { .. } | Control::Goodbye => {}
         }
         self.check_over(cx);
+    }
+
+    /// What whole frames a link that is given up has left: data, but above all the peer's last acknowledgement, which
+    /// it may have been the last to send before it was through.
+    fn salvage_frames(&mut self, cx: &mut Ctx, link: Link) {
+        if cx.is(Mistake::DroppedFrames) {
+            return;
+        }
+        loop {
+            let mut out = Vec::new();
+            match self.framed_step(cx, link, INBOX_READ_BYTES, &mut out) {
+                Step::Data => self.stash(out),
+                Step::Control(control) => {
+                    self.apply_ack(cx);
+                    if control == Control::EndAcked {
+                        self.sender.end_acked();
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn apply_ack(&mut self, cx: &mut Ctx) {
+        if self.sender.acked(self.receiver.peer_acked_offset()).is_err() {
+            cx.violated(|| format!("{:?}: bytes are acknowledged that were never sent", self.side));
+        }
     }
 
     /// Takes what a link that is given up has received and nobody has read into account: it stays readable.
@@ -235,6 +264,9 @@ impl Endpoint {
         let read_bytes = std::mem::take(&mut self.link_read_bytes);
         let inbox = std::mem::take(&mut self.inbox);
         if self.receiver.is_framed() {
+            self.inbox = inbox;
+            self.salvage_frames(cx, link);
+            self.inbox.clear();
             cx.net.close(link.conn, self.side, false);
             return;
         }

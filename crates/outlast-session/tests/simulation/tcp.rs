@@ -91,6 +91,18 @@ pub struct Conn {
     acks_early: bool,
 }
 
+impl Conn {
+    fn room_bytes(&self, side: Side) -> usize {
+        let pipe = &self.pipes[side as usize];
+        let queued_bytes = (pipe.given_bytes - pipe.acked_bytes) as usize;
+        if queued_bytes < self.send_buffer_bytes {
+            self.send_buffer_bytes + self.overshoot_bytes - queued_bytes
+        } else {
+            0
+        }
+    }
+}
+
 /// All connections.
 #[derive(Debug, Default)]
 pub struct Net {
@@ -134,18 +146,20 @@ impl Net {
         self.conns.len()
     }
 
+    /// How much one send takes now.
+    pub fn room_bytes(&self, conn: ConnId, side: Side) -> usize {
+        self.conns[conn].room_bytes(side)
+    }
+
     /// Gives bytes to the kernel; 0 is "try again later".
     pub fn send(&mut self, conn: ConnId, side: Side, bytes: &[u8]) -> Result<usize, Dead> {
         let conn = &mut self.conns[conn];
-        let pipe = &mut conn.pipes[side as usize];
-        if conn.ends[side as usize].told || conn.ends[side as usize].closed || pipe.fin_given {
+        let end = &conn.ends[side as usize];
+        if end.told || end.closed || conn.pipes[side as usize].fin_given {
             return Err(Dead);
         }
-        let queued_bytes = (pipe.given_bytes - pipe.acked_bytes) as usize;
-        if queued_bytes >= conn.send_buffer_bytes {
-            return Ok(0);
-        }
-        let count = bytes.len().min(conn.send_buffer_bytes + conn.overshoot_bytes - queued_bytes);
+        let count = bytes.len().min(conn.room_bytes(side));
+        let pipe = &mut conn.pipes[side as usize];
         pipe.flight.extend(&bytes[..count]);
         pipe.given_bytes += count as u64;
         Ok(count)

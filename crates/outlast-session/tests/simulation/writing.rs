@@ -28,6 +28,8 @@ impl Endpoint {
             self.flush(cx);
             return;
         }
+        // More than there can be room for, but not so much more that making it costs most of the time.
+        let most = most.min((cx.plan.retain_bytes_max.min(self.sender.room_bytes() + 512)) as u64);
         let mut buffer = vec![0; left_bytes.min(most) as usize];
         bytes::fill(self.app.writes_seed, self.app.wrote_bytes, &mut buffer);
         let taken_bytes = self.write(cx, &buffer);
@@ -100,7 +102,11 @@ impl Endpoint {
                 break;
             }
             let resending = self.sender.sent_offset() < self.sender.sent_offset_max();
-            let mut output = self.sender.chunks().concat();
+            let room_bytes = cx.net.room_bytes(link.conn, self.side);
+            let mut output = Vec::new();
+            for chunk in self.sender.chunks() {
+                output.extend_from_slice(&chunk[..chunk.len().min(room_bytes - output.len())]);
+            }
             if resending && cx.is(Mistake::ChangedByte)
                 && let Some(last) = output.last_mut()
             {
