@@ -156,6 +156,7 @@ impl Drop for Ground {
     fn drop(&mut self) {
         self.inside = None;
         let _ = place::pin(&self.home);
+        let _ = place::run_as_usual();
         let _ = fs::remove_dir_all(&self.scratch);
     }
 }

@@ -75,12 +75,24 @@ pub enum Pace {
 }
 
 /// What a group of clients saw.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Times from request to answer.
     pub latencies: Latencies,
+    time: Duration,
+}
+
+impl Seen {
     /// Answers per second.
-    pub rate: f64,
+    pub fn rate(&self) -> f64 {
+        self.latencies.len() as f64 / self.time.as_secs_f64()
+    }
+
+    /// Adds what was seen at another time.
+    pub fn append(&mut self, other: &Seen) {
+        self.latencies.append(&other.latencies);
+        self.time += other.time;
+    }
 }
 
 /// Lets every stream make requests for some time. The streams come back.
@@ -115,7 +127,7 @@ pub async fn run(streams: &mut Vec<Stream>, work: Work, pace: Pace, window: Dura
         seen.latencies.append(&latencies);
         streams.push(stream);
     }
-    seen.rate = seen.latencies.len() as f64 / start.elapsed().as_secs_f64();
+    seen.time = start.elapsed();
     Ok(seen)
 }
 

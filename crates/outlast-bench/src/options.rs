@@ -227,6 +227,9 @@ pub struct ServeArguments {
     /// Threads of the tokio runtime; 1 is a current-thread runtime.
     #[arg(long, default_value_t = 1)]
     pub workers: usize,
+    /// Do not preempt others when woken.
+    #[arg(long)]
+    pub batch: bool,
     /// Folder with `cert.der` and `key.der`.
     #[arg(long)]
     pub identity: Option<PathBuf>,

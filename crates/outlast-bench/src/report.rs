@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::plot;
 use crate::series::{Better, Metric, Outcome};
 use crate::stats::Spread;
-use crate::targets::{self, Bound};
+use crate::targets;
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::Serialize;
@@ -32,7 +32,9 @@ pub struct Claim {
     /// The same ratio for raw TCP against itself.
     pub aa: Option<Spread>,
     /// The number promised.
-    pub target: Option<Bound>,
+    pub target: Option<f64>,
+    /// `≤` or `≥`.
+    pub bound: Option<&'static str>,
     /// Whether it was kept.
     pub met: Option<bool>,
     /// Whether the difference from 1 is larger than the middle half of A/A: otherwise there is no difference.
@@ -110,7 +112,8 @@ impl Report {
         println!("{}", table(outcome));
         for (lane, metric) in every(outcome) {
             let Metric { name, unit, .. } = outcome.metrics[metric];
-            for (repeat, value) in outcome.values(lane, metric).iter().enumerate() {
+            let values = outcome.values(lane, metric).iter().enumerate();
+            for (repeat, value) in values.filter(|(_, value)| value.is_finite()) {
                 self.rows.push(Row {
                     experiment: self.experiment,
                     group: outcome.group.clone(),
@@ -177,7 +180,8 @@ impl Report {
             unit,
             value,
             aa,
-            target: target.map(|target| target.bound),
+            target: target.map(|target| target.bound.limit()),
+            bound: target.map(|target| target.bound.sign()),
             met: target.map(|target| target.bound.met(value.median)),
             beyond_noise,
         });
@@ -264,7 +268,8 @@ fn table(outcome: &Outcome) -> Table {
         let mut row = vec![lane.name.clone()];
         for metric in 0..outcome.metrics.len() {
             row.push(outcome.spread(index, metric).as_ref().map_or_else(String::new, with_spread));
-            row.push(outcome.ratio(index, metric).as_ref().map_or_else(|| "1".to_owned(), with_spread));
+            let one = if lane.against.is_none() { "1" } else { "" };
+            row.push(outcome.ratio(index, metric).as_ref().map_or_else(|| one.to_owned(), with_spread));
         }
         table.add_row(row);
     }
@@ -273,16 +278,29 @@ fn table(outcome: &Outcome) -> Table {
 }
 
 fn claims_table(claims: &[Claim]) -> Table {
-    let header = ["claim", "variant", "size", "unit", "median [p25 – p75]", "A/A", "target", "met", "before"];
+    let header = [
+        "claim",
+        "variant",
+        "size",
+        "metric",
+        "unit",
+        "median [p25 – p75]",
+        "A/A",
+        "target",
+        "met",
+        "before",
+    ];
     let mut table = new_table(header.map(str::to_owned).to_vec());
     for claim in claims {
-        let target = claim.target.map(|bound| format!("{} {}", bound.sign(), short(bound.limit())));
+        let target =
+            claim.target.map(|limit| format!("{} {}", claim.bound.unwrap_or_default(), short(limit)));
         let met = claim.met.map(|met| if met { "yes" } else { "NO" });
         let before = targets::find(&claim.name).map_or("", |target| target.before);
         table.add_row([
             claim.name.as_str(),
             &claim.variant,
             &claim.size,
+            &claim.metric,
             &claim.unit,
             &with_spread(&claim.value),
             &claim.aa.as_ref().map_or_else(String::new, with_spread),

@@ -23,6 +23,8 @@ const QUICK_REPEATS_MAX: usize = 21;
 const QUICK_TIME: Duration = Duration::from_secs(29);
 /// Longest wait for a quiet machine before a series.
 const QUIET_WAIT_MAX: Duration = Duration::from_secs(20);
+/// The same for a quick run.
+const QUICK_QUIET_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Which way a metric is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +185,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Outcome> {
         let started = Instant::now();
         if !self.options.smoke
-            && !self.gauge.wait(self.options.pick(Duration::ZERO, Duration::from_secs(3), QUIET_WAIT_MAX))
+            && !self.gauge.wait(self.options.pick(Duration::ZERO, QUICK_QUIET_WAIT_MAX, QUIET_WAIT_MAX))
         {
             self.report
                 .warn(format!("{group}: other work is going on; numbers are worse than they should be"));

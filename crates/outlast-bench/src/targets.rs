@@ -1,10 +1,7 @@
 //! What is to be reached, in one place. Experiments claim by name; a number without a name here has no target.
 
-use serde::Serialize;
-
 /// Which side of the number is good.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// This or less.
     AtMost(f64),

@@ -1,5 +1,7 @@
 //! Every experiment runs and ends with one line of JSON. Timings are not judged here.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "in tests a failed expectation is the message")]
+
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -31,12 +33,16 @@ fn run(experiment: &str, more: &[&str]) -> Value {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{experiment}: {}\n{stderr}\n{stdout}", output.status);
     let last = stdout.lines().last().unwrap();
-    let value: Value = serde_json::from_str(last).unwrap_or_else(|error| panic!("{experiment}: {error}: {last}"));
+    let value: Value =
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("{experiment}: {error}: {last}"));
     assert_eq!(value["experiment"], experiment);
     let claims = value["claims"].as_array().unwrap();
     assert!(!claims.is_empty(), "{experiment} claims nothing");
     for claim in claims {
-        assert!(claim["name"].is_string() && claim["median"].is_f64() && claim["repeats"].is_u64(), "{claim}");
+        assert!(
+            claim["name"].is_string() && claim["median"].is_f64() && claim["repeats"].is_u64(),
+            "{claim}"
+        );
     }
     for kind in ["csv", "svg"] {
         let size = std::fs::metadata(folder.0.join(format!("{experiment}.{kind}"))).unwrap().len();
@@ -49,7 +55,8 @@ fn run(experiment: &str, more: &[&str]) -> Value {
 #[test]
 fn session_rr() {
     let value = run("session-rr", &[]);
-    let names: Vec<&str> = value["claims"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
+    let names: Vec<&str> =
+        value["claims"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
     for name in ["rr/blocking/kernel", "rr/blocking/inband", "rr/tokio/kernel", "rr/tokio/inband"] {
         assert!(names.contains(&name), "{name} is not among {names:?}");
     }

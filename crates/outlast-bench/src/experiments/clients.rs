@@ -5,8 +5,8 @@
 //! the throughput of the server at its limit. *Paced* clients together make a fixed number of requests a second,
 //! well below the limit: that shows latency. (At the limit, latency is throughput turned upside down.)
 
-use super::{Setting, claim_each, in_turns, runtime};
-use crate::loads::{self, Pace, Work};
+use super::{Setting, claim_each, runtime};
+use crate::loads::{self, Pace, Seen, Work};
 use crate::options::{Options, PathKind, Placement};
 use crate::series::{Bench, Lane, P50, P99, RATE};
 use crate::wire::asynchronous::{Dialer, Stream};
@@ -15,12 +15,14 @@ use anyhow::Result;
 use serde_json::Value;
 use std::time::Duration;
 
+/// Turns that each variant takes within a repeat.
+const BLOCKS: u32 = 4;
 /// Threads of the server.
 const WORKERS: usize = 2;
 /// Requests per second of all paced clients together: a tenth of what one core can answer.
 const PACED_TOTAL_PER_SECOND: u32 = 4_000;
 /// Most requests per second of one paced client: timers have a resolution of a millisecond.
-const PACED_EACH_PER_SECOND_MAX: u32 = 200;
+const PACED_EACH_PER_SECOND_MAX: u32 = 500;
 
 #[derive(Clone, Copy)]
 struct Load {
@@ -65,7 +67,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     let dial = |endpoint: &Endpoint| Dialer::new(*endpoint, server.address(*endpoint)?, &setting.identity);
     let dialers = endpoints.iter().map(dial).collect::<Result<Vec<_>>>()?;
     let runtime = runtime()?;
-    let window = Duration::from_millis(options.pick(10, 200, 500));
+    let window = Duration::from_millis(options.pick(10, 160, 500));
     let mut groups: Vec<Vec<Stream>> = dialers.iter().map(|_| Vec::new()).collect();
     for &count in clients {
         for (dialer, streams) in dialers.iter().zip(&mut groups) {
@@ -82,14 +84,15 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
             let metrics = if load.paced { [P50, P99, RATE] } else { [RATE, P50, P99] };
             let outcome =
                 bench.series(&format!("{count} clients, {}", load.name), lanes, &metrics, |order| {
-                    in_turns(order, |lane| {
-                        let pace = pace(load, count);
-                        let mut seen =
-                            runtime.block_on(loads::run(&mut groups[lane], load.work, pace, window))?;
-                        let times = [seen.latencies.quantile_us(0.5), seen.latencies.quantile_us(0.99)];
-                        let [p50, p99] = times;
-                        Ok(if load.paced { vec![p50, p99, seen.rate] } else { vec![seen.rate, p50, p99] })
-                    })
+                    let mut found = vec![Seen::default(); order.len()];
+                    for _ in 0..BLOCKS {
+                        for &lane in order {
+                            let run =
+                                loads::run(&mut groups[lane], load.work, pace(load, count), window / BLOCKS);
+                            found[lane].append(&runtime.block_on(run)?);
+                        }
+                    }
+                    Ok(found.iter_mut().map(|seen| figures(seen, load)).collect())
                 })?;
             claim_each(&mut bench, &outcome, 0, |_| match (load.paced, load.work) {
                 (true, _) => "clients/latency".to_owned(),
@@ -103,6 +106,11 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     drop(groups);
     drop(inside);
     bench.finish()
+}
+
+fn figures(seen: &mut Seen, load: &Load) -> Vec<f64> {
+    let (p50, p99) = (seen.latencies.quantile_us(0.5), seen.latencies.quantile_us(0.99));
+    if load.paced { vec![p50, p99, seen.rate()] } else { vec![seen.rate(), p50, p99] }
 }
 
 fn pace(load: &Load, clients: usize) -> Pace {

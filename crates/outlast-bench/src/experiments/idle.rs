@@ -57,7 +57,7 @@ fn lanes(kinds: &[Kind]) -> Vec<Lane> {
 fn idle(bench: &mut Bench, setting: &Setting, kinds: &[Kind], options: &Options) -> Result<()> {
     let (count, watch) = options.pick(
         (50, Duration::from_millis(20)),
-        (10_000, Duration::from_secs(2)),
+        (10_000, Duration::from_millis(1500)),
         (10_000, Duration::from_secs(5)),
     );
     let metrics =
@@ -124,7 +124,7 @@ fn calm(
     };
     let mut lines = kinds.iter().map(start).collect::<Result<Vec<_>>>()?;
     bench.set_helpers(&lines.iter().map(|line| line.server.pid()).collect::<Vec<_>>());
-    let window = Duration::from_millis(options.pick(20, 500, 1000));
+    let window = Duration::from_millis(options.pick(20, 400, 1000));
     for &count in clients {
         for line in &mut lines {
             line.connect(&runtime, count)?;

@@ -21,6 +21,9 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Runs an experiment, or all; the last line is one object.
 pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    // Not to measure for minutes and then have nowhere to put it.
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot create {}", options.out.display()))?;
     let last = if experiment == Experiment::All {
         let mut found = Vec::new();
         for each in Experiment::EACH {
@@ -76,7 +79,13 @@ impl Setting {
     }
 
     fn serve(&self, clients: &[Endpoint], workers: usize) -> Result<Server> {
-        Server::start(&self.ground, clients, workers)
+        Server::start(&self.ground, clients, workers, false)
+    }
+
+    /// For bulk: neither end preempts the other.
+    fn serve_in_batches(&self, clients: &[Endpoint]) -> Result<Server> {
+        crate::place::run_in_batches().context("cannot run in batches")?;
+        Server::start(&self.ground, clients, 1, true)
     }
 }
 

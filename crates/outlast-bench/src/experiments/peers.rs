@@ -95,7 +95,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
         options.pick(&[8192], &[8 << 10, 64 << 10], &[64, 1 << 10, 8 << 10, 64 << 10, 1 << 20]);
     let mut bench = Bench::new(options, report, 2 + sizes.len(), &helpers);
     let runtime = runtime()?;
-    let window = options.window();
+    let window = Duration::from_millis(options.pick(4, 60, 150));
     measure(&mut bench, "round trips", &all, &[MEDIAN_RATE, P50, P99], |peer| {
         round_trips(peer, &runtime, window)
     })?;
@@ -118,17 +118,17 @@ fn measure(
     let lanes: Vec<Lane> = peers.iter().map(|peer| peer.lane.clone()).collect();
     let outcome = bench.series(group, lanes, metrics, |order| in_turns(order, |lane| one(&peers[lane])))?;
     for (lane, peer) in peers.iter().enumerate() {
-        if peer.lane.again || peer.lane.against.is_none() {
+        let name = peer.lane.name.as_str();
+        if peer.lane.again || peer.lane.against.is_none() || name.starts_with(peers::SPLICE) {
             continue;
         }
-        let relay = peer.lane.name.starts_with(peers::OUTLAST);
-        bench.report.claim_ratio(if relay { "peers/relay" } else { "peers/direct" }, &outcome, lane, 0);
-        // A session's own place among the peers: how many times as fast as each of them.
-        if let Some(session) = outcome.lane("session kernel open")
-            && lane != session
-            && peer.lane.against == Some(0)
-        {
-            let name = format!("peers/session-kernel-to-{}", peer.lane.name.replace(' ', "-"));
+        if name.starts_with(peers::OUTLAST) {
+            bench.report.claim_ratio("peers/relay", &outcome, lane, 0);
+        } else if name.starts_with("session") {
+            bench.report.claim_ratio("peers/session-to-direct", &outcome, lane, 0);
+        } else if let Some(session) = outcome.lane("session kernel open") {
+            // How many times as fast as each of the others.
+            let name = format!("peers/session-to-{}", name.replace(' ', "-"));
             bench.report.claim_ratio_to(&name, &outcome, lane, session, 0);
         }
     }

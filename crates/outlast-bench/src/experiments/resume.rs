@@ -136,7 +136,9 @@ impl<'a> Breakages<'a> {
                 runtime.block_on(self.resume_tokio(dialer, &mut seen, &mut own))?;
             }
         }
-        Ok(vec![seen.quantile_us(0.5), seen.quantile_us(0.99), own.quantile_us(0.5)])
+        // Who has no sessions has no account either.
+        let own_p50 = if own.len() == 0 { f64::NAN } else { own.quantile_us(0.5) };
+        Ok(vec![seen.quantile_us(0.5), seen.quantile_us(0.99), own_p50])
     }
 
     fn resume(&self, dialer: &blocking::Dialer, seen: &mut Latencies, own: &mut Latencies) -> Result<()> {

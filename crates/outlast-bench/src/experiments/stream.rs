@@ -2,7 +2,7 @@
 //!
 //! There are two baselines: raw TCP as it comes, and raw TCP with a bounded send buffer. Reserving room and filling
 //! it in place saves the copy into the retained bytes; as raw TCP sends one buffer over and over, neither side
-//! makes up new data for each write.
+//! makes up new data for each write. No thread of either end preempts the other when woken (`SCHED_BATCH`).
 
 use super::{Setting, in_turns, promised, runtime};
 use crate::options::{Faces, Options, PathKind, Placement};
@@ -33,7 +33,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
         .iter()
         .flat_map(|face| ways(&modes, usize::MAX).into_iter().map(|way| Endpoint::new(*face, way.kind)))
         .collect();
-    let server = setting.serve(&endpoints, 1)?;
+    let server = setting.serve_in_batches(&endpoints)?;
     let series = faces.len() * SIZES.len();
     let mut bench = Bench::new(options, report, series, &[server.pid()]);
     for &face in faces {

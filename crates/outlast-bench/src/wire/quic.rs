@@ -6,7 +6,7 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream, ServerConfig};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{self, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, Join, ReadBuf};
 
@@ -16,7 +16,6 @@ const PROTOCOL: &str = "outlast-bench";
 pub struct Stream {
     both: Join<RecvStream, SendStream>,
     connection: Connection,
-    _endpoint: Option<Endpoint>,
 }
 
 impl Stream {
@@ -54,28 +53,35 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Makes connections.
+/// Makes connections, all from one socket.
 #[derive(Clone)]
 pub struct Dialer {
     address: SocketAddr,
     config: ClientConfig,
+    endpoint: Arc<OnceLock<Endpoint>>,
 }
 
 impl Dialer {
     /// To a server at `address`.
     pub fn new(address: SocketAddr, identity: &Identity) -> Result<Self> {
         let tls = QuicClientConfig::try_from(identity.client(Some(PROTOCOL))?)?;
-        Ok(Self { address, config: ClientConfig::new(Arc::new(tls)) })
+        Ok(Self { address, config: ClientConfig::new(Arc::new(tls)), endpoint: Arc::default() })
     }
 
-    /// A new connection with one stream, from a socket of its own.
+    /// A new connection with one stream.
     pub async fn dial(&self) -> Result<Stream> {
-        let endpoint = Endpoint::client(SocketAddr::new(self.any(), 0))?;
+        let endpoint = match self.endpoint.get() {
+            Some(endpoint) => endpoint,
+            None => {
+                let made = Endpoint::client(SocketAddr::new(self.any(), 0))?;
+                self.endpoint.get_or_init(|| made)
+            }
+        };
         let connecting = endpoint.connect_with(self.config.clone(), self.address, SERVER_NAME)?;
         let connection = connecting.await.context("no QUIC connection")?;
         let (send, receive) = connection.open_bi().await?;
         let both = tokio::io::join(receive, send);
-        Ok(Stream { both, connection, _endpoint: Some(endpoint) })
+        Ok(Stream { both, connection })
     }
 
     fn any(&self) -> std::net::IpAddr {
@@ -99,5 +105,5 @@ pub async fn accept(endpoint: &Endpoint) -> Result<Stream> {
     let incoming = endpoint.accept().await.context("the QUIC endpoint is closed")?;
     let connection = incoming.await?;
     let (send, receive) = connection.accept_bi().await?;
-    Ok(Stream { both: tokio::io::join(receive, send), connection, _endpoint: None })
+    Ok(Stream { both: tokio::io::join(receive, send), connection })
 }

@@ -281,9 +281,14 @@ impl Engine {
 
     /// Whether everything has arrived on both sides, given that the peer ended with `peer_offset` bytes of ours.
     fn is_through(&self, peer_offset: u64) -> bool {
-        let tx = self.tx.lock();
+        let mut tx = self.tx.lock();
         let rx = self.rx.lock();
-        tx.sender.is_ended() && tx.sender.end_offset() == peer_offset && rx.receiver.is_complete()
+        let through = tx.sender.is_ended() && tx.sender.end_offset() == peer_offset && rx.receiver.is_complete();
+        if through && tx.sender.acked(peer_offset).is_ok() {
+            // finish() waits for it.
+            tx.sender.end_acked();
+        }
+        through
     }
 
     fn fatal(&self, error: Error) -> Verdict {

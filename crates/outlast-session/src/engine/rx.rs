@@ -399,6 +399,7 @@ impl Engine {
     /// Returns false if there is nothing more to be expected from this link.
     pub(crate) fn pump_input(&self) -> bool {
         self.request_ack();
+        self.notice_end();
         loop {
             let Some(mut rx) = self.rx.try_lock() else { return true };
             let framed = rx.receiver.is_framed();

@@ -218,6 +218,31 @@ impl Engine {
         }
     }
 
+    /// Takes the end of the peer's stream in when nothing else is left to read: an application that knows how much
+    /// there is to read does not look for the end, and its peer waits for it to be acknowledged.
+    pub(crate) fn notice_end(&self) {
+        let noticed = self.rx.try_lock().is_some_and(|mut rx| {
+            let nothing_else = rx.backlog_bytes == 0 && rx.inbox.is_empty() && rx.awaiting.is_none();
+            let is_end = nothing_else
+                && !rx.receiver.is_complete()
+                && rx.link.as_ref().is_some_and(|link| {
+                    link.mode() == LinkMode::Udp && link.is_fin_received(rx.link_read_bytes)
+                });
+            if is_end {
+                let end_offset = rx.receiver.next_offset();
+                rx.receiver.ends_at(end_offset);
+                if let Some(waker) = rx.waker.take() {
+                    waker.wake();
+                }
+            }
+            is_end
+        });
+        if noticed {
+            self.tell_end();
+            self.check_over();
+        }
+    }
+
     /// A reader at work has the lock: then it is not at the end, or about to say so itself.
     fn has_read_end(&self) -> bool {
         self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || rx.shut))
@@ -251,36 +276,47 @@ impl Engine {
             return;
         }
         let first = self.udp.asked_ms.swap(now_ms, Ordering::Relaxed) == 0;
-        let (waits, sent_offset) = {
+        let (waits, end_sent, sent_offset) = {
             let tx = self.tx.lock();
             let waits = tx.sender.acked_offset() < tx.sender.sent_offset_max()
                 || (tx.sender.is_end_sent() && !tx.sender.is_delivered());
-            (waits, tx.sender.sent_offset_max())
+            (waits, tx.sender.is_end_sent(), tx.sender.sent_offset_max())
         };
         if !waits || first {
             self.udp.silent_since_ms.store(0, Ordering::Relaxed);
             return;
         }
         self.send_datagram(&ctl, DatagramKind::RequestAck, sent_offset, false);
-        self.note_silence(&ctl, now_ms);
+        let link = ctl.link.clone();
+        let gone = self.note_silence(&ctl, now_ms) && end_sent && self.has_read_end();
+        drop(ctl);
+        if let Some(link) = link.filter(|_| gone) {
+            // TCP has ended both ways and tells nothing any more. The handshake of a new link finds out whether the
+            // session ended over there, or that there is nobody.
+            self.lost(&link, "the end is not acknowledged");
+        }
     }
 
-    /// We ask, and nothing comes: something on the way, most likely.
-    fn note_silence(&self, ctl: &Ctl, now_ms: u64) {
+    /// We ask, and nothing comes: something on the way, most likely. True when that is said, once in a session.
+    fn note_silence(&self, ctl: &Ctl, now_ms: u64) -> bool {
         let since_ms = self.udp.silent_since_ms.load(Ordering::Relaxed);
         if since_ms == 0 {
             self.udp.silent_since_ms.store(now_ms, Ordering::Relaxed);
-            return;
+            return false;
         }
         let limit_ms = u64::try_from(self.config.detect_timeout.as_millis()).unwrap_or(u64::MAX);
-        if now_ms.saturating_sub(since_ms) >= limit_ms && !self.udp.warned.swap(true, Ordering::Relaxed) {
+        let overdue = now_ms.saturating_sub(since_ms) >= limit_ms;
+        let news = overdue && !self.udp.warned.swap(true, Ordering::Relaxed);
+        if news {
             let peer = ctl.link.as_ref().map(|link| link.peer_addr);
             tracing::warn!(
                 session = %self.id, ?peer, udp_port = ctl.peer_udp_port,
                 "no acknowledgement datagrams arrive: a firewall? use inband"
             );
         }
+        news
     }
+
 
     /// A datagram that names this session. False if it is not worth anything.
     fn take_datagram(&self, bytes: &[u8]) -> bool {
@@ -303,6 +339,7 @@ impl Engine {
                 useful
             }
             DatagramKind::RequestAck => {
+                self.notice_end();
                 let ctl = self.ctl.lock();
                 if self.has_read_end() {
                     self.send_end(&ctl);

@@ -21,6 +21,9 @@ use outlast_stream::{BufferSource, RetainRing};
 /// enough that its header costs nothing.
 pub const FRAME_PAYLOAD_BYTES_MAX: usize = 64 << 10;
 
+/// A link that is full and a peer that asks on and on: so many bytes of answers may wait, more are not given.
+const ANSWERS_BYTES_MAX: usize = 4 << 10;
+
 /// A peer's position that contradicts what this side knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OffsetError {
@@ -73,6 +76,8 @@ pub struct Sender<S: BufferSource> {
     /// Control bytes that go before the next payload: handshake messages, frame headers, control frames.
     head: Vec<u8>,
     head_sent: usize,
+    /// Control frames that wait for the end of the frame that has begun.
+    queued: Vec<u8>,
     link: Option<Link>,
     resent_bytes: u64,
 }
@@ -89,6 +94,7 @@ impl<S: BufferSource> Sender<S> {
             end_acked: false,
             head: Vec::new(),
             head_sent: 0,
+            queued: Vec::new(),
             link: None,
             resent_bytes: 0,
         }
@@ -192,10 +198,14 @@ impl<S: BufferSource> Sender<S> {
 
     /// Queues a control frame (`inband` only): it goes out before the next data frame.
     pub fn push_frame(&mut self, frame: &Frame<'_>, ack_offset: u64) {
-        // A frame that has begun is finished first: prepare() appends behind it.
-        if self.link.is_some_and(|link| link.mode == LinkMode::Inband && link.frame_left_bytes == 0) {
-            frame.encode(ack_offset, &mut self.head);
+        let Some(link) = self.link.filter(|link| link.mode == LinkMode::Inband) else { return };
+        let waiting_bytes = self.head.len() + self.queued.len();
+        if matches!(frame, Frame::Pong { .. } | Frame::Ack) && waiting_bytes > ANSWERS_BYTES_MAX {
+            return;
         }
+        // PROTOCOL 4.2: a frame that has begun is finished first.
+        let out = if link.frame_left_bytes == 0 { &mut self.head } else { &mut self.queued };
+        frame.encode(ack_offset, out);
     }
 
     /// Whether a control frame would be sent in one piece now.
@@ -208,6 +218,7 @@ impl<S: BufferSource> Sender<S> {
     pub fn has_output(&self) -> bool {
         let Some(link) = &self.link else { return false };
         self.head_sent < self.head.len()
+            || !self.queued.is_empty()
             || self.pending_bytes() > 0
             || (link.mode == LinkMode::Inband && self.ended && !link.end_sent)
     }
@@ -243,6 +254,7 @@ impl<S: BufferSource> Sender<S> {
             return;
         }
         // PROTOCOL 4.2: every frame is sent whole before the next begins.
+        self.head.append(&mut self.queued);
         let pending_bytes = usize::try_from(self.ring.end_offset() - self.sent_offset).unwrap_or(usize::MAX);
         if pending_bytes > 0 {
             let payload_bytes = pending_bytes.min(FRAME_PAYLOAD_BYTES_MAX);
@@ -372,9 +384,10 @@ impl<S: BufferSource> Sender<S> {
         Ok(())
     }
 
-    /// The peer has the end of the stream.
+    /// The peer has the end of the stream. Its acknowledgement of the last bytes may come later: in `inband` mode it
+    /// counts what its application has read.
     pub fn end_acked(&mut self) {
-        if self.ended && self.acked_offset == self.end_offset() {
+        if self.ended {
             self.end_acked = true;
         }
     }
@@ -399,6 +412,7 @@ impl<S: BufferSource> Sender<S> {
         self.link = None;
         self.head = Vec::new();
         self.head_sent = 0;
+        self.queued = Vec::new();
     }
 
     /// A link is there, and the peer expects `peer_offset` next: all from there on is pending (again).
@@ -426,6 +440,7 @@ impl<S: BufferSource> Sender<S> {
         }
         self.head.clear();
         self.head_sent = 0;
+        self.queued.clear();
         self.acked_offset = self.acked_offset.max(peer_offset);
         self.ring.trim_to(peer_offset);
         self.sent_offset = peer_offset;
@@ -439,6 +454,8 @@ impl<S: BufferSource> Sender<S> {
             link.confirmed = true;
             link.window_bytes = window_bytes;
         }
+        // What was sent before the Welcome may be more than a window already, and fill the ring.
+        self.window_passed();
     }
 
     /// Whether the link may be trusted with acknowledgements.
@@ -456,3 +473,6 @@ impl<S: BufferSource> Sender<S> {
 }
 
 const _: () = assert!(FRAME_HEADER_BYTES == 16);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! The table at the end.
+
+use crate::compare::Damage;
+use crate::screen::{grouped, mebibytes, seconds};
+use comfy_table::{CellAlignment, Table, presets};
+use std::time::Duration;
+
+/// What one break did.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub kind: &'static str,
+    pub outages: u64,
+    pub pause: Duration,
+    pub resent: u64,
+    pub damage: Damage,
+}
+
+/// What became of one transfer.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub name: &'static str,
+    pub bytes: u64,
+    pub took: Duration,
+    pub mode: Option<String>,
+    pub outages: u64,
+    pub resent: u64,
+    pub rows: Vec<Row>,
+    pub damage: Damage,
+    pub equal: bool,
+}
+
+/// Whether everything arrived as it was sent.
+pub fn all_well(outcomes: &[Outcome]) -> bool {
+    outcomes.iter().all(|one| one.equal && one.damage.is_none())
+}
+
+/// By way to break a link.
+pub fn by_kind(outcomes: &[Outcome]) -> Table {
+    let mut table =
+        table(&["what broke", "times", "outages", "longest pause", "bytes resent", "lost", "duplicated"]);
+    let rows: Vec<&Row> = outcomes.iter().flat_map(|outcome| &outcome.rows).collect();
+    let mut kinds: Vec<&str> = Vec::new();
+    for row in &rows {
+        if !kinds.contains(&row.kind) {
+            kinds.push(row.kind);
+        }
+    }
+    for kind in kinds {
+        let of_kind: Vec<&Row> = rows.iter().copied().filter(|row| row.kind == kind).collect();
+        table.add_row(cells(kind, &of_kind));
+    }
+    table.add_row(cells("all", &rows));
+    align(&mut table);
+    table
+}
+
+fn cells(kind: &str, rows: &[&Row]) -> Vec<String> {
+    let damage = rows.iter().fold(Damage::default(), |sum, row| sum.and(row.damage));
+    vec![
+        kind.to_owned(),
+        rows.len().to_string(),
+        grouped(rows.iter().map(|row| row.outages).sum()),
+        seconds(rows.iter().map(|row| row.pause).max().unwrap_or_default()),
+        grouped(rows.iter().map(|row| row.resent).sum()),
+        // Bytes that are others than were sent have been lost, too.
+        grouped(damage.lost + damage.changed),
+        grouped(damage.duplicated),
+    ]
+}
+
+/// By transfer.
+pub fn by_transfer(outcomes: &[Outcome]) -> Table {
+    let headers =
+        ["transfer", "moved", "time", "acks", "outages", "bytes resent", "lost", "duplicated", "SHA-256"];
+    let mut table = table(&headers);
+    for outcome in outcomes {
+        table.add_row([
+            outcome.name.to_owned(),
+            mebibytes(outcome.bytes),
+            seconds(outcome.took),
+            outcome.mode.clone().unwrap_or_else(|| "-".to_owned()),
+            grouped(outcome.outages),
+            grouped(outcome.resent),
+            grouped(outcome.damage.lost + outcome.damage.changed),
+            grouped(outcome.damage.duplicated),
+            (if outcome.equal { "equal" } else { "DIFFERENT" }).to_owned(),
+        ]);
+    }
+    align(&mut table);
+    table
+}
+
+fn table(headers: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headers.to_vec());
+    table
+}
+
+fn align(table: &mut Table) {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(damage: Damage, equal: bool) -> Outcome {
+        let row = Row { kind: "drop", outages: 2, pause: Duration::from_secs(3), resent: 4_000, damage };
+        let rows = vec![row.clone(), row];
+        let took = Duration::from_secs(9);
+        Outcome {
+            name: "curl",
+            bytes: 1 << 20,
+            took,
+            mode: None,
+            outages: 4,
+            resent: 8_000,
+            rows,
+            damage,
+            equal,
+        }
+    }
+
+    #[test]
+    fn one_kind_is_one_row_with_sums() {
+        let text = by_kind(&[outcome(Damage::default(), true)]).to_string();
+        let row = text.lines().find(|line| line.contains("drop")).unwrap();
+        let words: Vec<&str> = row.split_whitespace().filter(|word| *word != "│").collect();
+        assert_eq!(words, ["drop", "2", "4", "3.00", "s", "8,000", "0", "0"]);
+    }
+
+    #[test]
+    fn anything_wrong_is_not_well() {
+        assert!(all_well(&[outcome(Damage::default(), true)]));
+        assert!(!all_well(&[outcome(Damage::default(), false)]));
+        assert!(!all_well(&[outcome(Damage { lost: 1, ..Damage::default() }, true)]));
+    }
+}

@@ -1,0 +1,147 @@
+//! The real servers: nginx, sshd, socat, each with a configuration and keys of its own in the demo's folder.
+
+use crate::program::{Host, Running};
+use crate::stage::{Stage, wait_for_port};
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// nginx, giving out the files in `root`.
+pub fn web(stage: &Stage, folder: &Path, root: &Path) -> Result<Running> {
+    let (port, root) = (stage.ports.web, root.display());
+    let block = format!(
+        "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen 127.0.0.1:{port}; root '{root}'; }} }}"
+    );
+    let running = nginx(&stage.server, &folder.join("web"), "", &block)?;
+    wait_for_port(&stage.server, port)?;
+    Ok(running)
+}
+
+/// nginx between the client and `target`, as a relay of TCP streams.
+pub fn stream_relay(host: &Host, folder: &Path, port: u16, target: &str) -> Result<Running> {
+    const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    let load = if Path::new(MODULE).exists() { format!("load_module {MODULE};") } else { String::new() };
+    let block =
+        format!("stream {{ server {{ listen 127.0.0.1:{port}; proxy_pass {target}; proxy_timeout 1d; }} }}");
+    nginx(host, &folder.join("stream"), &load, &block)
+}
+
+const TEMPORARY: &str = "client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; \
+                         uwsgi_temp_path uwsgi; scgi_temp_path scgi;";
+
+fn nginx(host: &Host, folder: &Path, load: &str, block: &str) -> Result<Running> {
+    std::fs::create_dir_all(folder)?;
+    let config = format!(
+        "{load}\ndaemon off; master_process off; pid nginx.pid; error_log error.log warn;\n\
+         events {{ worker_connections 256; }}\n{block}\n"
+    );
+    let file = folder.join("nginx.conf");
+    std::fs::write(&file, config)?;
+    host.start(find("nginx")?, |command| {
+        command.arg("-p").arg(folder).arg("-c").arg(&file).arg("-e").arg(folder.join("error.log"));
+        quiet(command);
+    })
+}
+
+/// socat between the client and `target`.
+pub fn socat(host: &Host, port: u16, target: &str) -> Result<Running> {
+    host.start(find("socat")?, |command| {
+        let bind = if matches!(host, Host::Here) { ",bind=127.0.0.1" } else { "" };
+        command.arg(format!("TCP-LISTEN:{port},fork,reuseaddr{bind}")).arg(format!("TCP:{target}"));
+        quiet(command);
+    })
+}
+
+/// Keys for logging in, made for this run.
+#[derive(Clone, Debug)]
+pub struct Ssh {
+    folder: PathBuf,
+    user: String,
+}
+
+impl Ssh {
+    /// Starts sshd on the server.
+    pub fn start(stage: &Stage, folder: &Path) -> Result<(Self, Running)> {
+        let folder = folder.join("ssh");
+        std::fs::create_dir_all(&folder)?;
+        for key in ["host_key", "user_key"] {
+            let file = folder.join(key);
+            let arguments = ["-q", "-t", "ed25519", "-N", "", "-C", "outlast-demo", "-f"];
+            let made = Command::new("ssh-keygen").args(arguments).arg(&file).stdin(Stdio::null()).status();
+            ensure!(made.context("cannot start ssh-keygen")?.success(), "ssh-keygen makes no key");
+        }
+        std::fs::copy(folder.join("user_key.pub"), folder.join("authorized_keys"))?;
+        let host_key = std::fs::read_to_string(folder.join("host_key.pub"))?;
+        std::fs::write(folder.join("known_hosts"), format!("outlast-demo {host_key}"))?;
+        let at = folder.display();
+        let config = format!(
+            "Port {}\nListenAddress {}\nHostKey \"{at}/host_key\"\nPidFile none\n\
+             AuthorizedKeysFile \"{at}/authorized_keys\"\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
+             KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\n\
+             PrintMotd no\nPrintLastLog no\n",
+            stage.ports.ssh,
+            if stage.net.is_some() { "0.0.0.0" } else { "127.0.0.1" },
+        );
+        let file = folder.join("sshd_config");
+        std::fs::write(&file, config)?;
+        let running = stage.server.start(find("sshd")?, |command| {
+            command.args(["-D", "-E"]).arg(folder.join("log")).arg("-f").arg(&file);
+            quiet(command);
+        })?;
+        wait_for_port(&stage.server, stage.ports.ssh)?;
+        let user = Command::new("id").arg("-un").output()?.stdout;
+        Ok((Self { folder, user: String::from_utf8(user)?.trim().to_owned() }, running))
+    }
+
+    /// What ssh and scp need to be told to use these keys and no others.
+    pub fn options(&self) -> Vec<String> {
+        let at = self.folder.display();
+        let mut options = vec!["-F".to_owned(), "none".to_owned(), "-i".to_owned(), format!("{at}/user_key")];
+        for option in [
+            format!("UserKnownHostsFile=\"{at}/known_hosts\""),
+            "GlobalKnownHostsFile=none".into(),
+            "HostKeyAlias=outlast-demo".into(),
+            "StrictHostKeyChecking=yes".into(),
+            "IdentitiesOnly=yes".into(),
+            "BatchMode=yes".into(),
+            format!("User={}", self.user),
+        ] {
+            options.extend(["-o".to_owned(), option]);
+        }
+        options
+    }
+}
+
+/// The folder in which sshd locks up its unprivileged part. Debian makes it when the service starts, which is not
+/// started here; it is taken away again if it was not there.
+#[derive(Debug)]
+pub struct PrivilegeFolder(Option<&'static Path>);
+
+impl PrivilegeFolder {
+    /// Makes it if it is missing, and if that is allowed: without root sshd does not need it.
+    pub fn make() -> Self {
+        let path = Path::new("/run/sshd");
+        Self(std::fs::create_dir(path).ok().map(|()| path))
+    }
+}
+
+impl Drop for PrivilegeFolder {
+    fn drop(&mut self) {
+        if let Some(path) = self.0 {
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+/// Finds a server, which may not be in a user's search path.
+pub fn find(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from);
+    let mut folders = std::env::split_paths(&path).chain(system);
+    let found = folders.find_map(|folder| Some(folder.join(program)).filter(|file| file.is_file()));
+    found.with_context(|| format!("{program} is not installed: `make deps` installs it"))
+}
+
+fn quiet(command: &mut Command) {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+}

@@ -1,0 +1,107 @@
+use super::*;
+use crate::proto::{Control, Piece, Receiver};
+use outlast_stream::Heap;
+
+fn inband(retain_bytes_max: usize) -> Sender<Heap> {
+    let mut sender = Sender::new(Heap, retain_bytes_max);
+    sender.link(LinkMode::Inband, 0, 0, true).unwrap();
+    sender
+}
+
+/// Has the link take up to `bytes`, and returns them.
+fn take(sender: &mut Sender<Heap>, bytes: usize) -> Vec<u8> {
+    sender.prepare(0);
+    let mut taken = sender.chunks().concat();
+    taken.truncate(bytes);
+    sender.sent(taken.len());
+    taken
+}
+
+fn controls(bytes: &[u8]) -> Vec<Control> {
+    let mut receiver = Receiver::default();
+    receiver.link(LinkMode::Inband);
+    let (mut rest, mut found) = (bytes, Vec::new());
+    loop {
+        match receiver.parse(rest).unwrap() {
+            Piece::Incomplete => return found,
+            Piece::Payload { skip_bytes } => {
+                let payload = receiver.payload_left_bytes();
+                receiver.took(payload);
+                rest = &rest[skip_bytes + payload..];
+            }
+            Piece::Control { bytes, control } => {
+                found.push(control);
+                rest = &rest[bytes..];
+            }
+        }
+    }
+}
+
+#[test]
+fn a_control_frame_within_a_frame_waits_for_its_end() {
+    let mut sender = inband(1000);
+    sender.push(&[7; 100]);
+    let mut wire = take(&mut sender, 50);
+    sender.push_frame(&Frame::EndAck, 0);
+    assert!(sender.has_output());
+    while sender.has_output() {
+        wire.extend(take(&mut sender, 1000));
+    }
+    assert_eq!(controls(&wire), [Control::EndAcked]);
+}
+
+#[test]
+fn what_waited_for_a_link_that_broke_is_void() {
+    let mut sender = inband(1000);
+    sender.push(&[7; 100]);
+    take(&mut sender, 50);
+    sender.push_frame(&Frame::EndAck, 0);
+    sender.unlink();
+    sender.link(LinkMode::Inband, 0, 0, true).unwrap();
+    assert_eq!(controls(&take(&mut sender, 1000)), []);
+    assert!(!sender.has_output());
+}
+
+#[test]
+fn answers_to_a_peer_that_only_asks_are_bounded_but_not_the_end() {
+    let mut sender = inband(1000);
+    for token in 0..10_000 {
+        sender.push_frame(&Frame::Pong { token }, 0);
+    }
+    sender.push_frame(&Frame::EndAck, 0);
+    let wire = take(&mut sender, usize::MAX);
+    assert!(wire.len() < 2 * ANSWERS_BYTES_MAX);
+    assert_eq!(controls(&wire).last(), Some(&Control::EndAcked));
+}
+
+#[test]
+fn an_end_may_be_acknowledged_before_the_last_bytes_are() {
+    let mut sender = inband(1000);
+    sender.push(&[7; 100]);
+    sender.end();
+    take(&mut sender, 1000);
+    sender.acked(50).unwrap();
+    sender.end_acked();
+    assert!(!sender.is_delivered());
+    sender.acked(100).unwrap();
+    assert!(sender.is_delivered());
+}
+
+#[test]
+fn nothing_is_the_end_before_the_application_says_so() {
+    let mut sender = inband(1000);
+    sender.end_acked();
+    sender.end();
+    assert!(!sender.is_delivered());
+}
+
+#[test]
+fn a_ring_filled_before_the_welcome_gets_room_by_it() {
+    let mut sender = Sender::new(Heap, 100);
+    sender.link(LinkMode::Window, 0, 0, false).unwrap();
+    sender.push(&[7; 100]);
+    take(&mut sender, 1000);
+    assert_eq!((sender.room_bytes(), sender.retained_offset()), (0, 0));
+    sender.confirm(60);
+    assert_eq!((sender.room_bytes(), sender.retained_offset()), (40, 40));
+}
