@@ -174,10 +174,11 @@ impl Engine {
         ctl.mailbox = Some(mailbox);
     }
 
-    /// A client's: makes sure that there is one that reaches `peer`.
+    /// A client's, for a new link to `peer`: whichever thread makes it, the peer sees that one's network namespace.
     pub(crate) fn need_client_mailbox(&self, ctl: &mut Ctl, peer: SocketAddr) -> io::Result<()> {
-        if !ctl.mailbox.as_ref().is_some_and(|mailbox| mailbox.fits(peer)) {
-            self.use_mailbox(ctl, Mailbox::for_client(peer)?);
+        let mailbox = Mailbox::for_client(peer)?;
+        if !ctl.mailbox.as_ref().is_some_and(|known| Arc::ptr_eq(known, &mailbox)) {
+            self.use_mailbox(ctl, mailbox);
         }
         Ok(())
     }
