@@ -72,7 +72,8 @@ fn a_wrong_key_is_noticed_by_the_client() {
         // The server proves itself first, so the client knows and tells nothing more.
         let [ours, theirs] = [1, 2].map(|byte| config(Security::Psk(psk(byte))));
         refused(&theirs, &ours, "failed_handshakes", |error| {
-            matches!(error, Error::Protocol { .. }) && error.to_string().contains("could not prove that it holds the key")
+            matches!(error, Error::Protocol { .. })
+                && error.to_string().contains("could not prove that it holds the key")
         });
     });
 }
@@ -97,7 +98,9 @@ fn tls_against_a_server_without_and_the_other_way_round() {
         let open = config(Security::Open);
         let tls = tls(certificates().client(None), "localhost", false);
         // TLS spoken to a server in the clear: it does not understand, and closes.
-        refused(&open, &tls, "failed_handshakes", |error| matches!(error, Error::Connect { .. } | Error::Protocol { .. }));
+        refused(&open, &tls, "failed_handshakes", |error| {
+            matches!(error, Error::Connect { .. } | Error::Protocol { .. })
+        });
         // In the clear to a TLS server: an alert comes back instead of a welcome.
         refused(&tls, &open, "failed_handshakes", |error| {
             matches!(error, Error::Connect { .. } | Error::Protocol { .. }) && !error.to_string().is_empty()
@@ -113,8 +116,18 @@ fn a_certificate_of_somebody_else() {
             matches!(error, Error::Protocol { .. }) && error.to_string().contains("certificate")
         }
         let server = tls(certificates.client(None), "localhost", false);
-        refused(&server, &tls(certificates.misled_client(), "localhost", false), "failed_handshakes", unknown_issuer);
-        refused(&server, &tls(certificates.client(None), "example.org", false), "failed_handshakes", unknown_issuer);
+        refused(
+            &server,
+            &tls(certificates.misled_client(), "localhost", false),
+            "failed_handshakes",
+            unknown_issuer,
+        );
+        refused(
+            &server,
+            &tls(certificates.client(None), "example.org", false),
+            "failed_handshakes",
+            unknown_issuer,
+        );
     });
 }
 
@@ -187,7 +200,10 @@ fn nothing_in_the_clear_over_tls() {
 fn settings_that_cannot_work_are_refused_before_anything_starts() {
     let certificates = certificates();
     for mode in [LinkMode::Kernel, LinkMode::Window, LinkMode::Udp] {
-        let config = Config { ack: AckMode::Fixed(mode), ..(*tls(certificates.client(None), "localhost", false)).clone() };
+        let config = Config {
+            ack: AckMode::Fixed(mode),
+            ..(*tls(certificates.client(None), "localhost", false)).clone()
+        };
         assert!(matches!(config.check(), Err(Error::Config(_))), "{mode}");
         assert!(blocking::Listener::bind_with("127.0.0.1:0", &Arc::new(config)).is_err());
     }
