@@ -1,14 +1,15 @@
 //! One local program's stream, from its first byte to its end.
 
 use crate::exit::{code_of_session, hint};
+use crate::manners::Manners;
 use crate::narrate::{Narrator, seconds};
 use crate::plan::ConnectPlan;
 use crate::registry::{Place, Registry};
-use crate::server::report;
+use crate::server::{report, undelivered};
 use outlast_session::relay::dial::plain;
-use outlast_session::relay::http_connect::{self, Answer};
+use outlast_session::relay::http_connect;
 use outlast_session::relay::preamble::{self, PreambleFailure, Reply, Status};
-use outlast_session::relay::socks5::{self, Code as SocksCode};
+use outlast_session::relay::socks5;
 use outlast_session::relay::{self, Destination, Ended, FRONT_TIMEOUT, Local, Outcome};
 use outlast_session::tokio::Session;
 use outlast_session::{Error, Patience, Role, Targets};
@@ -30,13 +31,14 @@ pub enum Program {
     Diverted(TcpStream, Option<Destination>),
 }
 
-/// How a program that named its destination is answered.
-#[derive(Clone, Copy, Debug)]
-enum Manners {
-    Socks5,
-    HttpConnect,
-    /// It does not know that we are here.
-    Silent,
+/// A program with a session, about to be joined.
+#[derive(Debug)]
+struct Ready {
+    local: Local,
+    session: Session,
+    /// What the program said along with its request.
+    early: Vec<u8>,
+    place: Place,
 }
 
 /// Carries programs' streams as a plan says.
@@ -66,116 +68,99 @@ impl Carrier {
 
     /// One program to its end. What goes wrong is logged, and told to the program where it can be.
     pub async fn carry(&self, program: Program, registry: &Arc<Registry>, narrator: &Narrator) {
-        match program {
-            Program::Plain(local) => {
-                let Some(targets) = self.plan.routes.default() else { return local.abort() };
-                self.carry_plain(local, targets, registry, narrator).await;
-            }
+        // Setting up takes thousands of bytes, carrying takes hundreds: a quiet stream should not hold both.
+        let ready = Box::pin(self.set_up(program, registry, narrator)).await;
+        if let Some(Ready { local, session, early, place }) = ready {
+            log_end(&run(session, local, early, &place, narrator).await);
+        }
+    }
+
+    async fn set_up(&self, program: Program, registry: &Arc<Registry>, narrator: &Narrator) -> Option<Ready> {
+        let (local, destination, early, manners) = match program {
+            Program::Plain(local) => return self.set_up_plain(local, registry, narrator).await,
             Program::Diverted(stream, destination) => {
                 let local = Local::from(stream);
-                let Some(destination) = destination else { return local.abort() };
-                self.carry_to(local, destination, Vec::new(), Manners::Silent, registry, narrator).await;
+                let Some(destination) = destination else {
+                    local.abort();
+                    return None;
+                };
+                (local, destination, Vec::new(), Manners::Silent)
             }
             Program::Socks5(mut stream) => {
                 let asked = socks5::negotiate(&mut stream, self.plan.credentials.as_ref());
-                match tokio::time::timeout(FRONT_TIMEOUT, asked).await {
-                    Ok(Ok(destination)) => {
-                        let local = Local::from(stream);
-                        self.carry_to(local, destination, Vec::new(), Manners::Socks5, registry, narrator)
-                            .await;
-                    }
-                    Ok(Err(error)) => tracing::warn!("SOCKS5 request: {error}"),
-                    Err(_) => tracing::debug!("no SOCKS5 request within {FRONT_TIMEOUT:?}"),
-                }
+                let destination = in_time("SOCKS5", asked).await?;
+                (Local::from(stream), destination, Vec::new(), Manners::Socks5)
             }
             Program::HttpConnect(mut stream) => {
                 let asked = http_connect::negotiate(&mut stream, self.plan.credentials.as_ref());
-                match tokio::time::timeout(FRONT_TIMEOUT, asked).await {
-                    Ok(Ok((destination, early))) => {
-                        let local = Local::from(stream);
-                        self.carry_to(local, destination, early, Manners::HttpConnect, registry, narrator)
-                            .await;
-                    }
-                    Ok(Err(error)) => tracing::warn!("HTTP CONNECT request: {error}"),
-                    Err(_) => tracing::debug!("no HTTP request within {FRONT_TIMEOUT:?}"),
-                }
+                let (destination, early) = in_time("HTTP CONNECT", asked).await?;
+                (Local::from(stream), destination, early, Manners::HttpConnect)
             }
-        }
-    }
-
-    async fn carry_plain(
-        &self,
-        local: Local,
-        targets: &Targets,
-        registry: &Arc<Registry>,
-        narrator: &Narrator,
-    ) {
-        match self.open(&local, targets, true, narrator).await {
-            Ok(session) => {
-                let place = registry.enter(session.id(), Role::Client);
-                let ended = run(session, local, Vec::new(), &place, narrator).await;
-                log_end(&ended);
-            }
-            Err(why) => {
-                log_no_session(&why);
-                local.abort();
-            }
-        }
-    }
-
-    async fn carry_to(
-        &self,
-        local: Local,
-        destination: Destination,
-        early: Vec<u8>,
-        manners: Manners,
-        registry: &Arc<Registry>,
-        narrator: &Narrator,
-    ) {
+        };
         let Some(targets) = self.plan.routes.to(&destination) else {
             tracing::warn!(%destination, "no --via leads there");
-            return refuse(local, manners, Status::NotAllowed, "no route").await;
+            manners.refuse(local, Status::NotAllowed, "no route").await;
+            return None;
         };
         let mut session = match self.open(&local, targets, true, narrator).await {
             Ok(session) => session,
             Err(why) => {
                 log_no_session(&why);
-                return refuse(local, manners, Status::Failed, "no connection to the outlast server").await;
+                manners.refuse(local, Status::Failed, "no connection to the outlast server").await;
+                return None;
             }
         };
         let place = registry.enter(session.id(), Role::Client);
         let asked = tokio::select! {
-            reply = preamble::ask(&mut session, &destination) => Some(reply),
-            () = manners.gave_up(&local) => None,
-            () = place.control.told_to_end() => None,
+            reply = preamble::ask(&mut session, &destination) => reply,
+            () = manners.gave_up(&local) => return abandoned(&session, local),
+            () = place.control.told_to_end() => return abandoned(&session, local),
         };
         match asked {
-            Some(Ok(Reply { status: Status::Connected, .. })) => {
+            Ok(Reply { status: Status::Connected, .. }) => {
                 if local.send_all(&manners.welcome()).await.is_err() {
-                    session.kill();
-                    return;
+                    return abandoned(&session, local);
                 }
-                let ended = run(session, local, early, &place, narrator).await;
-                log_end(&ended);
+                return Some(Ready { local, session, early, place });
             }
-            Some(Ok(Reply { status, reason })) => {
+            Ok(Reply { status, reason }) => {
                 tracing::warn!(%destination, "{status}: {reason}");
-                refuse(local, manners, status, &reason).await;
+                manners.refuse(local, status, &reason).await;
                 let _ = session.finish().await;
             }
-            Some(Err(PreambleFailure::Session(error))) => {
+            Err(PreambleFailure::Session(error)) => {
                 report(&error);
-                refuse(local, manners, Status::Failed, "the session failed").await;
+                manners.refuse(local, Status::Failed, "the session failed").await;
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 // RP 10
                 tracing::error!("{targets} takes no destinations ({error}): it needs --to-any");
                 session.kill();
-                refuse(local, manners, Status::Failed, "the outlast server takes no destinations").await;
+                manners.refuse(local, Status::Failed, "the outlast server takes no destinations").await;
             }
-            None => {
-                session.kill();
+        }
+        None
+    }
+
+    async fn set_up_plain(
+        &self,
+        local: Local,
+        registry: &Arc<Registry>,
+        narrator: &Narrator,
+    ) -> Option<Ready> {
+        let opened = match self.plan.routes.default() {
+            Some(targets) => self.open(&local, targets, true, narrator).await,
+            None => Err(NoSession::Abandoned),
+        };
+        match opened {
+            Ok(session) => {
+                let place = registry.enter(session.id(), Role::Client);
+                Some(Ready { local, session, early: Vec::new(), place })
+            }
+            Err(why) => {
+                log_no_session(&why);
                 local.abort();
+                None
             }
         }
     }
@@ -198,7 +183,7 @@ impl Carrier {
             };
             let error = match attempt {
                 Ok(session) => {
-                    narrator.follow(session.events(), "connected to");
+                    narrator.follow(|| session.events(), "connected to");
                     return Ok(session);
                 }
                 Err(error) => error,
@@ -236,6 +221,25 @@ impl Carrier {
     }
 }
 
+/// A local program's request, which has to come at once.
+async fn in_time<T, E: std::fmt::Display>(
+    what: &str,
+    asked: impl Future<Output = Result<T, E>>,
+) -> Option<T> {
+    match tokio::time::timeout(FRONT_TIMEOUT, asked).await {
+        Ok(Ok(value)) => return Some(value),
+        Ok(Err(error)) => tracing::warn!("{what} request: {error}"),
+        Err(_) => tracing::debug!("no {what} request within {FRONT_TIMEOUT:?}"),
+    }
+    None
+}
+
+fn abandoned(session: &Session, local: Local) -> Option<Ready> {
+    session.kill();
+    local.abort();
+    None
+}
+
 /// Relays, and notes the end.
 pub async fn run(session: Session, local: Local, head: Vec<u8>, place: &Place, narrator: &Narrator) -> Ended {
     let ended = relay::run(session, local, head, &place.control).await;
@@ -256,8 +260,7 @@ fn log_end(ended: &Ended) {
         Outcome::SessionFailed(error) => report(error),
         Outcome::Stopped { delivered: true } => tracing::info!(%session, "ended, everything delivered"),
         Outcome::Stopped { delivered: false } => {
-            let bytes = ended.info.unacked_bytes;
-            tracing::warn!(%session, "ended, {bytes} bytes are not known to be delivered");
+            tracing::warn!(%session, "ended; {}", undelivered(&ended.info));
         }
         Outcome::Killed => tracing::info!(%session, "killed"),
     }
@@ -269,65 +272,5 @@ fn log_no_session(why: &NoSession) {
             tracing::error!(code = code_of_session(error) as u8, "{error}{}", hint(error));
         }
         NoSession::Abandoned => tracing::info!("the local program gave up before there was a connection"),
-    }
-}
-
-impl Manners {
-    /// Completes when a program that waits for an answer has gone.
-    async fn gave_up(self, local: &Local) {
-        match self {
-            Manners::Socks5 | Manners::HttpConnect => local.hung_up().await,
-            // It may have ended its stream, to listen only.
-            Manners::Silent => local.failed().await,
-        }
-    }
-
-    /// What a program hears before its stream begins.
-    fn welcome(self) -> Vec<u8> {
-        match self {
-            Manners::Socks5 => socks5::reply(SocksCode::Succeeded).to_vec(),
-            Manners::HttpConnect => http_connect::reply(Answer::Connected, ""),
-            Manners::Silent => Vec::new(),
-        }
-    }
-
-    /// What a program hears instead of its stream.
-    fn refusal(self, status: Status, reason: &str) -> Vec<u8> {
-        match self {
-            Manners::Socks5 => socks5::reply(socks_code(status)).to_vec(),
-            Manners::HttpConnect => http_connect::reply(http_answer(status), reason),
-            Manners::Silent => Vec::new(),
-        }
-    }
-}
-
-async fn refuse(local: Local, manners: Manners, status: Status, reason: &str) {
-    match manners {
-        Manners::Silent => local.abort(),
-        Manners::Socks5 | Manners::HttpConnect => {
-            local.send_all(&manners.refusal(status, reason)).await.ok();
-        }
-    }
-}
-
-fn socks_code(status: Status) -> SocksCode {
-    match status {
-        Status::Connected => SocksCode::Succeeded,
-        Status::NotAllowed => SocksCode::NotAllowed,
-        Status::UnknownHost => SocksCode::HostUnreachable,
-        Status::Refused => SocksCode::Refused,
-        Status::Unreachable => SocksCode::NetworkUnreachable,
-        Status::TimedOut => SocksCode::Expired,
-        Status::Malformed | Status::Failed => SocksCode::GeneralFailure,
-    }
-}
-
-fn http_answer(status: Status) -> Answer {
-    match status {
-        Status::Connected => Answer::Connected,
-        Status::NotAllowed => Answer::Status(403, "Forbidden"),
-        Status::TimedOut => Answer::Status(504, "Gateway Timeout"),
-        Status::Malformed | Status::Failed => Answer::Status(503, "Service Unavailable"),
-        Status::UnknownHost | Status::Refused | Status::Unreachable => Answer::Status(502, "Bad Gateway"),
     }
 }

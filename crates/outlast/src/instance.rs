@@ -2,11 +2,11 @@
 
 use crate::registry::{Registry, Totals};
 use outlast_session::tokio::Listener;
-use outlast_session::{Info, Role, SessionId};
+use outlast_session::{Info, Role, SessionId, SessionState};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a process serves and carries.
 pub struct Instance {
@@ -33,6 +33,17 @@ impl Instance {
         sessions.extend(self.listeners.iter().flat_map(|listener| listener.sessions()));
         sessions.sort_by_key(|info| std::cmp::Reverse(info.age_ms));
         sessions
+    }
+
+    /// Waits, for at most `limit`, until no listener has a connected session any more.
+    pub async fn farewell(&self, limit: Duration) {
+        let gone = async {
+            let connected = |info: &Info| info.state == SessionState::Connected;
+            while self.listeners.iter().any(|listener| listener.sessions().iter().any(connected)) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(limit, gone).await.ok();
     }
 
     /// The numbers now. Sums include the live sessions, and never go back.

@@ -16,6 +16,7 @@ mod front;
 mod instance;
 mod keys;
 mod logging;
+mod manners;
 mod metrics;
 mod narrate;
 mod plan;

@@ -37,7 +37,13 @@ impl Narrator {
 
     /// Tells about the events of one source until there are no more. The first connection is announced with
     /// `greeting`, as in "connected to".
-    pub fn follow(&self, mut events: Events, greeting: &'static str) {
+    ///
+    /// When nobody would hear of them the events are not asked for: a subscription costs every session memory.
+    pub fn follow(&self, events: impl FnOnce() -> Events, greeting: &'static str) {
+        if !self.watched && !tracing::enabled!(tracing::Level::INFO) {
+            return;
+        }
+        let mut events = events();
         let narrator = self.clone();
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {

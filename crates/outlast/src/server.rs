@@ -10,7 +10,7 @@ use outlast_session::relay::dial::{dial, dial_any, plain};
 use outlast_session::relay::preamble::{self, PreambleError, PreambleFailure, Status};
 use outlast_session::relay::{self, Ended, Local, Outcome, PREAMBLE_TIMEOUT};
 use outlast_session::tokio::{Listener, Session};
-use outlast_session::{Error, Role};
+use outlast_session::{Error, Info, Refusal, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub fn cannot_listen(address: &str, error: &std::io::Error) -> anyhow::Error {
 
 /// Accepts sessions until dropped.
 pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator) {
-    narrator.follow(server.listener.events(), "first session from");
+    narrator.follow(|| server.listener.events(), "first session from");
     loop {
         match server.listener.accept().await {
             Ok(session) => {
@@ -98,7 +98,7 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator)
 async fn serve(mut session: Session, target: Target, place: Place) {
     let id = session.id();
     let local = tokio::select! {
-        local = open(&mut session, &target) => local,
+        local = Box::pin(open(&mut session, &target)) => local,
         () = place.control.told_to_end() => None,
     };
     let Some(local) = local else {
@@ -113,9 +113,17 @@ async fn serve(mut session: Session, target: Target, place: Place) {
         Outcome::SessionFailed(error) => report(&error),
         Outcome::Stopped { delivered: true } => tracing::info!(session = %id, "ended, everything delivered"),
         Outcome::Stopped { delivered: false } => {
-            tracing::warn!(session = %id, "ended, {} bytes are not known to be delivered", info.unacked_bytes);
+            tracing::warn!(session = %id, "ended; {}", undelivered(&info));
         }
         Outcome::Killed => tracing::info!(session = %id, "killed"),
+    }
+}
+
+/// What is missing when a session was ended before everything was confirmed.
+pub fn undelivered(info: &Info) -> String {
+    match info.unacked_bytes {
+        0 => "the peer has not confirmed the end of the stream".to_owned(),
+        bytes => format!("{bytes} bytes are not known to be delivered"),
     }
 }
 
@@ -123,7 +131,11 @@ async fn serve(mut session: Session, target: Target, place: Place) {
 pub fn report(error: &Error) {
     match error {
         // The other side's program or relay ended it: nothing for this side to see to.
-        Error::Reset { .. } | Error::Killed { .. } => tracing::info!("{error}"),
+        Error::Reset { .. }
+        | Error::Killed { .. }
+        | Error::Refused { refusal: Refusal::Ended { .. }, .. } => {
+            tracing::info!("{error}");
+        }
         _ => tracing::warn!("{error}{}", hint(error)),
     }
 }

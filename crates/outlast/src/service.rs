@@ -24,6 +24,9 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for peers to hear that their sessions have been ended.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Time for the last words of sessions that have ended in order: the peer wants to know that we have everything.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What runs in a process.
 #[derive(Debug, Default)]
 pub struct Plans {
@@ -92,6 +95,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         // Clients come back at once to ask what became of their link: somebody has to answer.
         tokio::time::sleep(GOODBYE_TIMEOUT).await;
     }
+    instance.farewell(FAREWELL_TIMEOUT).await;
     // Ends the admin socket's task, which removes its file.
     attending.shutdown().await;
     Ok(code)

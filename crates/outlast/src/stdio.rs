@@ -6,6 +6,7 @@ use crate::instance::Instance;
 use crate::narrate::Narrator;
 use crate::plan::ConnectPlan;
 use crate::registry::Registry;
+use crate::server::undelivered;
 use crate::signals::{Request, Signals};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
@@ -95,12 +96,7 @@ fn code_of(ended: &Ended) -> Result<Code> {
             Ok(Code::Ok)
         }
         Outcome::Stopped { delivered: false } => {
-            let bytes = ended.info.unacked_bytes;
-            Err(Failure::new(
-                Code::Network,
-                format!("terminated; {bytes} bytes are not known to be delivered"),
-            )
-            .into())
+            Err(Failure::new(Code::Network, format!("terminated; {}", undelivered(&ended.info))).into())
         }
     }
 }

@@ -12,10 +12,16 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
+use tokio::time::Instant;
 
 /// How often a relay that is ending looks whether everything has been delivered: at first, and at the least.
 const DELIVERED_POLL_MIN: Duration = Duration::from_millis(2);
 const DELIVERED_POLL_MAX: Duration = Duration::from_millis(250);
+
+/// What a peer may still say, and for how long, to a program that has ended its stream and left. Most peers are
+/// about to end theirs as well; one that is not has to learn that nobody listens.
+const LAST_WORDS_BYTES_MAX: usize = 64 << 10;
+const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a relay came to its end.
 #[derive(Debug)]
@@ -49,22 +55,29 @@ pub struct Ended {
 /// `head` is sent to the session before anything that `local` has to say. Returns when the peer has everything.
 pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
     let mut pump = Pump::new(head);
+    // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match until_end(&mut pump, &mut session, &local, control).await {
-        End::Both => finish(&session, control).await,
+        End::Both => Box::pin(finish(&session, control)).await,
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Local(error)) => {
-            // A program that said goodbye and left is owed delivery; one that was reset gets what TCP would do.
-            let limit = if pump.up_ended() { None } else { Some(SETTLE_TIMEOUT) };
-            deliver_the_rest(&mut session, control, limit).await.unwrap_or(Outcome::LocalFailed(error))
+            match Box::pin(deliver_the_rest(&pump, &mut session, control)).await {
+                // The two streams ended in order, only the end of one found nobody: nothing to reset.
+                Outcome::Completed => {
+                    local.abort();
+                    return Ended { info: session.info(), outcome: Outcome::LocalFailed(error) };
+                }
+                Outcome::LocalFailed(_) => Outcome::LocalFailed(error),
+                other => other,
+            }
         }
         End::Wish(Wish::Kill) => Outcome::Killed,
-        End::Wish(Wish::Stop) => hand_over(&mut pump, &mut session, &local).await,
+        End::Wish(Wish::Stop) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
     };
     let info = session.info();
     match outcome {
         Outcome::Completed => {}
         Outcome::SessionFailed(_) => {
-            local.settle(SETTLE_TIMEOUT).await;
+            Box::pin(local.settle(SETTLE_TIMEOUT)).await;
             local.abort();
         }
         _ => {
@@ -144,34 +157,45 @@ fn finished_outcome(result: crate::Result<()>) -> Outcome {
 }
 
 /// The local program is gone: what it said before is delivered, what it is told is thrown away.
-async fn deliver_the_rest(
-    session: &mut Session,
-    control: &Control,
-    limit: Option<Duration>,
-) -> Option<Outcome> {
-    let started = tokio::time::Instant::now();
+///
+/// A program that said goodbye and left is owed delivery, however long it takes; one that was reset gets what TCP
+/// would do. If the peer ends its stream as well the session has completed.
+async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control) -> Outcome {
+    let mut peer_ended = pump.broken_to_the_end();
+    let started = Instant::now();
+    let mut thrown_away = 0;
     let mut buffer = take_buffer();
-    let mut readable = true;
     let mut pause = DELIVERED_POLL_MIN;
     let outcome = loop {
-        if session.info().unacked_bytes == 0 || limit.is_some_and(|limit| started.elapsed() >= limit) {
-            break None;
+        let last_words = pump.up_ended()
+            && !peer_ended
+            && thrown_away < LAST_WORDS_BYTES_MAX
+            && started.elapsed() < LAST_WORDS_TIMEOUT;
+        let too_late = !pump.up_ended() && started.elapsed() >= SETTLE_TIMEOUT;
+        if too_late || (session.info().unacked_bytes == 0 && !last_words) {
+            break Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into());
         }
         match control.attend(&mut || Some(session.info())) {
-            Some(Wish::Kill) => break Some(Outcome::Killed),
-            Some(Wish::Stop) => break Some(Outcome::Stopped { delivered: false }),
+            Some(Wish::Kill) => break Outcome::Killed,
+            Some(Wish::Stop) => break Outcome::Stopped { delivered: false },
             None => {}
         }
         tokio::select! {
-            read = session.read(&mut buffer), if readable => match read {
-                Ok(count) => readable = count > 0,
-                Err(error) => break Some(Outcome::SessionFailed(super::session_error(error))),
+            read = session.read(&mut buffer), if !peer_ended => match read {
+                Ok(count) => {
+                    peer_ended = count == 0;
+                    thrown_away += count;
+                }
+                Err(error) => break Outcome::SessionFailed(super::session_error(error)),
             },
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(DELIVERED_POLL_MAX),
         }
     };
     give_buffer(buffer);
-    outcome
+    match outcome {
+        Outcome::LocalFailed(_) if peer_ended && pump.up_ended() => finish(session, control).await,
+        other => other,
+    }
 }
 
 /// Told to stop: what either side has handed to us reaches the other, within bounds.

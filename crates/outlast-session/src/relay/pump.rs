@@ -128,6 +128,11 @@ impl Pump {
         }
     }
 
+    /// Whether the session has ended its stream, though the local side took no more of it.
+    pub(super) fn broken_to_the_end(&self) -> bool {
+        matches!(self.down, Down::Broken { ended: true, .. })
+    }
+
     /// Whether the local side has everything that the session had to give when last asked.
     pub(super) fn is_drained(&self) -> bool {
         self.drained
