@@ -4,6 +4,8 @@
 //! `OUTLAST_SEED=n` replays one schedule and tells what happens in it; `OUTLAST_SCHEDULES=n` sets how many there are
 //! of every mode.
 #![allow(clippy::cast_possible_truncation, clippy::expect_used, clippy::panic)]
+// A failed expectation is the message.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation, clippy::print_stdout)]
 
 mod simulation {
     pub mod attacker;

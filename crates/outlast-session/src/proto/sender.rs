@@ -384,10 +384,15 @@ impl<S: BufferSource> Sender<S> {
         Ok(())
     }
 
-    /// The peer has the end of the stream. Its acknowledgement of the last bytes may come later: in `inband` mode it
-    /// counts what its application has read.
+    /// The peer has the end of the stream.
     pub fn end_acked(&mut self) {
-        if self.ended {
+        // PROTOCOL 4.1: an EndAck says that everything was taken in, whatever offset the peer's application has read
+        // up to and its header names.
+        if self.link.is_some_and(|link| link.mode == LinkMode::Inband && link.end_sent) {
+            self.acked_offset = self.end_offset();
+            self.ring.trim_to(self.acked_offset);
+        }
+        if self.ended && self.acked_offset == self.end_offset() {
             self.end_acked = true;
         }
     }

@@ -128,8 +128,8 @@ pub struct Endpoint {
     pub link_read_bytes: u64,
     /// What the peer was told to have been read.
     pub told_offset: u64,
-    /// `udp`: the peer has confirmed to know where this stream ends.
-    pub end_confirmed: bool,
+    /// `udp`: on this link the peer has confirmed to know that its stream was read to the end.
+    pub end_confirmed_epoch: u64,
     pub client: ClientSide,
     pub failure: Option<Failure>,
     pub app: App,
@@ -156,7 +156,7 @@ impl Endpoint {
             inbox: Vec::new(),
             link_read_bytes: 0,
             told_offset: 0,
-            end_confirmed: false,
+            end_confirmed_epoch: 0,
             client: ClientSide { mode, auto, epochs: 0, shake: None, awaiting: None, retry_at_ms: 0 },
             failure: None,
             app: App {

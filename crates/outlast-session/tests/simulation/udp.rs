@@ -1,8 +1,9 @@
 //! Acknowledgement datagrams beside the link, over a network that loses, repeats and reorders them.
 
 use super::endpoint::{Ctx, Endpoint};
+use super::plan::Mode;
 use super::tcp::Side;
-use outlast_session::proto::{Datagram, DatagramKind};
+use outlast_session::proto::{Datagram, DatagramKind, State};
 
 /// Datagrams under way, with the end they go to.
 #[derive(Debug, Default)]
@@ -28,7 +29,7 @@ const UNDER_WAY_MAX: usize = 64;
 impl Endpoint {
     fn say(&self, cx: &mut Ctx, kind: DatagramKind, offset: u64) {
         let needs_confirm = kind == DatagramKind::HalfClose;
-        self.send_datagram(cx, &Datagram { kind, needs_confirm, id: self.id, epoch: self.epoch.max(1), offset });
+        self.send_datagram(cx, &Datagram { kind, needs_confirm, id: self.id, epoch: self.epoch, offset });
     }
 
     fn send_datagram(&self, cx: &mut Ctx, datagram: &Datagram) {
@@ -41,56 +42,66 @@ impl Endpoint {
         }
     }
 
-    /// Says what is to be said, again and again until it was heard. An end that is through with its session goes on
-    /// answering.
+    fn has_read_end(&self) -> bool {
+        self.receiver.is_complete() && self.backlog_bytes == 0
+    }
+
+    /// How far the application has read, or that it has read everything.
+    fn say_position(&self, cx: &mut Ctx) {
+        if self.has_read_end() {
+            self.say(cx, DatagramKind::HalfClose, self.receiver.next_offset());
+        } else {
+            self.say(cx, DatagramKind::Ack, self.consumed_offset());
+        }
+    }
+
+    /// Says what is to be said, the end again and again until that is confirmed, even when the session is over here;
+    /// and asks the peer, if anything is missing.
     pub fn tick_datagrams(&mut self, cx: &mut Ctx) {
-        if cx.plan.mode != super::plan::Mode::Udp || !self.welcomed || self.is_over() {
+        if cx.plan.mode != Mode::Udp || !self.welcomed || self.life.state() == State::Failed {
             return;
         }
-        let consumed_offset = self.consumed_offset();
-        if consumed_offset > self.told_offset {
-            self.told_offset = consumed_offset;
-            self.say(cx, DatagramKind::Ack, consumed_offset);
+        if self.has_read_end() {
+            if self.end_confirmed_epoch < self.epoch {
+                self.say_position(cx);
+            }
+        } else if self.consumed_offset() > self.told_offset {
+            self.told_offset = self.consumed_offset();
+            self.say_position(cx);
         }
-        if self.sender.acked_offset() < self.sender.sent_offset_max() {
+        let waits = self.sender.acked_offset() < self.sender.sent_offset_max()
+            || (self.sender.is_end_sent() && !self.sender.is_delivered());
+        if waits && !self.is_over() {
             self.say(cx, DatagramKind::RequestAck, self.sender.sent_offset_max());
-        }
-        if self.sender.is_ended() && !self.end_confirmed {
-            self.say(cx, DatagramKind::HalfClose, self.sender.end_offset());
         }
     }
 
     pub fn receive_datagram(&mut self, cx: &mut Ctx, bytes: &[u8]) {
-        let Ok(datagram) = Datagram::decode(bytes, self.key.as_ref(), self.side == Side::Server) else {
+        let datagram = match Datagram::decode(bytes, self.key.as_ref(), self.side == Side::Server) {
             // PROTOCOL 5.2
-            return;
+            Ok(datagram) if datagram.id == self.id && datagram.epoch == self.epoch && self.welcomed => datagram,
+            Ok(_) | Err(_) => return,
         };
-        if datagram.id != self.id || !self.welcomed {
-            return;
-        }
         match datagram.kind {
             DatagramKind::Ack => {
-                // What was never sent is an error of the peer: the positions of a server that knows less than before.
+                // Anybody can say what was never sent: it is worth nothing.
                 let _ = self.sender.acked(datagram.offset);
             }
-            DatagramKind::RequestAck => self.say(cx, DatagramKind::Ack, self.consumed_offset()),
-            DatagramKind::HalfClose => {
-                if !self.receiver.ends_at(datagram.offset) {
+            DatagramKind::RequestAck => self.say_position(cx),
+            DatagramKind::HalfClose | DatagramKind::Close => {
+                let ended = self.sender.is_ended() && datagram.offset == self.sender.end_offset();
+                if !ended || self.sender.acked(datagram.offset).is_err() {
                     return;
+                }
+                self.sender.end_acked();
+                if let Some(confirmation) = datagram.confirmation() {
+                    self.send_datagram(cx, &confirmation);
                 }
             }
             DatagramKind::Confirm { of } if of == DatagramKind::HalfClose.number() => {
-                if self.sender.is_ended() && datagram.offset == self.sender.end_offset() {
-                    self.end_confirmed = true;
-                }
+                self.end_confirmed_epoch = self.end_confirmed_epoch.max(datagram.epoch);
             }
-            DatagramKind::Close | DatagramKind::Reset | DatagramKind::Confirm { .. } => {}
-        }
-        if self.end_confirmed {
-            self.sender.end_acked();
-        }
-        if let Some(confirmation) = datagram.confirmation() {
-            self.send_datagram(cx, &confirmation);
+            DatagramKind::Reset | DatagramKind::Confirm { .. } => {}
         }
         self.check_over(cx);
     }

@@ -75,24 +75,29 @@ fn answers_to_a_peer_that_only_asks_are_bounded_but_not_the_end() {
 }
 
 #[test]
-fn an_end_may_be_acknowledged_before_the_last_bytes_are() {
+fn an_acknowledged_end_means_everything_even_if_its_header_names_less() {
     let mut sender = inband(1000);
     sender.push(&[7; 100]);
     sender.end();
     take(&mut sender, 1000);
+    take(&mut sender, 1000);
+    assert!(sender.is_end_sent());
     sender.acked(50).unwrap();
     sender.end_acked();
-    assert!(!sender.is_delivered());
-    sender.acked(100).unwrap();
     assert!(sender.is_delivered());
+    assert_eq!((sender.acked_offset(), sender.retained_bytes()), (100, 0));
 }
 
 #[test]
-fn nothing_is_the_end_before_the_application_says_so() {
+fn an_end_that_was_not_sent_is_not_acknowledged() {
     let mut sender = inband(1000);
+    sender.push(&[7; 100]);
     sender.end_acked();
     sender.end();
-    assert!(!sender.is_delivered());
+    take(&mut sender, 1000);
+    sender.end_acked();
+    assert!(!sender.is_end_sent() && !sender.is_delivered());
+    assert_eq!(sender.acked_offset(), 0);
 }
 
 #[test]
