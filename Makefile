@@ -32,11 +32,11 @@ demo: deps ## Move real data while links break; needs root for all faults (ARGS=
 	$(TARGET_DIR)/debug/outlast-demo $(ARGS)
 
 test: deps lint ## Check and test everything
-	$(CARGO) test $(LOCKED) --workspace
+	OUTLAST_BINARY=$(abspath $(TARGET_DIR))/debug/outlast $(CARGO) test $(LOCKED) --workspace
 
-bench: ## Measure, briefly; `outlast-bench --help` in the release build has the long forms
+bench: ## Measure, briefly; the long forms are in `outlast-bench --help`
 	$(CARGO) build $(LOCKED) --release -p outlast-bench
-	$(TARGET_DIR)/release/outlast-bench --quick
+	$(TARGET_DIR)/release/outlast-bench all --quick
 
 soak: deps ## Break links 100,000 times (hours)
 	$(CARGO) test $(LOCKED) --workspace -- --ignored --nocapture soak

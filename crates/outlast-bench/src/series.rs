@@ -54,6 +54,10 @@ pub const P99: Metric = Metric { name: "p99", unit: "us", better: Better::Lower 
 pub const RATE: Metric = Metric { name: "rate", unit: "1/s", better: Better::Higher };
 /// Operations per second if each took the median time: as steady as the median.
 pub const MEDIAN_RATE: Metric = Metric { name: "rate at p50", unit: "1/s", better: Better::Higher };
+/// Bytes per second of processor time of both ends: what a busy machine changes least.
+pub const PER_CPU: Metric = Metric { name: "per cpu second", unit: "MB", better: Better::Higher };
+/// Processor time of both ends for an operation.
+pub const CPU_EACH: Metric = Metric { name: "cpu each", unit: "us", better: Better::Lower };
 /// Bytes per second.
 pub const THROUGHPUT: Metric = Metric { name: "throughput", unit: "MB/s", better: Better::Higher };
 

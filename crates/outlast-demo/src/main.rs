@@ -103,7 +103,7 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
         Means { stage: &stage, ssh: &ssh, outlast: &outlast, archive: &archive, folder: run_folder.path() };
     let mut outcomes = Vec::new();
     for plan in Plan::ALL {
-        outcomes.push(run::run(plan, &means, bytes, &sha256, options.seed, &screen, interrupted)?);
+        outcomes.push(run::run(plan, &means, options, &sha256, &screen, interrupted)?);
     }
     let well = report::all_well(&outcomes);
     screen.line(format!("\n{}\n\n{}\n", report::by_kind(&outcomes), report::by_transfer(&outcomes)));

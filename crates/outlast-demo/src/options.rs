@@ -19,6 +19,9 @@ pub struct Options {
     /// On loopback with the faults that need no root, even if there is root
     #[arg(long)]
     pub loopback: bool,
+    /// Break each transfer so often and then let it be
+    #[arg(long, value_name = "NUMBER")]
+    pub breaks: Option<usize>,
     /// The outlast program [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     pub outlast: Option<PathBuf>,

@@ -3,6 +3,7 @@
 use crate::breaks::Break;
 use crate::content;
 use crate::narrate;
+use crate::options::Options;
 use crate::report::{Outcome, Row};
 use crate::screen::{Screen, mebibytes, seconds};
 use crate::status::Ends;
@@ -36,16 +37,17 @@ struct Course<'a> {
 pub fn run(
     plan: Plan,
     means: &Means<'_>,
-    bytes: u64,
+    options: &Options,
     sha256: &str,
-    seed: u64,
     screen: &Screen,
     interrupted: &AtomicBool,
 ) -> Result<Outcome> {
+    let bytes = options.bytes();
     screen.line(format!("\n{}\n", plan.headline(means.stage)));
     let screen = screen.with_bar(bytes);
     let began = Instant::now();
     let mut transfer = plan.begin(means)?;
+    transfer.breaks.truncate(options.breaks.unwrap_or(usize::MAX));
     let narrating = transfer.tells.take().map(|stderr| narrate::follow(stderr, &screen));
     let watch = Watch::start(means.archive, &transfer.received, &screen)?;
     let mut course = Course {
@@ -56,7 +58,7 @@ pub fn run(
         interrupted,
         ends: Ends::default(),
     };
-    let rows = course.all_breaks(bytes, seed);
+    let rows = course.all_breaks(bytes, options.seed);
     let rows = rows.and_then(|rows| course.until_the_end().map(|()| rows));
     let (mode, ends) = (course.ends.client.mode.clone(), course.ends);
     let damage = watch.finish();

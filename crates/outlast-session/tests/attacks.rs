@@ -1,4 +1,12 @@
 //! Peers that lie, babble, stall and flood: refused, counted, bounded, while an honest session goes on undisturbed.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 #[path = "conformance/common.rs"]
 mod common;

@@ -1,4 +1,12 @@
 //! Sessions on loopback, nothing broken: both shells, every mode, both ways.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 use outlast_session::{AckMode, Config, LinkMode, Targets, blocking};
 use std::io::{Read, Write};

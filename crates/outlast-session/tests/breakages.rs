@@ -2,6 +2,14 @@
 //!
 //! `OUTLAST_BREAKAGES` sets how many breakages there are for each combination (default 12), `OUTLAST_SEED` the seed,
 //! `OUTLAST_ONLY` a filter on names such as `threads/kernel/reset`.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 #[path = "breakages/child.rs"]
 mod child;

@@ -1,4 +1,12 @@
 //! Who may open a session: keys and certificates, right and wrong. Both faces.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 #[path = "conformance/common.rs"]
 mod common;

@@ -3,9 +3,14 @@
 //!
 //! `OUTLAST_SEED=n` replays one schedule and tells what happens in it; `OUTLAST_SCHEDULES=n` sets how many there are
 //! of every mode.
-#![allow(clippy::cast_possible_truncation, clippy::expect_used, clippy::panic)]
 // A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation, clippy::print_stdout)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 mod simulation {
     pub mod attacker;
@@ -31,6 +36,7 @@ use simulation::world::World;
 use std::collections::BTreeMap;
 
 const SCHEDULES: u64 = 20_000;
+const MISTAKEN_SCHEDULES: u64 = 3_000;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
@@ -112,4 +118,43 @@ fn inband() {
 #[test]
 fn auto() {
     simulate("auto", Mode::Auto);
+}
+
+/// What becomes of the schedules when something is deliberately wrong.
+fn with_mistake(mode: Mode, mistake: Mistake) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    for seed in 0..MISTAKEN_SCHEDULES {
+        let (outcome, _) = run(seed, mode, mistake, false);
+        *counts.entry(kind(&outcome)).or_insert(0) += 1;
+        if std::env::var_os("OUTLAST_TELL").is_some() {
+            if let Outcome::Violated(what) = &outcome {
+                println!("{mistake:?} {seed}: {}", &what[..what.len().min(200)]);
+            }
+        }
+    }
+    println!("{mode:?}, {mistake:?}: {counts:?}");
+    counts
+}
+
+#[test]
+fn mistakes() {
+    for (mode, mistake) in [
+        (Mode::Kernel, Mistake::AckingMiddlebox),
+        (Mode::Window, Mistake::AckingMiddlebox),
+        (Mode::Udp, Mistake::AckingMiddlebox),
+        (Mode::Inband, Mistake::AckingMiddlebox),
+        (Mode::Kernel, Mistake::NoFreeze),
+        (Mode::Kernel, Mistake::UnreadWelcome),
+        (Mode::Kernel, Mistake::WelcomeAsPayload),
+        (Mode::Kernel, Mistake::EofIsEnd),
+        (Mode::Kernel, Mistake::ForgottenFin),
+        (Mode::WindowDiscarding, Mistake::SmallWindow),
+        (Mode::WindowDiscarding, Mistake::FinMeansRead),
+        (Mode::Inband, Mistake::AckTooOld),
+        (Mode::Inband, Mistake::DroppedFrames),
+        (Mode::Inband, Mistake::ChangedByte),
+        (Mode::Kernel, Mistake::ChangedByte),
+    ] {
+        with_mistake(mode, mistake);
+    }
 }

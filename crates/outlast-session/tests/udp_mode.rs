@@ -1,4 +1,12 @@
 //! The `udp` mode: bare streams whose acknowledgements are datagrams, some of which get lost, forged or blocked.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 use outlast_lab::{Fault, Host, Lab, Link, Target};
 use outlast_session::proto::{Datagram, DatagramKind, SessionKey};
@@ -140,7 +148,8 @@ fn iptables(host: &Host, rule: &str) {
 
 /// Packets that the first rule of the input chain has matched.
 fn dropped(host: &Host) -> u64 {
-    let output = host.command("iptables-legacy").args(["-L", "INPUT", "1", "-v", "-x", "-n"]).output().unwrap();
+    let output =
+        host.command("iptables-legacy").args(["-L", "INPUT", "1", "-v", "-x", "-n"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{text:?}"))
 }
@@ -161,9 +170,26 @@ fn lost_datagrams_are_asked_for_again() {
         let client = two.client.enter(|| exchange(&session)).unwrap();
         check(&client);
         check(&server.join().unwrap().1);
-        println!("round {round}: {:?}; lost {} and {}", began.elapsed(), dropped(&two.client), dropped(&two.server));
+        println!(
+            "round {round}: {:?}; lost {} and {}",
+            began.elapsed(),
+            dropped(&two.client),
+            dropped(&two.server)
+        );
     }
     assert!(dropped(&two.client) > 0 && dropped(&two.server) > 0);
+}
+
+/// Not a test: the client of the next one, in a process of its own, as resuming threads belong to the network of the
+/// process.
+#[test]
+fn client_program() {
+    let Ok(security) = std::env::var("OUTLAST_UDP_CLIENT") else { return };
+    let security = if security == "psk" { psk() } else { Security::Open };
+    let targets: Targets = "server:7000".parse().unwrap();
+    let info = exchange(&blocking::Session::connect_with(&targets, &config(security)).unwrap());
+    check(&info);
+    println!("outages {}, sent again {}", info.outages, info.resent_bytes);
 }
 
 #[test]
@@ -171,28 +197,41 @@ fn resumes_after_resets() {
     outlast_lab::require!("resets connections");
     for security in [Security::Open, psk()] {
         let two = Two::new("udpreset");
-        let listener = two.listen(&config(security.clone()));
-        let server = serve(listener);
-        let session = two.connect(&config(security));
-        let info = std::thread::scope(|scope| {
-            let breaker = scope.spawn(|| {
-                for part in 1..=4 {
-                    // In the middle of the stream, wherever that is by then.
-                    while session.info().written_bytes < part * STREAM_BYTES as u64 / 5 {
-                        std::thread::sleep(Duration::from_micros(200));
+        let name = if matches!(security, Security::Open) { "open" } else { "psk" };
+        let listener = two.listen(&config(security));
+        let mut command = two.client.command(std::env::current_exe().unwrap());
+        command.args(["client_program", "--exact", "--nocapture"]).env("OUTLAST_UDP_CLIENT", name);
+        let (info, output) = std::thread::scope(|scope| {
+            let client = scope.spawn(move || command.output().unwrap());
+            let session = listener.accept().unwrap();
+            let breaker = scope.spawn({
+                let (session, link) = (session.clone(), &two.link);
+                move || {
+                    for part in 1..=8 {
+                        // In the middle of the stream, wherever that is by then.
+                        while session.info().read_bytes < part * STREAM_BYTES as u64 / 10 {
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                        "reset both"
+                            .parse::<Fault>()
+                            .unwrap()
+                            .inject(&Target::new(link))
+                            .unwrap()
+                            .heal()
+                            .unwrap();
                     }
-                    "reset both".parse::<Fault>().unwrap().inject(&Target::new(&two.link)).unwrap().heal().unwrap();
                 }
             });
-            let info = two.client.enter(|| exchange(&session)).unwrap();
+            exchange(&session);
+            let info = session.info();
             breaker.join().unwrap();
-            info
+            (info, client.join().unwrap())
         });
         check(&info);
-        let other = server.join().unwrap().1;
-        check(&other);
-        println!("outages {}, sent again {} and {}", info.outages, info.resent_bytes, other.resent_bytes);
-        assert!(info.outages > 0);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        println!("{name}: server outages {}, sent again {}; {text}", info.outages, info.resent_bytes);
+        assert!(info.outages > 1);
     }
 }
 
@@ -201,7 +240,8 @@ fn without_datagrams_a_writer_waits_and_goes_on_when_they_come() {
     outlast_lab::require!("blocks datagrams");
     let two = Two::new("udpblock");
     iptables(&two.client, "-A INPUT -p udp -j DROP");
-    let config = Arc::new(Config { detect_timeout: Duration::from_millis(300), ..(*config(Security::Open)).clone() });
+    let config =
+        Arc::new(Config { detect_timeout: Duration::from_millis(300), ..(*config(Security::Open)).clone() });
     let server = serve(two.listen(&config));
     let session = two.connect(&config);
     let watch = session.clone();
@@ -249,7 +289,14 @@ fn an_end_that_is_never_acknowledged_is_found_out() {
     assert!(dropped(&two.client) > 3);
 }
 
-fn send(to: SocketAddr, id: SessionId, epoch: u64, kind: DatagramKind, offset: u64, key: Option<&SessionKey>) {
+fn send(
+    to: SocketAddr,
+    id: SessionId,
+    epoch: u64,
+    kind: DatagramKind,
+    offset: u64,
+    key: Option<&SessionKey>,
+) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let datagram = Datagram { kind, needs_confirm: false, id, epoch, offset };
     socket.send_to(datagram.encode(key, true).as_ref(), to).unwrap();
@@ -296,7 +343,8 @@ fn garbage_and_forgeries_are_ignored() {
             sent += 1;
         }
         let deadline = Instant::now() + Duration::from_secs(5);
-        let ignored = || listener.refusals().iter().find(|(name, _)| *name == "ignored_datagrams").map(|found| found.1);
+        let ignored =
+            || listener.refusals().iter().find(|(name, _)| *name == "ignored_datagrams").map(|found| found.1);
         while ignored() != Some(sent) {
             assert!(Instant::now() < deadline, "{:?} of {sent} ignored", ignored());
             std::thread::sleep(Duration::from_millis(5));

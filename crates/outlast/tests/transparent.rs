@@ -1,4 +1,12 @@
 //! Connections that the firewall diverts, in a network namespace of their own.
+// A failed expectation is the message.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 use std::process::Command;
 

@@ -3,10 +3,10 @@
 //! MPTCP and QUIC are used directly, as sessions are; relays stand at both ends of the cable, so that a byte takes
 //! three connections. ssh and QUIC encrypt, the others do not. All processes of an end share its core.
 
-use super::{Setting, crr, in_turns, runtime};
+use super::{Setting, in_turns, runtime};
 use crate::options::{Options, PathKind, Placement};
 use crate::peers::{self, Relay};
-use crate::series::{Bench, Lane, MEDIAN_RATE, Metric, P50, P99, RATE, THROUGHPUT};
+use crate::series::{Bench, Lane, MEDIAN_RATE, Metric, P50, P99, THROUGHPUT};
 use crate::stats::Latencies;
 use crate::wire::{Endpoint, Face, Guard, Kind, Mode, asynchronous, blocking};
 use anyhow::Result;
@@ -99,7 +99,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     measure(&mut bench, "round trips", &all, &[MEDIAN_RATE, P50, P99], |peer| {
         round_trips(peer, &runtime, window)
     })?;
-    let metrics = [MEDIAN_RATE, P50, P99, RATE];
+    let metrics = [MEDIAN_RATE, P50, P99];
     measure(&mut bench, "transactions", &all, &metrics, |peer| transactions(peer, &runtime, window))?;
     for &size in sizes {
         let group = format!("{size} B writes");
@@ -155,10 +155,13 @@ fn round_trips(peer: &Peer, runtime: &Runtime, window: Duration) -> Result<Vec<f
 }
 
 fn transactions(peer: &Peer, runtime: &Runtime, window: Duration) -> Result<Vec<f64>> {
-    crr::timed(|into| match &peer.dialer {
-        Dialer::Blocking(dialer) => dialer.transactions(window, into),
-        Dialer::Tokio(dialer) => runtime.block_on(dialer.transactions(window, into)),
-    })
+    let mut latencies = Latencies::with_capacity(20_000);
+    match &peer.dialer {
+        Dialer::Blocking(dialer) => dialer.transactions(window, &mut latencies)?,
+        Dialer::Tokio(dialer) => runtime.block_on(dialer.transactions(window, &mut latencies))?,
+    }
+    let p50 = latencies.quantile_us(0.5);
+    Ok(vec![1e6 / p50, p50, latencies.quantile_us(0.99)])
 }
 
 fn flood(peer: &Peer, runtime: &Runtime, size: usize, window: Duration) -> Result<Vec<f64>> {

@@ -6,7 +6,9 @@
 
 use super::{Setting, in_turns, promised, runtime};
 use crate::options::{Faces, Options, PathKind, Placement};
-use crate::series::{Bench, Lane, Outcome, THROUGHPUT};
+use crate::process::Meter;
+use crate::series::{Bench, Lane, Outcome, PER_CPU, THROUGHPUT};
+use crate::wire::blocking::Flood;
 use crate::wire::{Endpoint, Face, Guard, Kind, Mode, asynchronous, blocking};
 use anyhow::Result;
 use serde_json::Value;
@@ -39,7 +41,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     for &face in faces {
         for size in SIZES {
             let ways = ways(&modes, size);
-            let measure: Box<dyn FnMut(usize) -> Result<f64>> = match face {
+            let measure: Box<dyn FnMut(usize) -> Result<Flood>> = match face {
                 Face::Blocking => {
                     let dial = |way: &Way| {
                         let endpoint = Endpoint::new(face, way.kind);
@@ -49,8 +51,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
                         (ways.iter().map(dial).collect::<Result<Vec<_>>>()?, options.window());
                     let ways = ways.clone();
                     Box::new(move |lane| {
-                        let flood = dialers[lane].dial()?.flood(size, window, ways[lane].in_place)?;
-                        Ok(flood.megabytes_per_second())
+                        Ok(dialers[lane].dial()?.flood(size, window, ways[lane].in_place)?)
                     })
                 }
                 Face::Tokio => {
@@ -64,13 +65,12 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
                     Box::new(move |lane| {
                         runtime.block_on(async {
                             let mut stream = dialers[lane].dial().await?;
-                            let flood = stream.flood(size, window, ways[lane].in_place).await?;
-                            Ok(flood.megabytes_per_second())
+                            Ok(stream.flood(size, window, ways[lane].in_place).await?)
                         })
                     })
                 }
             };
-            let outcome = one_size(&mut bench, face, size, &ways, measure)?;
+            let outcome = one_size(&mut bench, (face, size), &ways, server.pid(), measure)?;
             claim(&mut bench, &outcome, size, &ways);
         }
     }
@@ -105,13 +105,19 @@ fn lanes(ways: &[Way]) -> Vec<Lane> {
 
 fn one_size(
     bench: &mut Bench,
-    face: Face,
-    size: usize,
+    (face, size): (Face, usize),
     ways: &[Way],
-    mut measure: impl FnMut(usize) -> Result<f64>,
+    server: u32,
+    mut measure: impl FnMut(usize) -> Result<Flood>,
 ) -> Result<Outcome> {
     let group = format!("{size} B {}", face.name());
-    bench.series(&group, lanes(ways), &[THROUGHPUT], |order| in_turns(order, |lane| Ok(vec![measure(lane)?])))
+    bench.series(&group, lanes(ways), &[THROUGHPUT, PER_CPU], |order| {
+        in_turns(order, |lane| {
+            let meter = Meter::start(server);
+            let flood = measure(lane)?;
+            Ok(vec![flood.megabytes_per_second(), flood.bytes as f64 / 1e6 / meter.read().as_secs_f64()])
+        })
+    })
 }
 
 fn claim(bench: &mut Bench, outcome: &Outcome, size: usize, ways: &[Way]) {
@@ -123,6 +129,7 @@ fn claim(bench: &mut Bench, outcome: &Outcome, size: usize, ways: &[Way]) {
             other => format!("stream/{how}/{size}/{other}"),
         };
         bench.report.claim_ratio(&name, outcome, lane, 0);
+        bench.report.claim_ratio(&format!("{name}/cpu"), outcome, lane, 1);
         bench.report.claim_ratio_to(&format!("{name}/bounded"), outcome, BOUNDED, lane, 0);
     }
 }

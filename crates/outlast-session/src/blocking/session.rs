@@ -258,7 +258,7 @@ impl Session {
 
     fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
         match self.engine().write(bytes, None)? {
-            Progress::Done(count) => return Ok(count),
+            Progress::Done(count) => Ok(count),
             waiting => {
                 let wait = self.deadline(self.handle.timeouts.lock().write);
                 self.wait_to_write(waiting, wait)?;

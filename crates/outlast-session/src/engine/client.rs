@@ -283,7 +283,8 @@ impl Engine {
     fn is_through(&self, peer_offset: u64) -> bool {
         let mut tx = self.tx.lock();
         let rx = self.rx.lock();
-        let through = tx.sender.is_ended() && tx.sender.end_offset() == peer_offset && rx.receiver.is_complete();
+        let through =
+            tx.sender.is_ended() && tx.sender.end_offset() == peer_offset && rx.receiver.is_complete();
         if through && tx.sender.acked(peer_offset).is_ok() {
             // finish() waits for it.
             tx.sender.end_acked();

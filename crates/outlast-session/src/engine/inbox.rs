@@ -116,6 +116,7 @@ impl Drop for Inbox {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
     use super::*;
 

@@ -267,10 +267,10 @@ impl Engine {
             match piece {
                 Piece::Control { bytes, control } => {
                     rx.inbox.consume(bytes);
-                    if let Control::End { end_offset } = control {
-                        if end_offset != rx.receiver.next_offset() || !rx.receiver.ends_at(end_offset) {
-                            return Step::Broken(link, "the peer's stream ended at a wrong offset".into());
-                        }
+                    if let Control::End { end_offset } = control
+                        && (end_offset != rx.receiver.next_offset() || !rx.receiver.ends_at(end_offset))
+                    {
+                        return Step::Broken(link, "the peer's stream ended at a wrong offset".into());
                     }
                     return Step::Control(control);
                 }

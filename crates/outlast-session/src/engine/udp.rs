@@ -269,11 +269,11 @@ impl Engine {
     /// Somebody waits for the peer: asks it how far it is, unless it was asked or heard just now.
     pub(crate) fn request_ack(&self) {
         let now_ms = sys::coarse_now_ms();
-        if self.udp.asked_ms.load(Ordering::Relaxed) + REPEAT.as_millis() as u64 > now_ms {
+        if self.udp.asked_ms.load(Ordering::Relaxed) + super::millis(REPEAT) > now_ms {
             return;
         }
         let ctl = self.ctl.lock();
-        if !ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp) {
+        if ctl.link.as_ref().is_none_or(|link| link.mode() != LinkMode::Udp) {
             return;
         }
         let first = self.udp.asked_ms.swap(now_ms, Ordering::Relaxed) == 0;
@@ -317,7 +317,6 @@ impl Engine {
         }
         news
     }
-
 
     /// A datagram that names this session. False if it is not worth anything.
     fn take_datagram(&self, bytes: &[u8]) -> bool {

@@ -109,6 +109,19 @@ fn killed_by_the_server_the_client_gets_an_error() {
     });
 }
 
+/// And the other way round. The modes without frames have no word for it: only a new link could tell.
+#[test]
+fn killed_by_the_client_the_server_gets_an_error() {
+    each(|case| {
+        let mut pair = case.blocking();
+        pair.client.write_all(b"x").unwrap();
+        pair.server.read_exact(&mut [0]).unwrap();
+        pair.client.kill();
+        assert!(pair.server.read(&mut [0; 8]).is_err(), "{case}");
+        assert!(pair.listener.sessions().is_empty(), "{case}");
+    });
+}
+
 #[test]
 fn a_dropped_peer_is_the_end_of_its_stream() {
     each(|case| {

@@ -53,7 +53,9 @@ impl Endpoint {
             }
         };
         let output = handshake.start().to_vec();
-        cx.log(|| format!("Client: {intent:?} with link {} ({:?}), connection {conn}", link.epoch, link.mode));
+        cx.log(|| {
+            format!("Client: {intent:?} with link {} ({:?}), connection {conn}", link.epoch, link.mode)
+        });
         if handshake.carries_early_data() {
             // PROTOCOL 3.2
             let nothing = PeerPosition { next_offset: 0, end_offset: None, rest: &[], read_bytes: 0 };
@@ -62,8 +64,7 @@ impl Endpoint {
                 self.offset_failure(cx, error);
             }
         } else {
-            let shake =
-                Shake { handshake, link, output: output.clone(), input: Vec::new(), read_bytes: 0 };
+            let shake = Shake { handshake, link, output: output.clone(), input: Vec::new(), read_bytes: 0 };
             self.client.shake = Some(Box::new(shake));
         }
         Some(Begun { hello: output })

@@ -6,8 +6,8 @@ use super::tcp::{ConnId, Net, Side};
 use super::udp::Datagrams;
 use outlast_session::LinkMode;
 use outlast_session::proto::{
-    ClientHandshake, Happening, Life, LifeRole, OffsetError, Psk, Receiver, Refusal, Sender, SessionId, SessionKey,
-    State,
+    ClientHandshake, Happening, Life, LifeRole, OffsetError, Psk, Receiver, Refusal, Sender, SessionId,
+    SessionKey, State,
 };
 use outlast_stream::{Heap, SplitMix64};
 use std::collections::VecDeque;
@@ -74,7 +74,10 @@ pub struct Link {
 pub enum Segment {
     Bytes(VecDeque<u8>),
     /// In the receive queue of a link that was frozen.
-    Frozen { conn: ConnId, left_bytes: u64 },
+    Frozen {
+        conn: ConnId,
+        left_bytes: u64,
+    },
 }
 
 /// The application at one end: it writes one stream and reads another.
@@ -216,6 +219,10 @@ impl Endpoint {
         self.learn_acked(cx);
         let done = self.sender.is_delivered() && self.receiver.is_complete();
         if done {
+            if self.life.state() == State::Passive {
+                // The news came beside the link (`udp`).
+                self.happens(cx, Happening::Woken);
+            }
             self.happens(cx, Happening::Finished);
             self.drop_links(cx, true);
         }

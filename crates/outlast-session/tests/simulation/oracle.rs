@@ -31,7 +31,10 @@ pub fn check_end(end: &Endpoint, cx: &mut Ctx) {
     let app = &end.app;
     if app.read_bytes != app.peer_total_bytes {
         cx.violated(|| {
-            format!("{:?}: end of the stream after {} of {} bytes", end.side, app.read_bytes, app.peer_total_bytes)
+            format!(
+                "{:?}: end of the stream after {} of {} bytes",
+                end.side, app.read_bytes, app.peer_total_bytes
+            )
         });
     }
 }

@@ -99,7 +99,9 @@ impl World {
             return Outcome::Failed(failure);
         }
         match server {
-            None | Some((_, false)) => Outcome::Violated("the client is done, the server's application is not".into()),
+            None | Some((_, false)) => {
+                Outcome::Violated("the client is done, the server's application is not".into())
+            }
             Some((None, true)) => Outcome::Delivered,
             Some((Some(Failure::Expired), true)) => Outcome::DeliveredUnknown,
             Some((Some(failure), true)) => Outcome::Failed(failure),

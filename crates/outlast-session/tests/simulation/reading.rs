@@ -203,7 +203,9 @@ impl Endpoint {
                     if let Control::End { end_offset } = control
                         && (end_offset != self.receiver.next_offset() || !self.receiver.ends_at(end_offset))
                     {
-                        cx.violated(|| format!("{:?}: the stream ends at {end_offset}, which is wrong", self.side));
+                        cx.violated(|| {
+                            format!("{:?}: the stream ends at {end_offset}, which is wrong", self.side)
+                        });
                     }
                     return Step::Control(control);
                 }

@@ -5,8 +5,8 @@ use super::linking::PeerPosition;
 use super::plan::Plan;
 use super::tcp::{ConnId, Got, Side};
 use outlast_session::proto::{
-    Decision, Demand, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, Happening, NotDirect, Policy, Refusal, Registry,
-    RegistryLimits, ServerHandshake, ServerStep, Welcome, refuse,
+    Decision, Demand, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, Happening, NotDirect, Policy, Refusal,
+    Registry, RegistryLimits, ServerHandshake, ServerStep, Welcome, refuse,
 };
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -181,7 +181,8 @@ impl Server {
             return Err(Refusal::UnknownSession);
         }
         // PROTOCOL 3.6: what cannot be is refused before anything is touched.
-        let possible = end.sender.acked_offset().min(end.sender.retained_offset())..=end.sender.sent_offset_max();
+        let possible =
+            end.sender.acked_offset().min(end.sender.retained_offset())..=end.sender.sent_offset_max();
         if !possible.contains(&hello.next_offset) {
             return Err(Refusal::OffsetOutOfRange);
         }

@@ -79,7 +79,9 @@ impl Endpoint {
     pub fn receive_datagram(&mut self, cx: &mut Ctx, bytes: &[u8]) {
         let datagram = match Datagram::decode(bytes, self.key.as_ref(), self.side == Side::Server) {
             // PROTOCOL 5.2
-            Ok(datagram) if datagram.id == self.id && datagram.epoch == self.epoch && self.welcomed => datagram,
+            Ok(datagram) if datagram.id == self.id && datagram.epoch == self.epoch && self.welcomed => {
+                datagram
+            }
             Ok(_) | Err(_) => return,
         };
         match datagram.kind {

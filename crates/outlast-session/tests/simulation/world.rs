@@ -245,7 +245,10 @@ impl World {
 
 impl Endpoint {
     fn passivate(&mut self, cx: &mut Ctx) {
-        self.happens(cx, Happening::Passivated);
         self.unload(cx);
+        // What the link has left may have been the end.
+        if !self.check_over(cx) {
+            self.happens(cx, Happening::Passivated);
+        }
     }
 }

@@ -107,7 +107,8 @@ impl Endpoint {
             for chunk in self.sender.chunks() {
                 output.extend_from_slice(&chunk[..chunk.len().min(room_bytes - output.len())]);
             }
-            if resending && cx.is(Mistake::ChangedByte)
+            if resending
+                && cx.is(Mistake::ChangedByte)
                 && let Some(last) = output.last_mut()
             {
                 *last ^= 1;
@@ -157,7 +158,7 @@ impl Endpoint {
     /// `inband`: queues a control frame, or tells how far the application has read.
     pub fn send_control(&mut self, cx: &mut Ctx, frame: Option<Frame<'_>>) {
         let consumed_offset = self.consumed_offset();
-        if !self.link.is_some_and(|link| link.mode == LinkMode::Inband) {
+        if self.link.is_none_or(|link| link.mode != LinkMode::Inband) {
             return;
         }
         match frame {

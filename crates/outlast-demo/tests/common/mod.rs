@@ -1,0 +1,160 @@
+//! Two hosts, a real sshd and a real nginx, and commands as a user would type them.
+
+#![allow(dead_code, reason = "every test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a failed expectation is the message")]
+
+use outlast_lab::{Host, Lab, LabCommand, Link, Process};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program: the one that `OUTLAST_BINARY` names, else one that is built here, so that it is not an old one.
+pub fn outlast() -> PathBuf {
+    static BUILT: std::sync::Once = std::sync::Once::new();
+    if let Some(binary) = std::env::var_os("OUTLAST_BINARY") {
+        return binary.into();
+    }
+    let own = Path::new(env!("CARGO_BIN_EXE_outlast-demo"));
+    BUILT.call_once(|| {
+        let target = own.parent().unwrap().parent().unwrap();
+        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--quiet", "--locked", "-p", "outlast", "--target-dir"]).arg(target);
+        if own.parent().unwrap().ends_with("release") {
+            command.arg("--release");
+        }
+        assert!(command.status().unwrap().success(), "cannot build outlast");
+    });
+    own.with_file_name("outlast")
+}
+
+/// Waits for something to become true, for 20 seconds at most.
+pub fn wait_until(done: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Where the examples run.
+pub struct Field {
+    pub client: Host,
+    pub server: Host,
+    pub link: Link,
+    programs: Vec<Process>,
+    folder: tempfile::TempDir,
+    made_privilege_folder: bool,
+    _lab: Lab,
+}
+
+impl Field {
+    /// With sshd at port 22 of `server`, and nginx at port 80.
+    pub fn build(name: &str) -> Self {
+        let lab = Lab::new(name).unwrap();
+        let (client, server) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+        let link = lab.connect(&client, &server).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let made_privilege_folder = std::fs::create_dir("/run/sshd").is_ok();
+        let mut field =
+            Self { client, server, link, programs: Vec::new(), folder, made_privilege_folder, _lab: lab };
+        field.programs_in_path();
+        field.certificate();
+        field.sshd();
+        field.nginx();
+        field
+    }
+
+    /// A file in the working folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A line for the shell, on a host, in the working folder.
+    pub fn shell(&self, host: &Host, line: &str) -> LabCommand {
+        let mut command = host.command("/bin/sh");
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
+        command.args(["-c", line]).current_dir(self.folder.path());
+        command.env("PATH", path).env("XDG_RUNTIME_DIR", self.path("run")).env_remove("OUTLAST_LOG");
+        command
+    }
+
+    fn script(&self, name: &str, text: &str) {
+        let file = self.path("bin").join(name);
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// `outlast` as it was built; `ssh` as it is, but with the keys of this test, as in one's own configuration.
+    fn programs_in_path(&self) {
+        std::fs::create_dir(self.path("bin")).unwrap();
+        self.script("outlast", &format!("#!/bin/sh\nexec '{}' \"$@\"\n", outlast().display()));
+        let config = self.path("ssh_config");
+        self.script("ssh", &format!("#!/bin/sh\nexec /usr/bin/ssh -T -F '{}' \"$@\"\n", config.display()));
+    }
+
+    fn certificate(&self) {
+        let made = rcgen::generate_simple_self_signed(["server.example".to_owned()]).unwrap();
+        std::fs::write(self.path("server.pem"), made.cert.pem()).unwrap();
+        std::fs::write(self.path("server.key"), made.signing_key.serialize_pem()).unwrap();
+        std::fs::set_permissions(self.path("server.key"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    fn sshd(&mut self) {
+        for key in ["host_key", "user_key"] {
+            let mut command = Command::new("ssh-keygen");
+            command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(self.path(key)).stdin(Stdio::null());
+            assert!(command.status().unwrap().success());
+        }
+        let at = self.folder.path().display();
+        let host_key = std::fs::read_to_string(self.path("host_key.pub")).unwrap();
+        std::fs::write(self.path("known_hosts"), format!("readme {host_key}")).unwrap();
+        let config = format!(
+            "IdentityFile {at}/user_key\nIdentitiesOnly yes\nUserKnownHostsFile {at}/known_hosts\n\
+             GlobalKnownHostsFile none\nHostKeyAlias readme\nStrictHostKeyChecking yes\nBatchMode yes\n"
+        );
+        std::fs::write(self.path("ssh_config"), config).unwrap();
+        let config = format!(
+            "HostKey {at}/host_key\nPidFile none\nAuthorizedKeysFile {at}/user_key.pub\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nPermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\n"
+        );
+        std::fs::write(self.path("sshd_config"), config).unwrap();
+        let mut command = self.server.command("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f"]).arg(self.path("sshd_config"));
+        self.serve(command, 22);
+    }
+
+    fn nginx(&mut self) {
+        let folder = self.path("web");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("index.html"), "it works\n").unwrap();
+        let config = "daemon off; master_process off; pid nginx.pid; error_log error.log;\nevents {}\n\
+                      http { access_log off; client_body_temp_path body; proxy_temp_path proxy;\n\
+                      fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;\n\
+                      server { listen 80; root .; } }\n";
+        std::fs::write(folder.join("nginx.conf"), config).unwrap();
+        let mut command = self.server.command("/usr/sbin/nginx");
+        command.arg("-p").arg(&folder).arg("-c").arg(folder.join("nginx.conf"));
+        command.arg("-e").arg(folder.join("error.log"));
+        self.serve(command, 80);
+    }
+
+    fn serve(&mut self, mut command: LabCommand, port: u16) {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.programs.push(command.spawn().unwrap());
+        assert!(self.server.wait_for_listener(Some(port), Duration::from_secs(20)).unwrap());
+    }
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        self.programs.clear();
+        if self.made_privilege_folder {
+            let _ = std::fs::remove_dir("/run/sshd");
+        }
+    }
+}

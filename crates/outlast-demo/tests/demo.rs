@@ -1,0 +1,80 @@
+//! The demonstration itself, with little data: what it prints is what happened, and it leaves nothing behind.
+
+#![allow(clippy::unwrap_used, reason = "a failed expectation is the message")]
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn demo(folder: &std::path::Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_outlast-demo"));
+    command.arg("--outlast").arg(common::outlast()).arg("--folder").arg(folder).args(arguments);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end, which must be a good one, and returns what it said.
+fn run(arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let output = demo(folder.path(), arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(left, ["files"], "only the data to move is kept for the next time");
+    said
+}
+
+/// The words of the row of a table that begins so.
+fn row<'a>(said: &'a str, begins: &str) -> Vec<&'a str> {
+    let is_it = |line: &&str| line.trim_start_matches(['│', ' ']).starts_with(begins);
+    let line =
+        said.lines().filter(is_it).next_back().unwrap_or_else(|| panic!("no row {begins:?} in:\n{said}"));
+    line.split_whitespace().filter(|word| *word != "│").collect()
+}
+
+#[test]
+fn in_a_lab_everything_arrives_and_outages_are_counted() {
+    outlast_lab::require!();
+    let said = run(&["--size", "4M", "--breaks", "3", "--seed", "7"]);
+    assert_eq!(said.matches("BREAK").count(), 9, "{said}");
+    for transfer in ["curl down", "scp up", "ssh up"] {
+        let words = row(&said, transfer);
+        assert!(words.ends_with(&["0", "0", "equal"]), "{words:?}");
+    }
+    assert_eq!(row(&said, "curl down")[6], "kernel");
+    assert_eq!(row(&said, "ssh up")[6], "inband", "relays are found out");
+    // Three breaks that no connection survives, and two relays killed.
+    let outages: u32 = row(&said, "all")[2].parse().unwrap();
+    assert!(outages >= 5, "{said}");
+}
+
+#[test]
+fn without_a_lab_it_runs_on_loopback_and_says_what_is_left_out() {
+    let said = run(&["--size", "4M", "--breaks", "2", "--loopback"]);
+    assert!(said.contains("Left out, because they need one: reset, both sides told;"), "{said}");
+    assert_eq!(said.matches("BREAK").count(), 6, "{said}");
+    assert!(said.contains("Nothing lost, nothing twice."), "{said}");
+}
+
+#[test]
+fn when_interrupted_it_cleans_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child =
+        demo(folder.path(), &["--size", "64M", "--loopback"]).stdout(Stdio::piped()).spawn().unwrap();
+    // The working folder is made when the programs are started.
+    let working = || std::fs::read_dir(folder.path()).unwrap().count() > 1;
+    assert!(common::wait_until(working), "it does not begin");
+    std::thread::sleep(Duration::from_millis(1500));
+    let sent = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!working(), "it left files behind");
+    let pattern = folder.path().to_string_lossy().into_owned();
+    let left = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| {
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&pattern)
+    });
+    assert_eq!(left.count(), 0, "it left programs behind");
+}
