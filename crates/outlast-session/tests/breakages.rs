@@ -200,9 +200,11 @@ macro_rules! matrix {
 matrix! {
     threads_kernel: "threads", "kernel";
     threads_window: "threads", "window";
+    threads_udp: "threads", "udp";
     threads_inband: "threads", "inband";
     tasks_auto: "tasks", "auto";
     tasks_kernel: "tasks", "kernel";
     tasks_window: "tasks", "window";
+    tasks_udp: "tasks", "udp";
     tasks_inband: "tasks", "inband";
 }
