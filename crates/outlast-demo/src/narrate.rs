@@ -31,7 +31,12 @@ fn told(entry: &Value) -> Option<String> {
     };
     Some(match fields["message"].as_str()? {
         "connected" => format!("connected to {}, {} acknowledgements", text("peer"), text("mode")),
-        "link lost" => format!("link lost: {}", text("cause")),
+        "link lost" => {
+            let cause = text("cause");
+            // The words are enough.
+            let cause = cause.split(" (os error").next().unwrap_or(&cause).to_lowercase();
+            format!("link lost: {cause}")
+        }
         "resumed" => format!(
             "resumed over {}, {} acknowledgements, {} bytes sent again by the client",
             text("peer"),

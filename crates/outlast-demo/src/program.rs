@@ -130,6 +130,14 @@ impl Running {
         }
     }
 
+    /// Its standard input, if that was piped.
+    pub fn take_stdin(&self) -> Option<std::process::ChildStdin> {
+        match self {
+            Running::Lab(process) => process.take_stdin(),
+            Running::Here(local) => local.child().stdin.take(),
+        }
+    }
+
     /// What it says on standard error, if that was piped.
     pub fn take_stderr(&self) -> Option<std::process::ChildStderr> {
         match self {

@@ -5,9 +5,11 @@ use crate::program::{Running, Service};
 use crate::servers::{self, Ssh};
 use crate::stage::{Stage, wait_for_port};
 use anyhow::{Context, Result};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a transfer is made with.
 pub struct Means<'a> {
@@ -120,6 +122,11 @@ impl Means<'_> {
         Ok((admin, Arc::new(service)))
     }
 
+    /// Where no wire limits the rate the programs do it themselves.
+    fn rate_without_wire(&self) -> Option<u64> {
+        self.stage.net.is_none().then_some(self.stage.rate_bytes_per_s)
+    }
+
     fn via(&self) -> String {
         format!("{}:{}", self.stage.server.name(), self.stage.ports.listen)
     }
@@ -144,6 +151,9 @@ fn curl_download(means: &Means<'_>) -> Result<Transfer> {
     let url = format!("http://127.0.0.1:{}/{name}", means.stage.ports.local);
     let mover = means.stage.client.start("curl", |command| {
         command.args(["--silent", "--show-error", "--fail", "--output"]).arg(&received).arg(url);
+        if let Some(rate) = means.rate_without_wire() {
+            command.args(["--limit-rate", &rate.to_string()]);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null());
     })?;
     let programs = vec![(Who::Client, client), (Who::Server, server)];
@@ -169,8 +179,12 @@ fn scp_upload(means: &Means<'_>) -> Result<Transfer> {
     );
     let host = means.stage.client.clone();
     let (ssh, archive, to) = (means.ssh.clone(), means.archive.to_owned(), received.clone());
+    let rate = means.rate_without_wire();
     let set_up = move |command: &mut Command| {
         command.args(["-q", "-B"]).args(ssh.options()).args(["-o", &format!("ProxyCommand={proxy}")]);
+        if let Some(rate) = rate {
+            command.args(["-l", &(rate * 8 / 1024).to_string()]);
+        }
         command.arg(archive).arg(format!("server:{}", to.display()));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     };
@@ -201,12 +215,20 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     wait_for_port(&stage.home, stage.ports.socat)?;
     let (client_admin, client) = means.connect(&format!("{}:{}", stage.home.name(), stage.ports.socat))?;
     let tells = client.running().take_stderr();
-    let archive = std::fs::File::open(means.archive)?;
+    let (archive, rate) = (std::fs::File::open(means.archive)?, means.rate_without_wire());
     let mover = stage.client.start("ssh", |command| {
         command.args(means.ssh.options()).args(["-p", &stage.ports.local.to_string(), "localhost"]);
         command.arg(format!("cat > {}", shell_words([received.display().to_string()])));
-        command.stdin(archive).stdout(Stdio::null());
+        let stdin = if rate.is_some() {
+            Stdio::piped()
+        } else {
+            archive.try_clone().map_or(Stdio::null(), Into::into)
+        };
+        command.stdin(stdin).stdout(Stdio::null());
     })?;
+    if let (Some(rate), Some(stdin)) = (rate, mover.take_stdin()) {
+        std::thread::spawn(move || feed(&archive, stdin, rate));
+    }
     let programs = vec![
         (Who::Client, client),
         (Who::Server, server),
@@ -215,6 +237,20 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     ];
     let breaks = breaks::of_relays();
     Ok(Transfer { name: "ssh up", mover, received, programs, breaks, tells, client_admin, server_admin })
+}
+
+/// ssh has no limit of its own. Ends with the program that is fed.
+fn feed(archive: &std::fs::File, mut to: impl Write, rate: u64) {
+    const STEPS_PER_SECOND: u64 = 50;
+    let began = Instant::now();
+    for step in 1.. {
+        let mut part = Read::take(archive, rate / STEPS_PER_SECOND);
+        if !matches!(std::io::copy(&mut part, &mut to), Ok(1..)) {
+            return;
+        }
+        let due = Duration::from_millis(1000 / STEPS_PER_SECOND) * step;
+        std::thread::sleep(due.saturating_sub(began.elapsed()));
+    }
 }
 
 /// Words as a shell reads them, safe in ssh's options, too, where `%` is special.

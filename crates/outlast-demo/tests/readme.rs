@@ -101,7 +101,7 @@ impl Run<'_> {
             }
             ["outlast", "connect", _, address, ..] => self.start("client", address, line),
             ["ssh", ..] => self.shell(line),
-            _ => self.to_its_end(line),
+            _ => self.until_it_ends(line),
         }
     }
 
@@ -152,7 +152,7 @@ impl Run<'_> {
         assert!(process.wait().unwrap().success(), "{line}");
     }
 
-    fn to_its_end(&mut self, line: &str) {
+    fn until_it_ends(&self, line: &str) {
         let field = self.field;
         let output = field.shell(&field.client, line).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
