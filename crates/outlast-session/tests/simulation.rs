@@ -30,7 +30,7 @@ mod simulation {
 }
 
 use simulation::endpoint::Failure;
-use simulation::outcome::Outcome;
+use simulation::outcome::{Outcome, Report};
 use simulation::plan::{Mistake, Mode, Plan};
 use simulation::world::World;
 use std::collections::BTreeMap;
@@ -42,23 +42,20 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// One schedule; a panic in the protocol is told with its seed.
-fn run(seed: u64, mode: Mode, mistake: Mistake, trace: bool) -> (Outcome, bool) {
+/// One schedule; a panic in the protocol counts as what must never be.
+fn run(seed: u64, mode: Mode, mistake: Mistake, trace: bool) -> Report {
     let plan = Plan::new(seed, mode, mistake);
     if trace {
         println!("{plan:#?}");
     }
-    let result = std::panic::catch_unwind(|| {
-        let keep_ms = plan.keep_ms;
-        let (outcome, restarted, hijacked) = World::new(plan, trace).run();
-        let excused = match &outcome {
-            Outcome::Failed(failure) => World::is_excused(failure, restarted, hijacked, keep_ms),
-            Outcome::Delivered | Outcome::DeliveredUnknown => true,
-            Outcome::Violated(_) => false,
-        };
-        (outcome, excused)
-    });
-    result.unwrap_or_else(|_| (Outcome::Violated("a panic".into()), false))
+    std::panic::catch_unwind(|| World::new(plan, trace).run()).unwrap_or_else(|_| Report {
+        outcome: Outcome::Violated("a panic".into()),
+        excused: false,
+        links: 0,
+        resent_bytes: 0,
+        read_bytes: 0,
+        refusals: 0,
+    })
 }
 
 fn kind(outcome: &Outcome) -> &'static str {
@@ -69,6 +66,7 @@ fn kind(outcome: &Outcome) -> &'static str {
         Outcome::Failed(Failure::Offset(_) | Failure::Missing) => "bytes missing",
         Outcome::Failed(Failure::Expired) => "expired",
         Outcome::Failed(Failure::Protocol(_)) => "protocol",
+        Outcome::FalselyDelivered => "falsely delivered",
         Outcome::Violated(_) => "VIOLATED",
     }
 }
@@ -78,16 +76,29 @@ fn simulate(test: &str, mode: Mode) {
     let count = number("OUTLAST_SCHEDULES").unwrap_or(SCHEDULES);
     let seeds = replayed.map_or(0..count, |seed| seed..seed + 1);
     let mut counts = BTreeMap::new();
+    let (mut links, mut resent_bytes, mut read_bytes, mut refusals) = (0, 0, 0, 0);
     for seed in seeds {
-        let (outcome, excused) = run(seed, mode, Mistake::None, replayed.is_some());
-        *counts.entry(kind(&outcome)).or_insert(0u64) += 1;
+        let report = run(seed, mode, Mistake::None, replayed.is_some());
         assert!(
-            excused,
-            "{mode:?}: {outcome:?}\nto repeat: OUTLAST_SEED={seed} cargo test -p outlast-session --test simulation \
-             {test} -- --nocapture"
+            report.excused,
+            "{mode:?}: {:?}\nto repeat: OUTLAST_SEED={seed} cargo test -p outlast-session --test simulation {test} -- \
+             --exact --nocapture",
+            report.outcome
         );
+        *counts.entry(kind(&report.outcome)).or_insert(0u64) += 1;
+        links += report.links;
+        resent_bytes += report.resent_bytes;
+        read_bytes += report.read_bytes;
+        refusals += report.refusals;
     }
-    println!("{mode:?}: {counts:?}");
+    println!(
+        "{mode:?}: {counts:?}; {links} links, {refusals} refusals, {read_bytes} bytes read, {resent_bytes} sent again"
+    );
+    if replayed.is_none() && count >= 1000 {
+        // Schedules in which nothing happens would prove nothing.
+        assert!(links > 2 * count && resent_bytes > 200 * count && refusals > count / 2, "too little happens");
+        assert!(counts.get("delivered").is_some_and(|delivered| *delivered > count * 9 / 10), "too much fails");
+    }
 }
 
 #[test]
@@ -124,7 +135,7 @@ fn auto() {
 fn with_mistake(mode: Mode, mistake: Mistake) -> BTreeMap<&'static str, u64> {
     let mut counts = BTreeMap::new();
     for seed in 0..MISTAKEN_SCHEDULES {
-        let (outcome, _) = run(seed, mode, mistake, false);
+        let outcome = run(seed, mode, mistake, false).outcome;
         *counts.entry(kind(&outcome)).or_insert(0) += 1;
         if std::env::var_os("OUTLAST_TELL").is_some() {
             if let Outcome::Violated(what) = &outcome {

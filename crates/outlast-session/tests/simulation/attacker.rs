@@ -30,7 +30,7 @@ impl World {
     /// A Hello that the server has accepted is of no use again.
     fn replay(&mut self) {
         let which = self.cx.random.next_u64() as usize;
-        if !self.server.spent.is_empty() {
+        if !self.server.spent.is_empty() && !self.restarted {
             let hello = self.server.spent[which % self.server.spent.len()].clone();
             self.connect(&hello);
         }

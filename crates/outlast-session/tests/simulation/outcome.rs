@@ -13,10 +13,23 @@ pub enum Outcome {
     /// Both have everything; the server's end does not know that its last bytes arrived, because the client's, which
     /// did, was gone before the news got through. It reports that nobody came back.
     DeliveredUnknown,
+    /// The client believes that its bytes arrived, the server's application gets an error and has not all of them.
+    FalselyDelivered,
     /// The session ended with an error, which both applications see.
     Failed(Failure),
     /// What must never be.
     Violated(String),
+}
+
+/// What became of a schedule, and what happened in it.
+pub struct Report {
+    pub outcome: Outcome,
+    /// It had the right to end like that.
+    pub excused: bool,
+    pub links: u64,
+    pub resent_bytes: u64,
+    pub read_bytes: u64,
+    pub refusals: u64,
 }
 
 /// Rounds of everybody doing everything they can.
@@ -84,36 +97,58 @@ impl World {
     fn is_done(&mut self) -> bool {
         let discards = self.cx.plan.discards();
         let done = |end: &Endpoint| {
-            let nothing_left = end.app.saw_end || end.life.state() == State::Failed;
+            // What had arrived before an error is read all the same.
+            let all_read = end.backlog_bytes == 0 && !end.receiver.is_complete();
+            let nothing_left = end.app.saw_end || (end.life.state() == State::Failed && all_read);
             nothing_left && (end.is_over() || discards)
         };
         done(&self.client) && self.server.end().is_none_or(|end| done(end))
     }
 
-    pub fn outcome(mut self) -> Outcome {
-        if let Some(violation) = self.cx.violation {
+    pub fn report(mut self) -> Report {
+        let links = self.server.spent.len() as u64;
+        let resent_bytes = self.client.sender.resent_bytes()
+            + self.server.ends.iter().map(|end| end.sender.resent_bytes()).sum::<u64>();
+        let read_bytes =
+            self.client.app.read_bytes + self.server.ends.iter().map(|end| end.app.read_bytes).sum::<u64>();
+        let refusals = self.server.refused_conns.len() as u64;
+        let outcome = self.outcome();
+        let excused = match &outcome {
+            Outcome::Delivered | Outcome::DeliveredUnknown => true,
+            Outcome::Failed(failure) => self.is_excused(failure),
+            // A client that is through is not there to be told that the server's end lost patience.
+            Outcome::FalselyDelivered | Outcome::Violated(_) => false,
+        };
+        Report { outcome, excused, links, resent_bytes, read_bytes, refusals }
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        if let Some(violation) = self.cx.violation.take() {
             return Outcome::Violated(violation);
         }
         let server = self.server.end().map(|end| (end.failure.clone(), end.app.saw_end));
-        if let Some(failure) = self.client.failure {
-            return Outcome::Failed(failure);
+        if let Some(failure) = &self.client.failure {
+            return Outcome::Failed(failure.clone());
         }
         match server {
-            None | Some((_, false)) => {
-                Outcome::Violated("the client is done, the server's application is not".into())
-            }
             Some((None, true)) => Outcome::Delivered,
             Some((Some(Failure::Expired), true)) => Outcome::DeliveredUnknown,
-            Some((Some(failure), true)) => Outcome::Failed(failure),
+            Some((Some(Failure::Expired), false)) if self.client.is_closed() => Outcome::FalselyDelivered,
+            Some((Some(failure), _)) => Outcome::Failed(failure),
+            // The client has nothing left to ask that a server which has forgotten it could answer.
+            None if self.restarted => Outcome::Failed(Failure::Refused(Refusal::UnknownSession)),
+            None | Some((None, false)) => {
+                Outcome::Violated("the client is done, the server's application is not".into())
+            }
         }
     }
 
     /// Whether this schedule had the right to end like that.
-    pub fn is_excused(failure: &Failure, restarted: bool, hijacked: bool, keep_ms: u64) -> bool {
+    fn is_excused(&self, failure: &Failure) -> bool {
         match failure {
-            Failure::Refused(Refusal::Expired) | Failure::Expired => keep_ms < 10_000,
-            Failure::Refused(Refusal::UnknownSession) => restarted,
-            _ => restarted || hijacked,
+            Failure::Refused(Refusal::Expired) | Failure::Expired => self.cx.plan.keep_ms < 10_000,
+            Failure::Refused(Refusal::UnknownSession) => self.restarted,
+            _ => self.restarted || self.hijacked,
         }
     }
 }

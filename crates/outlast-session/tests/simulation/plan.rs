@@ -113,7 +113,7 @@ impl Plan {
             buffers,
             retain_bytes_max,
             bypass_bytes_min: [64, 1024, 32 << 10, usize::MAX][random.below(4) as usize],
-            carry_bytes_max: [3, 64, 1024, 16 << 10][random.below(4) as usize],
+            carry_bytes_max: [64, 512, 4096, 16 << 10][random.below(4) as usize],
             steps: 40 + random.below(360) as u32,
             keep_ms: if random.one_in(8) { 1000 } else { 3_600_000 },
             step_ms_max: 1 + random.below(40),

@@ -30,7 +30,7 @@ pub struct Server {
     pub policy: Policy,
     /// The ends before this one died with the process that held them.
     pub alive_from: usize,
-    /// Hellos that were accepted: their epochs are spent.
+    /// Hellos that were accepted: their epochs are spent, unless the process that knew it died.
     pub spent: Vec<Vec<u8>>,
     /// Refusals that closed a connection, by where it came from.
     pub refused_conns: Vec<ConnId>,
@@ -80,7 +80,9 @@ impl Server {
         if self.pending.is_empty() {
             return;
         }
-        let mut pending = self.pending.swap_remove(which as usize % self.pending.len());
+        // 0 is the latest.
+        let last = self.pending.len() - 1;
+        let mut pending = self.pending.swap_remove(last - (which % self.pending.len() as u64) as usize);
         if !pending.output.is_empty() {
             let Ok(count) = cx.net.send(pending.conn, Side::Server, &pending.output) else {
                 return self.drop_pending(cx, &pending);
@@ -97,8 +99,10 @@ impl Server {
     }
 
     pub fn step_all(&mut self, cx: &mut Ctx) {
-        for which in 0..self.pending.len() {
-            self.step(cx, which as u64, HANDSHAKE_BYTES_MAX);
+        for _ in 0..self.pending.len() {
+            // What is not done goes to the end of the list.
+            let first = self.pending.len().saturating_sub(1) as u64;
+            self.step(cx, first, HANDSHAKE_BYTES_MAX);
         }
     }
 

@@ -27,11 +27,18 @@ pub struct World {
     pub hijacked: bool,
 }
 
-/// Trouble is rarer than work, and no schedule is without the means to get anywhere.
+/// Trouble is rarer than work, and most schedules have the means to get somewhere between two troubles.
 pub fn temper(weights: &mut [u32; ACTIONS], random: &mut SplitMix64) {
-    for weight in &mut weights[..WORK] {
-        *weight = *weight * 4 + u32::from(!random.one_in(8));
+    let sluggish = random.one_in(8);
+    for (action, weight) in weights.iter_mut().enumerate().take(WORK) {
+        let moves = matches!(action, 4 | 5 | 8 | 9 | 11);
+        *weight = *weight * 3 + if moves && !sluggish { 30 } else { 1 };
     }
+    for weight in &mut weights[WORK..] {
+        *weight = (*weight).min(8);
+    }
+    // Breaks are what this is about.
+    weights[12] *= 3;
 }
 
 impl World {
@@ -67,7 +74,7 @@ impl World {
     }
 
     /// Trouble, then peace; and what became of the session.
-    pub fn run(mut self) -> (outcome::Outcome, bool, bool) {
+    pub fn run(mut self) -> outcome::Report {
         self.reconnect();
         let weights = self.cx.plan.weights;
         let total: u32 = weights.iter().sum();
@@ -86,8 +93,7 @@ impl World {
             }
         }
         self.heal();
-        let (restarted, hijacked) = (self.restarted, self.hijacked);
-        (self.outcome(), restarted, hijacked)
+        self.report()
     }
 
     pub fn check(&mut self) {
@@ -118,10 +124,10 @@ impl World {
             6 => self.client.tick(cx),
             7 => self.with_server(|end, cx| end.tick(cx)),
             8 => {
-                let which = cx.random.next_u64();
-                self.server.step(cx, which, read_bytes.max(64));
+                let which = if cx.random.one_in(2) { 0 } else { cx.random.next_u64() };
+                self.server.step(cx, which, read_bytes.max(256));
             }
-            9 => self.client.shake(cx, read_bytes.max(64)),
+            9 => self.client.shake(cx, read_bytes.max(256)),
             10 => {
                 let which = cx.random.next_u64();
                 self.carry_datagram(which);
@@ -142,8 +148,14 @@ impl World {
         }
     }
 
-    /// One of the latest connections.
+    /// One of the latest connections, most often the client's present one.
     fn some_conn(&mut self) -> ConnId {
+        let shake = self.client.client.shake.as_ref().map(|shake| shake.link.conn);
+        if let Some(conn) = self.client.link.map(|link| link.conn).or(shake)
+            && !self.cx.random.one_in(4)
+        {
+            return conn;
+        }
         let conns = self.cx.net.conns() as u64;
         (conns - 1 - self.cx.random.below(conns.min(4))) as ConnId
     }
@@ -151,7 +163,8 @@ impl World {
     fn carry(&mut self, from: Side) {
         let conn = self.some_conn();
         let cx = &mut self.cx;
-        let most = 1 + cx.random.below(cx.plan.carry_bytes_max) as usize;
+        let most = if cx.random.one_in(4) { 8 } else { cx.plan.carry_bytes_max };
+        let most = 1 + cx.random.below(most) as usize;
         cx.net.deliver(conn, from, most);
         if !cx.random.one_in(4) {
             cx.net.acknowledge(conn, from);
@@ -180,8 +193,18 @@ impl World {
         let cx = &mut self.cx;
         let busy = self.client.link.is_some() || self.client.client.shake.is_some();
         let rest = self.client.life.state() == State::Passive || cx.now_ms < self.client.client.retry_at_ms;
-        if !(rest || busy && !cx.random.one_in(4)) {
-            self.reconnect();
+        if rest || busy && !cx.random.one_in(12) {
+            return;
+        }
+        self.reconnect();
+        // Most networks are quicker than the trouble in them.
+        for _ in 0..self.cx.random.below(8) {
+            let conn = self.cx.net.conns() - 1;
+            for side in Side::BOTH {
+                self.cx.net.deliver(conn, side, 1024);
+            }
+            self.server.step(&mut self.cx, 0, 1024);
+            self.client.shake(&mut self.cx, 1024);
         }
     }
 
@@ -238,7 +261,6 @@ impl World {
         if cx.plan.restarts && !self.restarted && cx.random.one_in(4) {
             self.restarted = true;
             self.server.restart(cx);
-            self.server.spent.clear();
         }
     }
 }
