@@ -14,5 +14,7 @@ mod blocking_face;
 mod common;
 #[path = "conformance/ends.rs"]
 mod ends;
+#[path = "conformance/idle.rs"]
+mod idle;
 #[path = "conformance/tokio.rs"]
 mod tokio_face;

@@ -91,6 +91,7 @@ fn memory_for_a_peer_that_never_acknowledges_is_bounded() {
 }
 
 /// In window mode the peer says how much its kernel can hold. A number from the moon must not make us retain so much.
+// Open bug: the peer's number is believed, and large writes go past the ring.
 #[test]
 fn memory_for_a_window_from_the_moon_is_bounded() {
     let _shared = ALONE.read();

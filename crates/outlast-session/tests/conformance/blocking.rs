@@ -53,6 +53,7 @@ fn ping_pong() {
 }
 
 /// Many readers: every byte goes to exactly one of them.
+// Open bug: over TLS a link breaks with "received plaintext buffer full".
 #[test]
 fn racy_read() {
     each(|case| {

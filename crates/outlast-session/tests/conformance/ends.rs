@@ -50,6 +50,7 @@ fn shutdown_for_reading_ends_reads_only() {
 }
 
 /// As with a `TcpStream`: whoever sleeps in a read gets the end.
+// Open bug: `Engine::shutdown` waits for `rx`, which the reader holds while it sleeps in recv.
 #[test]
 fn shutdown_wakes_a_reader() {
     each(|case| {
@@ -110,6 +111,7 @@ fn killed_by_the_server_the_client_gets_an_error() {
 }
 
 /// And the other way round. The modes without frames have no word for it: only a new link could tell.
+// Open bug: without frames a kill is only a reset, and the server keeps the session.
 #[test]
 fn killed_by_the_client_the_server_gets_an_error() {
     each(|case| {
@@ -180,6 +182,7 @@ fn finished_means_delivered() {
     });
 }
 
+// Open bug: `after_flush` does nothing about `NoLink`; in window mode no session is ever quiet.
 #[test]
 fn passive_until_the_next_byte() {
     each(|case| {
