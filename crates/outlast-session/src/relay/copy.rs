@@ -103,8 +103,9 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         while woken.as_mut().poll(cx).is_ready() {
             woken.set(control.woken());
         }
-        if let Some(wish) = control.attend(&mut || Some(session.info())) {
-            return Poll::Ready(End::Wish(wish));
+        let wish = control.attend(&mut || Some(session.info()));
+        if wish == Some(Wish::Kill) {
+            return Poll::Ready(End::Wish(Wish::Kill));
         }
         let down = pump.poll_down(cx, session, local);
         let up = pump.poll_up(cx, session, local);
@@ -127,7 +128,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
                 Poll::Ready(End::Failed(Failure::Local(error.kind().into())))
             }
             None if up_ended && down_ended => Poll::Ready(End::Both),
-            _ => Poll::Pending,
+            // Last, so that what the local side has said so far counts, its end above all.
+            _ => wish.map_or(Poll::Pending, |wish| Poll::Ready(End::Wish(wish))),
         }
     })
     .await
@@ -171,14 +173,17 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
             && !peer_ended
             && thrown_away < LAST_WORDS_BYTES_MAX
             && started.elapsed() < LAST_WORDS_TIMEOUT;
-        let too_late = !pump.up_ended() && started.elapsed() >= SETTLE_TIMEOUT;
-        if too_late || (session.info().unacked_bytes == 0 && !last_words) {
+        let delivered = session.info().unacked_bytes == 0;
+        if delivered && !last_words {
             break Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into());
         }
         match control.attend(&mut || Some(session.info())) {
             Some(Wish::Kill) => break Outcome::Killed,
-            Some(Wish::Stop) => break Outcome::Stopped { delivered: false },
-            None => {}
+            Some(Wish::Stop) if started.elapsed() >= SETTLE_TIMEOUT => break Outcome::Stopped { delivered },
+            _ if !pump.up_ended() && started.elapsed() >= SETTLE_TIMEOUT => {
+                break Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into());
+            }
+            _ => {}
         }
         tokio::select! {
             read = session.read(&mut buffer), if !peer_ended => match read {
@@ -199,19 +204,46 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
 }
 
 /// Told to stop: what either side has handed to us reaches the other, within bounds.
+///
+/// If the local side has ended its stream the peer is about to end its own, and the session may complete.
 async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Outcome {
-    let downward = poll_fn(|cx| match pump.poll_down(cx, session, local) {
-        Poll::Ready(result) => Poll::Ready(result.is_ok()),
-        Poll::Pending if pump.is_drained() => Poll::Ready(true),
-        Poll::Pending => Poll::Pending,
+    let up_ended = pump.up_ended();
+    let moving = poll_fn(|cx| {
+        if up_ended && let Poll::Ready(Err(_)) = pump.poll_up(cx, session, local) {
+            return Poll::Ready(Moved::Not);
+        }
+        match pump.poll_down(cx, session, local) {
+            Poll::Ready(Ok(())) => Poll::Ready(Moved::ToTheEnd),
+            Poll::Ready(Err(_)) => Poll::Ready(Moved::Not),
+            Poll::Pending if pump.broken_to_the_end() => Poll::Ready(Moved::ToTheEnd),
+            Poll::Pending if pump.is_drained() && !up_ended => Poll::Ready(Moved::SoFar),
+            Poll::Pending => Poll::Pending,
+        }
     });
-    let down = tokio::time::timeout(SETTLE_TIMEOUT, downward).await.unwrap_or(false);
+    let limit = if up_ended { LAST_WORDS_TIMEOUT } else { SETTLE_TIMEOUT };
+    let moved = match tokio::time::timeout(limit, moving).await {
+        Ok(moved) => moved,
+        Err(_) if pump.is_drained() => Moved::SoFar,
+        Err(_) => Moved::Not,
+    };
+    if up_ended && moved == Moved::ToTheEnd {
+        let finished = tokio::time::timeout(SETTLE_TIMEOUT, session.finish()).await;
+        return finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
+    }
     local.settle(SETTLE_TIMEOUT).await;
     let delivered = async {
         while session.info().unacked_bytes > 0 {
             tokio::time::sleep(DELIVERED_POLL_MIN).await;
         }
     };
-    let up = tokio::time::timeout(SETTLE_TIMEOUT, delivered).await.is_ok();
-    Outcome::Stopped { delivered: down && up }
+    let delivered = tokio::time::timeout(SETTLE_TIMEOUT, delivered).await.is_ok();
+    Outcome::Stopped { delivered: delivered && moved != Moved::Not }
+}
+
+/// How much of what the session had to give the local side has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    Not,
+    SoFar,
+    ToTheEnd,
 }
