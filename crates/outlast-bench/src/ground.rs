@@ -3,7 +3,7 @@
 //! With the lab, the two ends live in network namespaces of their own, so that the congestion control can be
 //! chosen by route. Without it, everything runs on this machine's loopback device as it is, and says so.
 
-use crate::options::{Congestion, Options, PathKind, Placement};
+use crate::options::{Congestion, Options, PathKind, Placement, Scheduling};
 use crate::{place, quiet};
 use anyhow::{Context, Result};
 use outlast_lab::{Host, Lab, NetnsGuard};
@@ -49,6 +49,8 @@ pub struct Ground {
     pub cores: Cores,
     /// What a connection says that its congestion control is.
     pub congestion: String,
+    /// Whether a woken thread preempts nobody.
+    pub batch: bool,
     /// What is not as it was asked for.
     pub warnings: Vec<String>,
 }
@@ -76,10 +78,14 @@ impl Ground {
             path,
             cores,
             congestion: String::new(),
+            batch: options.sched == Scheduling::Batch,
             warnings,
         };
         // Threads keep the cores of the thread that made them, and the lab has one that starts programs.
         place::pin(&ground.cores.client).context("cannot stay on one core")?;
+        if ground.batch {
+            place::run_in_batches().context("cannot run in batches")?;
+        }
         if let Some(stage) = &ground.stage {
             ground.inside = Some(stage.client.enter_guard()?);
         }
@@ -132,6 +138,7 @@ impl Ground {
             ("path", format!("{} ({place})", self.path.name())),
             ("cores", format!("{cores}, {}", processor())),
             ("kernel", read_line("/proc/sys/kernel/osrelease")),
+            ("scheduling", if self.batch { "batch" } else { "normal" }.to_owned()),
             ("congestion control", self.congestion.clone()),
             ("load average", quiet::load_average()),
         ]

@@ -144,10 +144,14 @@ impl<'a> Launch<'a> {
         stdout: fn() -> Stdio,
         stderr: impl Fn() -> Stdio,
     ) -> Result<Running> {
-        let cores = self.cores;
+        let (cores, batch) = (self.cores, self.ground.batch);
         let prepare = move |command: &mut Command| {
-            // SAFETY: one system call on a set made on the stack; nothing is allocated between fork and exec.
-            unsafe { command.pre_exec(move || place::pin(&cores)) };
+            let settle = move || {
+                place::pin(&cores)?;
+                if batch { place::run_in_batches() } else { place::run_as_usual() }
+            };
+            // SAFETY: two system calls on what is on the stack; nothing is allocated between fork and exec.
+            unsafe { command.pre_exec(settle) };
         };
         if let Some(host) = self.ground.host(self.end) {
             let mut command: LabCommand = host.command(&self.program);

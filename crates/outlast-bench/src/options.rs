@@ -130,6 +130,15 @@ impl Congestion {
     }
 }
 
+/// How the scheduler treats both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scheduling {
+    /// As every program.
+    Normal,
+    /// `SCHED_BATCH`: nobody preempts the other end when woken, so small writes pile up before they are read.
+    Batch,
+}
+
 /// Which programming interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Faces {
@@ -176,6 +185,12 @@ pub struct Options {
     /// Congestion control of both ends.
     #[arg(long, global = true, value_enum, default_value = "cubic")]
     pub cc: Congestion,
+    /// Whether a woken thread may preempt the other end.
+    #[arg(long, global = true, value_enum, default_value = "normal")]
+    pub sched: Scheduling,
+    /// Sizes of writes in bytes, separated by commas, for session-stream and session-peers.
+    #[arg(long, global = true, value_name = "BYTES", value_delimiter = ',')]
+    pub size: Vec<usize>,
     /// Programming interface [default: both, blocking for session-stream with --quick].
     #[arg(long, global = true, value_enum)]
     pub face: Option<Faces>,
@@ -209,6 +224,12 @@ impl Options {
         if self.mode.is_empty() { default.to_vec() } else { self.mode.clone() }
     }
 
+    /// The sizes asked for, or `default`.
+    pub fn sizes(&self, default: &[usize]) -> Vec<usize> {
+        let asked: Vec<usize> = self.size.iter().copied().filter(|size| *size > 0).collect();
+        if asked.is_empty() { default.to_vec() } else { asked }
+    }
+
     /// The faces asked for, or `default`.
     pub fn faces(&self, default: Faces) -> &'static [Face] {
         self.face.unwrap_or(default).each()
@@ -227,9 +248,6 @@ pub struct ServeArguments {
     /// Threads of the tokio runtime; 1 is a current-thread runtime.
     #[arg(long, default_value_t = 1)]
     pub workers: usize,
-    /// Do not preempt others when woken.
-    #[arg(long)]
-    pub batch: bool,
     /// Folder with `cert.der` and `key.der`.
     #[arg(long)]
     pub identity: Option<PathBuf>,

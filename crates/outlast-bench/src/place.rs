@@ -33,7 +33,7 @@ pub fn pin(cores: &[usize]) -> io::Result<()> {
 
 /// Gives up preempting others when woken, for this thread and those it starts from now on.
 ///
-/// With both ends of a bulk transfer on one core the scheduler otherwise settles, by chance and for a whole run,
+/// With both ends of a bulk transfer on one core the scheduler otherwise settles, by chance and for a while,
 /// either on switching at every small write or on switching when a buffer is full: a factor of 3 between two
 /// runs of the same program.
 pub fn run_in_batches() -> io::Result<()> {

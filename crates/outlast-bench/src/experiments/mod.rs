@@ -79,13 +79,7 @@ impl Setting {
     }
 
     fn serve(&self, clients: &[Endpoint], workers: usize) -> Result<Server> {
-        Server::start(&self.ground, clients, workers, false)
-    }
-
-    /// For bulk: neither end preempts the other.
-    fn serve_in_batches(&self, clients: &[Endpoint]) -> Result<Server> {
-        crate::place::run_in_batches().context("cannot run in batches")?;
-        Server::start(&self.ground, clients, 1, true)
+        Server::start(&self.ground, clients, workers)
     }
 }
 

@@ -91,8 +91,11 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
             });
         }
     }
-    let sizes: &[usize] =
-        options.pick(&[8192], &[8 << 10, 64 << 10], &[64, 1 << 10, 8 << 10, 64 << 10, 1 << 20]);
+    let sizes = options.sizes(options.pick(
+        &[8192],
+        &[8 << 10, 64 << 10],
+        &[64, 1 << 10, 8 << 10, 64 << 10, 1 << 20],
+    ));
     let mut bench = Bench::new(options, report, 2 + sizes.len(), &helpers);
     let runtime = runtime()?;
     let window = Duration::from_millis(options.pick(4, 60, 150));
@@ -101,7 +104,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     })?;
     let metrics = [MEDIAN_RATE, P50, P99];
     measure(&mut bench, "transactions", &all, &metrics, |peer| transactions(peer, &runtime, window))?;
-    for &size in sizes {
+    for &size in &sizes {
         let group = format!("{size} B writes");
         measure(&mut bench, &group, &all, &[THROUGHPUT], |peer| flood(peer, &runtime, size, window))?;
     }

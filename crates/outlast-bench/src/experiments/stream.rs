@@ -2,9 +2,9 @@
 //!
 //! There are two baselines: raw TCP as it comes, and raw TCP with a bounded send buffer. Reserving room and filling
 //! it in place saves the copy into the retained bytes; as raw TCP sends one buffer over and over, neither side
-//! makes up new data for each write. No thread of either end preempts the other when woken (`SCHED_BATCH`).
+//! makes up new data for each write.
 
-use super::{Setting, in_turns, promised, runtime};
+use super::{Setting, promised, runtime};
 use crate::options::{Faces, Options, PathKind, Placement};
 use crate::process::Meter;
 use crate::series::{Bench, Lane, Outcome, PER_CPU, THROUGHPUT};
@@ -12,10 +12,14 @@ use crate::wire::blocking::Flood;
 use crate::wire::{Endpoint, Face, Guard, Kind, Mode, asynchronous, blocking};
 use anyhow::Result;
 use serde_json::Value;
+use std::time::Duration;
 
 const SIZES: [usize; 6] = [1, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Filling in place is for writes from this size on; smaller ones are joined by copying.
 const IN_PLACE_BYTES_MIN: usize = 8 << 10;
+/// Turns that each variant takes within a repeat, each with a new connection. How the scheduler lets the two ends
+/// take turns with small writes is chance, and differs between connections by a factor of 3.
+const TURNS: u32 = 4;
 /// The lane of raw TCP with a bounded send buffer.
 const BOUNDED: usize = 2;
 
@@ -35,11 +39,13 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
         .iter()
         .flat_map(|face| ways(&modes, usize::MAX).into_iter().map(|way| Endpoint::new(*face, way.kind)))
         .collect();
-    let server = setting.serve_in_batches(&endpoints)?;
-    let series = faces.len() * SIZES.len();
+    let server = setting.serve(&endpoints, 1)?;
+    let sizes = options.sizes(&SIZES);
+    let series = faces.len() * sizes.len();
     let mut bench = Bench::new(options, report, series, &[server.pid()]);
+    let window = options.window() / TURNS;
     for &face in faces {
-        for size in SIZES {
+        for &size in &sizes {
             let ways = ways(&modes, size);
             let measure: Box<dyn FnMut(usize) -> Result<Flood>> = match face {
                 Face::Blocking => {
@@ -47,8 +53,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
                         let endpoint = Endpoint::new(face, way.kind);
                         blocking::Dialer::new(endpoint, server.address(endpoint)?, &setting.identity)
                     };
-                    let (dialers, window) =
-                        (ways.iter().map(dial).collect::<Result<Vec<_>>>()?, options.window());
+                    let dialers = ways.iter().map(dial).collect::<Result<Vec<_>>>()?;
                     let ways = ways.clone();
                     Box::new(move |lane| {
                         Ok(dialers[lane].dial()?.flood(size, window, ways[lane].in_place)?)
@@ -59,8 +64,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
                         let endpoint = Endpoint::new(face, way.kind);
                         asynchronous::Dialer::new(endpoint, server.address(endpoint)?, &setting.identity)
                     };
-                    let (dialers, window) =
-                        (ways.iter().map(dial).collect::<Result<Vec<_>>>()?, options.window());
+                    let dialers = ways.iter().map(dial).collect::<Result<Vec<_>>>()?;
                     let (ways, runtime) = (ways.clone(), runtime()?);
                     Box::new(move |lane| {
                         runtime.block_on(async {
@@ -112,11 +116,21 @@ fn one_size(
 ) -> Result<Outcome> {
     let group = format!("{size} B {}", face.name());
     bench.series(&group, lanes(ways), &[THROUGHPUT, PER_CPU], |order| {
-        in_turns(order, |lane| {
-            let meter = Meter::start(server);
-            let flood = measure(lane)?;
-            Ok(vec![flood.megabytes_per_second(), flood.bytes as f64 / 1e6 / meter.read().as_secs_f64()])
-        })
+        let mut found = vec![(0, Duration::ZERO, Duration::ZERO); order.len()];
+        for _ in 0..TURNS {
+            for &lane in order {
+                let meter = Meter::start(server);
+                let flood = measure(lane)?;
+                let (bytes, time, cpu) = &mut found[lane];
+                *bytes += flood.bytes;
+                *time += flood.time;
+                *cpu += meter.read();
+            }
+        }
+        let rates = |(bytes, time, cpu): &(u64, Duration, Duration)| {
+            [time, cpu].map(|per| *bytes as f64 / 1e6 / per.as_secs_f64()).to_vec()
+        };
+        Ok(found.iter().map(rates).collect())
     })
 }
 

@@ -23,9 +23,6 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// Serves until the standard input ends.
 pub fn run(arguments: &ServeArguments) -> Result<()> {
     place::raise_descriptor_limit(DESCRIPTORS).context("cannot have many descriptors")?;
-    if arguments.batch {
-        place::run_in_batches().context("cannot run in batches")?;
-    }
     let identity = match &arguments.identity {
         Some(folder) => Identity::load(folder)?,
         None => Identity::new()?,
@@ -54,12 +51,11 @@ pub struct Server {
 
 impl Server {
     /// Starts one that listens for all these clients.
-    pub fn start(ground: &Ground, clients: &[Endpoint], workers: usize, batch: bool) -> Result<Self> {
+    pub fn start(ground: &Ground, clients: &[Endpoint], workers: usize) -> Result<Self> {
         let mut arguments =
             vec!["serve".to_owned(), "--address".to_owned(), ground.server_address().to_string()];
         arguments.extend(["--workers".to_owned(), workers.to_string()]);
         arguments.extend(["--identity".to_owned(), ground.scratch().display().to_string()]);
-        arguments.extend(batch.then(|| "--batch".to_owned()));
         let mut listening: Vec<Endpoint> = Vec::new();
         for endpoint in clients.iter().map(|client| client.served_by()) {
             if !listening.contains(&endpoint) {
