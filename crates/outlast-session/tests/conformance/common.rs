@@ -41,6 +41,7 @@ pub fn cases() -> Vec<Case> {
         AckMode::Auto,
         AckMode::Fixed(LinkMode::Kernel),
         AckMode::Fixed(LinkMode::Window),
+        AckMode::Fixed(LinkMode::Udp),
         AckMode::Fixed(LinkMode::Inband),
     ];
     let mut cases = Vec::new();

@@ -249,6 +249,9 @@ fn info_and_events_tell_what_happened() {
         assert!(matches!(closed.kind, EventKind::Closed) && closed.session == id, "{case}: {closed:?}");
         assert!(events.blocking_recv().is_none(), "{case}");
         while !matches!(all.blocking_recv().unwrap().kind, EventKind::Closed) {}
-        assert!(pair.listener.sessions().is_empty(), "{case}");
+        // The event comes a moment before the table is cleared.
+        while !pair.listener.sessions().is_empty() {
+            thread::yield_now();
+        }
     });
 }
