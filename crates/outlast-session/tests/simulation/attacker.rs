@@ -3,16 +3,17 @@
 use super::tcp::{ConnId, Side};
 use super::world::World;
 use outlast_session::proto::{
-    ClientHandshake, Credentials, Datagram, DatagramKind, Hello, Intent, SessionKey,
+    Answer, ClientHandshake, Credentials, Datagram, DatagramKind, Hello, Intent, Message, SessionKey,
 };
 
 impl World {
     pub fn attack(&mut self) {
-        match self.cx.random.below(6) {
+        match self.cx.random.below(7) {
             0 | 1 => self.replay(),
             2 => self.babble(),
             3 => self.guess_key(),
             4 => self.forge_datagram(),
+            5 => self.guess_psk(),
             _ => self.hijack(),
         }
     }
@@ -67,6 +68,23 @@ impl World {
         let credentials = Credentials::Psk { psk: cx.psk.clone(), key };
         if let Ok(handshake) = ClientHandshake::new(hello, credentials, nonce) {
             let bytes = handshake.start().to_vec();
+            self.connect(&bytes);
+        }
+    }
+
+    /// Opens a session that is there once more, without the shared key.
+    fn guess_psk(&mut self) {
+        let cx = &mut self.cx;
+        if !cx.plan.psk {
+            return;
+        }
+        let mut hello = Hello::open(self.client.id, self.client.client.mode);
+        hello.epoch = 1 + cx.random.below(1000);
+        let nonce = cx.nonce();
+        let credentials = Credentials::Psk { psk: cx.psk.clone(), key: None };
+        if let Ok(handshake) = ClientHandshake::new(hello, credentials, nonce) {
+            let mut bytes = handshake.start().to_vec();
+            Message::Answer(Answer { proof: cx.nonce() }).encode(&mut bytes);
             self.connect(&bytes);
         }
     }

@@ -230,27 +230,6 @@ impl Endpoint {
         self.check_over(cx);
     }
 
-    /// What whole frames a link that is given up has left: data, but above all the peer's last acknowledgement, which
-    /// it may have been the last to send before it was through.
-    fn salvage_frames(&mut self, cx: &mut Ctx, link: Link) {
-        if cx.is(Mistake::DroppedFrames) {
-            return;
-        }
-        loop {
-            let mut out = Vec::new();
-            match self.framed_step(cx, link, INBOX_READ_BYTES, &mut out) {
-                Step::Data => self.stash(out),
-                Step::Control(control) => {
-                    self.apply_ack(cx);
-                    if control == Control::EndAcked {
-                        self.sender.end_acked();
-                    }
-                }
-                _ => return,
-            }
-        }
-    }
-
     fn apply_ack(&mut self, cx: &mut Ctx) {
         if self.sender.acked(self.receiver.peer_acked_offset()).is_err() {
             cx.violated(|| format!("{:?}: bytes are acknowledged that were never sent", self.side));
@@ -266,9 +245,6 @@ impl Endpoint {
         let read_bytes = std::mem::take(&mut self.link_read_bytes);
         let inbox = std::mem::take(&mut self.inbox);
         if self.receiver.is_framed() {
-            self.inbox = inbox;
-            self.salvage_frames(cx, link);
-            self.inbox.clear();
             cx.net.close(link.conn, self.side, false);
             return;
         }

@@ -24,8 +24,10 @@ impl Endpoint {
         }
         let left_bytes = self.app.total_bytes - self.app.wrote_bytes;
         if left_bytes == 0 {
-            self.sender.end();
-            self.flush(cx);
+            if cx.plan.ends_last != Some(self.side) || self.app.saw_end {
+                self.sender.end();
+                self.flush(cx);
+            }
             return;
         }
         // More than there can be room for, but not so much more that making it costs most of the time.
@@ -162,6 +164,7 @@ impl Endpoint {
             return;
         }
         match frame {
+            Some(_) if cx.is(Mistake::DroppedEndAck) && !self.sender.can_push_frame() => {}
             Some(frame) => self.sender.push_frame(&frame, consumed_offset),
             // The next header carries it along.
             None if self.sender.pending_bytes() > 0 => {}
