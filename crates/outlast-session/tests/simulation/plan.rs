@@ -38,6 +38,8 @@ pub enum Mistake {
     /// The end of the stream counts as delivered once the FIN is acknowledged, by peers that drop what they have not
     /// read.
     FinMeansRead,
+    /// As in `FinMeansRead`, by any peer, but before the link was welcomed.
+    UnwelcomedFin,
     /// A control frame is forgotten when it comes up in the middle of another frame.
     DroppedEndAck,
     /// An acknowledgement counts as told when a frame goes on whose header was written before.

@@ -146,7 +146,8 @@ impl Endpoint {
             LinkMode::Window => {
                 // An acknowledged FIN stands for an end that was read only if the peer reads what a link has left.
                 let counts = !cx.plan.discards() || cx.is(Mistake::FinMeansRead);
-                if counts && self.sender.is_confirmed() && self.sender.is_end_sent() && held_bytes == 0 {
+                let confirmed = self.sender.is_confirmed() || cx.is(Mistake::UnwelcomedFin);
+                if counts && confirmed && self.sender.is_end_sent() && held_bytes == 0 {
                     let end_offset = self.sender.end_offset();
                     if self.sender.acked(end_offset).is_ok() {
                         self.sender.end_acked();
