@@ -99,10 +99,17 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
     let _privilege_folder = servers::PrivilegeFolder::make();
     let _web = servers::web(&stage, run_folder.path(), &files)?;
     let (ssh, _sshd) = servers::Ssh::start(&stage, run_folder.path())?;
+    let plans = match ssh.check(&stage) {
+        Err(why) if stage.net.is_none() => {
+            screen.line(format!("  Left out, because {why:#}: scp and ssh."));
+            &Plan::ALL[..1]
+        }
+        checked => checked.map(|()| &Plan::ALL[..])?,
+    };
     let means =
         Means { stage: &stage, ssh: &ssh, outlast: &outlast, archive: &archive, folder: run_folder.path() };
     let mut outcomes = Vec::new();
-    for plan in Plan::ALL {
+    for &plan in plans {
         outcomes.push(run::run(plan, &means, options, &sha256, &screen, interrupted)?);
     }
     let well = report::all_well(&outcomes);

@@ -5,12 +5,14 @@ use crate::stage::{Stage, wait_for_port};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// nginx, giving out the files in `root`.
 pub fn web(stage: &Stage, folder: &Path, root: &Path) -> Result<Running> {
     let (port, root) = (stage.ports.web, root.display());
+    let limit = stage.rate_without_wire().map(|rate| format!("limit_rate {rate};")).unwrap_or_default();
     let block = format!(
-        "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen 127.0.0.1:{port}; root '{root}'; }} }}"
+        "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen 127.0.0.1:{port}; root '{root}'; {limit} }} }}"
     );
     let running = nginx(&stage.server, &folder.join("web"), "", &block)?;
     wait_for_port(&stage.server, port)?;
@@ -80,7 +82,7 @@ impl Ssh {
              KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\n\
              PrintMotd no\nPrintLastLog no\n",
             stage.ports.ssh,
-            if stage.net.is_some() { "0.0.0.0" } else { "127.0.0.1" },
+            stage.any_address(),
         );
         let file = folder.join("sshd_config");
         std::fs::write(&file, config)?;
@@ -91,6 +93,22 @@ impl Ssh {
         wait_for_port(&stage.server, stage.ports.ssh)?;
         let user = Command::new("id").arg("-un").output()?.stdout;
         Ok((Self { folder, user: String::from_utf8(user)?.trim().to_owned() }, running))
+    }
+
+    /// Logs in without Outlast. An account without a shell, say, cannot.
+    pub fn check(&self, stage: &Stage) -> Result<()> {
+        let tried = stage.server.start("ssh", |command| {
+            command.args(self.options()).args(["-p", &stage.ports.ssh.to_string(), "127.0.0.1", "true"]);
+            quiet(command);
+        })?;
+        let status = loop {
+            if let Some(status) = tried.ended()? {
+                break status;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        ensure!(status.success(), "{} cannot log in by ssh (an account without a shell?)", self.user);
+        Ok(())
     }
 
     /// What ssh and scp need to be told to use these keys and no others.

@@ -102,6 +102,16 @@ impl Stage {
         })
     }
 
+    /// Where the server listens: nobody else can reach it in a lab; on this machine only itself shall.
+    pub fn any_address(&self) -> &'static str {
+        if self.net.is_some() { "0.0.0.0" } else { "127.0.0.1" }
+    }
+
+    /// Where no wire limits the rate, the programs have to do it themselves.
+    pub fn rate_without_wire(&self) -> Option<u64> {
+        self.net.is_none().then_some(self.rate_bytes_per_s)
+    }
+
     /// The picture of it.
     pub fn picture(&self) -> String {
         let rate = self.rate_bytes_per_s >> 20;

@@ -52,17 +52,17 @@ impl Plan {
     /// What will be done, as one would type it.
     pub fn headline(self, stage: &Stage) -> String {
         let (server, home) = (stage.server.name(), stage.home.name());
-        let listen = stage.ports.listen;
+        let (any, listen) = (stage.any_address(), stage.ports.listen);
         match self {
             Plan::CurlDownload => {
                 let local = stage.ports.local;
                 format!(
-                    "curl downloads from nginx\n  server  outlast listen 0.0.0.0:{listen} --to 127.0.0.1:{}\n  client  outlast connect 127.0.0.1:{local} --via {server}:{listen}\n  client  curl http://127.0.0.1:{local}/archive.tar",
+                    "curl downloads from nginx\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}\n  client  outlast connect 127.0.0.1:{local} --via {server}:{listen}\n  client  curl http://127.0.0.1:{local}/archive.tar",
                     stage.ports.web
                 )
             }
             Plan::ScpUpload => format!(
-                "scp uploads to sshd\n  server  outlast listen 0.0.0.0:{listen} --to 127.0.0.1:{}\n  client  scp -o ProxyCommand='outlast connect --stdio --via {server}:{listen}' archive.tar server:",
+                "scp uploads to sshd\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}\n  client  scp -o ProxyCommand='outlast connect --stdio --via {server}:{listen}' archive.tar server:",
                 stage.ports.ssh
             ),
             Plan::SshThroughRelays => {
@@ -93,8 +93,7 @@ impl Means<'_> {
     fn listen(&self, to: u16) -> Result<(PathBuf, Arc<Service>)> {
         let admin = self.folder.join("server.sock");
         let (host, outlast, socket) = (self.stage.server.clone(), self.outlast.to_owned(), admin.clone());
-        let any = if self.stage.net.is_some() { "0.0.0.0" } else { "127.0.0.1" };
-        let address = format!("{any}:{}", self.stage.ports.listen);
+        let address = format!("{}:{}", self.stage.any_address(), self.stage.ports.listen);
         let service = Service::start(move || {
             host.start(&outlast, |command| {
                 command.args(["listen", &address, "--to", &format!("127.0.0.1:{to}")]).args(DETECT);
@@ -122,11 +121,6 @@ impl Means<'_> {
         Ok((admin, Arc::new(service)))
     }
 
-    /// Where no wire limits the rate the programs do it themselves.
-    fn rate_without_wire(&self) -> Option<u64> {
-        self.stage.net.is_none().then_some(self.stage.rate_bytes_per_s)
-    }
-
     fn via(&self) -> String {
         format!("{}:{}", self.stage.server.name(), self.stage.ports.listen)
     }
@@ -151,9 +145,6 @@ fn curl_download(means: &Means<'_>) -> Result<Transfer> {
     let url = format!("http://127.0.0.1:{}/{name}", means.stage.ports.local);
     let mover = means.stage.client.start("curl", |command| {
         command.args(["--silent", "--show-error", "--fail", "--output"]).arg(&received).arg(url);
-        if let Some(rate) = means.rate_without_wire() {
-            command.args(["--limit-rate", &rate.to_string()]);
-        }
         command.stdin(Stdio::null()).stdout(Stdio::null());
     })?;
     let programs = vec![(Who::Client, client), (Who::Server, server)];
@@ -179,7 +170,7 @@ fn scp_upload(means: &Means<'_>) -> Result<Transfer> {
     );
     let host = means.stage.client.clone();
     let (ssh, archive, to) = (means.ssh.clone(), means.archive.to_owned(), received.clone());
-    let rate = means.rate_without_wire();
+    let rate = means.stage.rate_without_wire();
     let set_up = move |command: &mut Command| {
         command.args(["-q", "-B"]).args(ssh.options()).args(["-o", &format!("ProxyCommand={proxy}")]);
         if let Some(rate) = rate {
@@ -215,7 +206,7 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     wait_for_port(&stage.home, stage.ports.socat)?;
     let (client_admin, client) = means.connect(&format!("{}:{}", stage.home.name(), stage.ports.socat))?;
     let tells = client.running().take_stderr();
-    let (archive, rate) = (std::fs::File::open(means.archive)?, means.rate_without_wire());
+    let (archive, rate) = (std::fs::File::open(means.archive)?, means.stage.rate_without_wire());
     let mover = stage.client.start("ssh", |command| {
         command.args(means.ssh.options()).args(["-p", &stage.ports.local.to_string(), "localhost"]);
         command.arg(format!("cat > {}", shell_words([received.display().to_string()])));

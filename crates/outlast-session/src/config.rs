@@ -102,7 +102,7 @@ pub struct Config {
     /// Most bytes retained per direction. A full ring means back-pressure. Default 4 MiB + 64 KiB: the largest
     /// send queue that Linux grows by itself and the one segment by which a queue can exceed it.
     pub retain_bytes_max: usize,
-    /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 1 MiB.
+    /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 512 KiB.
     pub window_buffer_bytes: usize,
     /// Client: how long to go on trying. Default: for ever.
     pub patience: Patience,
@@ -140,7 +140,7 @@ impl Default for Config {
             ack: AckMode::Auto,
             security: Security::Open,
             retain_bytes_max: (4 << 20) + (64 << 10),
-            window_buffer_bytes: 1 << 20,
+            window_buffer_bytes: 512 << 10,
             patience: Patience::Forever,
             keep: Duration::from_secs(24 * 3600),
             detect_timeout: Duration::from_secs(10),
@@ -177,6 +177,15 @@ impl Config {
             return Err(Error::Config(format!(
                 "retain_bytes_max is {} bytes: at least 65536 are needed to keep a link busy",
                 self.retain_bytes_max
+            )));
+        }
+        // Linux doubles what it is told, on both sides, and one segment more may be under way.
+        let window_bytes = self.window_buffer_bytes.saturating_mul(4).saturating_add(128 << 10);
+        if self.ack == AckMode::Fixed(LinkMode::Window) && window_bytes > self.retain_bytes_max {
+            return Err(Error::Config(format!(
+                "acknowledgement mode window with buffers of {} bytes needs retain_bytes_max of at least {window_bytes}, \
+                 not {}",
+                self.window_buffer_bytes, self.retain_bytes_max
             )));
         }
         if self.detect_timeout < Duration::from_millis(100) {

@@ -234,7 +234,7 @@ impl Session {
     }
 
     fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let timeout = if self.handle.timeouts.is_locked() { None } else { self.handle.timeouts.lock().read };
+        let timeout = self.handle.timeouts.lock().read;
         let wait = self.deadline(timeout);
         // Without a limit the thread sleeps in recv, which costs one system call less.
         let in_kernel = matches!(wait, Wait::Forever);

@@ -200,6 +200,12 @@ impl Engine {
             return Verdict::Fatal(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
         }
         let welcome = &welcomed.welcome;
+        if link.mode() == LinkMode::Window
+            && !Engine::holds_window(&self.config, link, welcome.receive_buffer_bytes)
+        {
+            drop(ctl);
+            return self.fatal(self.window_error(link));
+        }
         let position = self.position();
         if welcome.retained_offset > position.next_offset {
             drop(ctl);
@@ -297,6 +303,10 @@ impl Engine {
         Verdict::Fatal(error)
     }
 
+    fn window_error(&self, link: &Link) -> Error {
+        self.protocol_error(link, "it has receive buffers that no window here can cover: use another mode")
+    }
+
     fn protocol_error(&self, link: &Link, what: &str) -> Error {
         Error::Protocol { peer: link.peer_addr.to_string(), what: what.to_owned() }
     }
@@ -318,6 +328,12 @@ impl Engine {
             return;
         }
         let welcome = &welcomed.welcome;
+        if link.mode() == LinkMode::Window
+            && !Engine::holds_window(&self.config, link, welcome.receive_buffer_bytes)
+        {
+            drop(ctl);
+            return self.fail(self.window_error(link));
+        }
         ctl.welcomed = true;
         ctl.key = welcomed.session_key.clone();
         ctl.peer_udp_port = welcome.udp_port;

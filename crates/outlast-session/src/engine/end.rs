@@ -174,14 +174,15 @@ impl Engine {
 
     fn send_control(&self, frame: Option<Frame<'_>>) {
         let consumed_offset = self.received_offset.load(Ordering::Acquire);
+        let mut told = true;
         let mode = {
             let mut tx = self.tx.lock();
             let Some(link) = &tx.link else { return };
             let mode = link.mode();
             if mode == LinkMode::Inband {
-                // What is being sent carries the acknowledgement along.
-                let piggybacked = frame.is_none() && tx.sender.pending_bytes() > 0;
-                if !piggybacked {
+                // The header of the next data frame carries the acknowledgement along, and counts it as told.
+                told = frame.is_some() || tx.sender.pending_bytes() == 0;
+                if told {
                     tx.sender.push_frame(&frame.unwrap_or(Frame::Ack), consumed_offset);
                 }
             }
@@ -192,7 +193,11 @@ impl Engine {
             LinkMode::Udp => self.send_datagram_ack(),
             LinkMode::Kernel | LinkMode::Window => {}
         }
-        self.ack_told_offset.fetch_max(consumed_offset, Ordering::Relaxed);
+        if told {
+            self.ack_told_offset.fetch_max(consumed_offset, Ordering::Relaxed);
+        } else if self.ack_told_offset.load(Ordering::Relaxed) < consumed_offset {
+            Helper::get().flush_soon(self);
+        }
     }
 
     /// Whether the peer should hear what was read since it heard last.

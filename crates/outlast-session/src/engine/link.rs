@@ -49,6 +49,8 @@ pub(crate) struct Link {
     pub(crate) local_addr: SocketAddr,
     /// Broken, replaced or frozen: an end of input on it means nothing.
     dead: AtomicBool,
+    /// Received, not taken by TLS yet, whose room for plaintext is limited.
+    ciphertext: Mutex<Vec<u8>>,
     /// The send buffer was looked at for bulk.
     tuned: AtomicBool,
 }
@@ -75,6 +77,7 @@ impl Link {
             peer_addr,
             local_addr,
             dead: AtomicBool::new(false),
+            ciphertext: Mutex::new(Vec::new()),
             tuned: AtomicBool::new(false),
         })
     }
@@ -227,17 +230,22 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 other => return other,
             }
-            // The lock is not held while the kernel may put this thread to sleep.
-            let count = self.receive_raw(&mut scratch, waiting)?;
+            let mut rest = std::mem::take(&mut *self.ciphertext.lock());
+            if rest.is_empty() {
+                // The lock is not held while the kernel may put this thread to sleep.
+                let count = self.receive_raw(&mut scratch, waiting)?;
+                rest.extend_from_slice(scratch.get(..count).unwrap_or_default());
+            }
             let mut tls = tls.lock();
-            let mut fresh = scratch.get(..count).unwrap_or_default();
+            let mut fresh = rest.as_slice();
             loop {
                 let taken = tls.read_tls(&mut fresh)?;
-                tls.process_new_packets().map_err(io::Error::other)?;
-                if taken == 0 || fresh.is_empty() {
+                let state = tls.process_new_packets().map_err(io::Error::other)?;
+                if taken == 0 || fresh.is_empty() || state.plaintext_bytes_to_read() > 0 {
                     break;
                 }
             }
+            *self.ciphertext.lock() = fresh.to_vec();
             let _ = self.flush_locked(&mut tls);
         }
     }

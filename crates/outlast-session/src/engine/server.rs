@@ -105,6 +105,11 @@ impl Acceptor {
 
     /// Options of the listening socket; what is accepted inherits them.
     pub(crate) fn prepare(&self, listener: &socket2::Socket) -> Result<()> {
+        if let Security::Tls(tls) = &self.config.security
+            && tls.server.is_none()
+        {
+            return Err(Error::Config("tls is wanted, but there is no server configuration".into()));
+        }
         super::set_link_options(listener, self.config.detect_timeout)?;
         if let Err(error) = sys::save_syn(listener) {
             tracing::warn!(%error, "cannot keep the SYN of connections: no path counts as direct");
@@ -229,6 +234,12 @@ impl Acceptor {
             && let Err(error) = link.pin_buffers(self.config.window_buffer_bytes)
         {
             tracing::warn!(%error, "cannot fix the buffers of a link");
+            return self.turn_away(Some(&link), Refusal::ModeRefused);
+        }
+        if hello.mode == LinkMode::Window
+            && !Engine::holds_window(&self.config, &link, hello.receive_buffer_bytes)
+        {
+            // PROTOCOL 3.6: what the peer claims is compared with what is held here.
             return self.turn_away(Some(&link), Refusal::ModeRefused);
         }
         let link = Arc::new(link);
@@ -442,7 +453,7 @@ impl Hooks for ServerHooks {
 
     fn over(&self, engine: &Arc<Engine>) {
         if let Some(acceptor) = self.acceptor.upgrade() {
-            let received_offset = engine.received_offset();
+            let received_offset = engine.position().next_offset;
             let now = acceptor.now();
             acceptor.registry.lock().end(&engine.id, received_offset, now);
         }

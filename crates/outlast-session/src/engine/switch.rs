@@ -109,6 +109,10 @@ impl Engine {
                 rx.receiver.took(inbox.len());
                 rx.backlog.push_back(Segment::Bytes(inbox));
             }
+            let fin_received = sys::unread_bytes(&**link).is_ok_and(|unread_bytes| {
+                let received_bytes = rx.link_read_bytes + unread_bytes;
+                sys::tcp_info(&**link).is_ok_and(|info| info.bytes_received == received_bytes + 1)
+            });
             match frozen.and_then(|()| sys::unread_bytes(&**link)) {
                 Ok(left_bytes) if left_bytes > 0 => {
                     rx.backlog_bytes += left_bytes;
@@ -117,6 +121,11 @@ impl Engine {
                 }
                 Ok(_) => {}
                 Err(error) => tracing::warn!(session = %self.id, %error, "cannot freeze a link"),
+            }
+            if fin_received {
+                // The peer's end is behind all that: it need not come again.
+                let end_offset = rx.receiver.next_offset();
+                rx.receiver.ends_at(end_offset);
             }
         }
         rx.link_read_bytes = 0;
@@ -234,6 +243,15 @@ impl Engine {
         self.wake_all();
     }
 
+    /// Whether the ring can hold a window as large as the peer's buffer makes it.
+    pub(crate) fn holds_window(config: &crate::Config, link: &Link, peer_receive_buffer_bytes: u64) -> bool {
+        let send_buffer_bytes = sys::buffer_bytes(link).map_or(0, |(send, _)| send);
+        let needed_bytes = send_buffer_bytes
+            .saturating_add(peer_receive_buffer_bytes)
+            .saturating_add(2 * QUEUE_OVERSHOOT_BYTES);
+        needed_bytes <= config.retain_bytes_max as u64
+    }
+
     /// How much the two kernels can hold between this end and the peer's application (`window` mode).
     pub(crate) fn window_bytes(&self, link: &Link, peer_receive_buffer_bytes: u64) -> u64 {
         if link.mode() != LinkMode::Window {
@@ -287,7 +305,9 @@ impl Engine {
             self.learn_acked(&mut tx);
             let quiet = ctl.state == SessionState::Connected
                 && !tx.sender.has_output()
-                && tx.sender.acked_offset() == tx.sender.end_offset()
+                && (tx.sender.acked_offset() == tx.sender.end_offset() || link.mode() == LinkMode::Window)
+                && (link.mode() != LinkMode::Window
+                    || sys::unacked_bytes(&*link).is_ok_and(|bytes| bytes == 0))
                 && sys::unread_bytes(&*link).is_ok_and(|bytes| bytes == 0);
             if !quiet {
                 return Ok(false);

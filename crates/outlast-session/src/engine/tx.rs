@@ -227,7 +227,10 @@ impl Engine {
     fn after_flush(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush) {
         match flush {
             Flush::All => self.watch_idle(&mut tx),
-            Flush::NoLink => {}
+            Flush::NoLink => {
+                drop(tx);
+                self.wake_passive();
+            }
             Flush::Full(link) => {
                 drop(tx);
                 Helper::get().watch_writable(self, &link);
@@ -245,6 +248,8 @@ impl Engine {
         self.dirty.store(false, Ordering::Relaxed);
         loop {
             let received_offset = self.received_offset.load(Ordering::Acquire);
+            // Only a header that is written now carries the acknowledgement.
+            let acks = tx.sender.can_push_frame();
             tx.sender.prepare(received_offset);
             if !tx.sender.has_output() {
                 break;
@@ -255,7 +260,7 @@ impl Engine {
             match link.send(&tx.sender.chunks()) {
                 Ok(count) => {
                     tx.sender.sent(count);
-                    if link.mode() == LinkMode::Inband {
+                    if acks {
                         self.ack_told_offset.store(received_offset, Ordering::Relaxed);
                     }
                 }
@@ -327,7 +332,8 @@ impl Engine {
                 }
             }
             LinkMode::Window => {
-                if tx.sender.is_end_sent()
+                if tx.sender.is_confirmed()
+                    && tx.sender.is_end_sent()
                     && sys::unacked_bytes(&**link).is_ok_and(|held_bytes| held_bytes == 0)
                 {
                     let end_offset = tx.sender.end_offset();

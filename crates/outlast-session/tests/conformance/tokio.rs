@@ -211,7 +211,6 @@ fn dropping_delivers_everything() {
     });
 }
 
-// Open bug: as in ends.rs.
 #[test]
 fn passive_until_the_next_byte() {
     each_tokio(|case| async move {
