@@ -150,11 +150,6 @@ impl Engine {
             .contains(&peer_offset)
     }
 
-    /// Everything before this was read by the application.
-    pub(crate) fn received_offset(&self) -> u64 {
-        self.received_offset.load(Ordering::Acquire)
-    }
-
     /// Takes the present link out of service for a better one, and says where this endpoint stands.
     pub(crate) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Position {
         if let Some(link) = ctl.link.take() {
