@@ -96,7 +96,6 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
     screen.event(format!("{} of this system's own files, SHA-256 {sha256}", mebibytes(bytes)));
 
     let run_folder = tempfile::Builder::new().prefix("run-").tempdir_in(&folder)?;
-    let _privilege_folder = servers::PrivilegeFolder::make();
     let _web = servers::web(&stage, run_folder.path(), &files)?;
     let (ssh, _sshd) = servers::Ssh::start(&stage, run_folder.path())?;
     let plans = match ssh.check(&stage) {

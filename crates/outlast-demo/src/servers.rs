@@ -3,6 +3,7 @@
 use crate::program::{Host, Running};
 use crate::stage::{Stage, wait_for_port};
 use anyhow::{Context, Result, ensure};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -86,7 +87,15 @@ impl Ssh {
         );
         let file = folder.join("sshd_config");
         std::fs::write(&file, config)?;
-        let running = stage.server.start(find("sshd")?, |command| {
+        let sshd = find("sshd")?;
+        let private = own_run_folder();
+        let program = if private { PathBuf::from("unshare") } else { sshd.clone() };
+        let running = stage.server.start(program, |command| {
+            if private {
+                command
+                    .args(["--mount", "--propagation", "private", "sh", "-c", OWN_RUN_FOLDER, "sh"])
+                    .arg(&sshd);
+            }
             command.args(["-D", "-E"]).arg(folder.join("log")).arg("-f").arg(&file);
             quiet(command);
         })?;
@@ -130,25 +139,20 @@ impl Ssh {
     }
 }
 
-/// The folder in which sshd locks up its unprivileged part. Debian makes it when the service starts, which is not
-/// started here; it is taken away again if it was not there.
-#[derive(Debug)]
-pub struct PrivilegeFolder(Option<&'static Path>);
+/// As root sshd locks its unprivileged part up in /run/sshd. Debian makes that when the service starts, which is not
+/// started here: it gets a /run that nobody else sees and that goes with it.
+const OWN_RUN_FOLDER: &str = r#"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$@""#;
 
-impl PrivilegeFolder {
-    /// Makes it if it is missing, and if that is allowed: without root sshd does not need it.
-    pub fn make() -> Self {
-        let path = Path::new("/run/sshd");
-        Self(std::fs::create_dir(path).ok().map(|()| path))
-    }
-}
-
-impl Drop for PrivilegeFolder {
-    fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            let _ = std::fs::remove_dir(path);
-        }
-    }
+/// Whether that is needed and allowed.
+fn own_run_folder() -> bool {
+    let root = std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0);
+    let try_it = || {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", OWN_RUN_FOLDER, "sh", "true"]);
+        quiet(&mut command);
+        command.status().is_ok_and(|status| status.success())
+    };
+    root && try_it()
 }
 
 /// Finds a server, which may not be in a user's search path.

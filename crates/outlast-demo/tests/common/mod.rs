@@ -46,9 +46,9 @@ pub struct Field {
     pub client: Host,
     pub server: Host,
     pub link: Link,
+    // Those in front go first.
     programs: Vec<Process>,
     folder: tempfile::TempDir,
-    made_privilege_folder: bool,
     _lab: Lab,
 }
 
@@ -59,9 +59,7 @@ impl Field {
         let (client, server) = (lab.host("client").unwrap(), lab.host("server").unwrap());
         let link = lab.connect(&client, &server).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let made_privilege_folder = std::fs::create_dir("/run/sshd").is_ok();
-        let mut field =
-            Self { client, server, link, programs: Vec::new(), folder, made_privilege_folder, _lab: lab };
+        let mut field = Self { client, server, link, programs: Vec::new(), folder, _lab: lab };
         field.programs_in_path();
         field.certificate();
         field.sshd();
@@ -123,8 +121,11 @@ impl Field {
              PasswordAuthentication no\nPermitRootLogin prohibit-password\nPrintMotd no\nPrintLastLog no\n"
         );
         std::fs::write(self.path("sshd_config"), config).unwrap();
-        let mut command = self.server.command("/usr/sbin/sshd");
-        command.args(["-D", "-e", "-f"]).arg(self.path("sshd_config"));
+        // It needs a folder in /run, which nobody else needs to see.
+        let script = r#"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$@""#;
+        let mut command = self.server.command("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        command.args(["/usr/sbin/sshd", "-D", "-e", "-f"]).arg(self.path("sshd_config"));
         self.serve(command, 22);
     }
 
@@ -147,14 +148,5 @@ impl Field {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.programs.push(command.spawn().unwrap());
         assert!(self.server.wait_for_listener(Some(port), Duration::from_secs(20)).unwrap());
-    }
-}
-
-impl Drop for Field {
-    fn drop(&mut self) {
-        self.programs.clear();
-        if self.made_privilege_folder {
-            let _ = std::fs::remove_dir("/run/sshd");
-        }
     }
 }
