@@ -67,7 +67,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     let dial = |endpoint: &Endpoint| Dialer::new(*endpoint, server.address(*endpoint)?, &setting.identity);
     let dialers = endpoints.iter().map(dial).collect::<Result<Vec<_>>>()?;
     let runtime = runtime()?;
-    let window = Duration::from_millis(options.pick(10, 160, 500));
+    let window = Duration::from_millis(options.pick(10, 140, 500));
     let mut groups: Vec<Vec<Stream>> = dialers.iter().map(|_| Vec::new()).collect();
     for &count in clients {
         for (dialer, streams) in dialers.iter().zip(&mut groups) {

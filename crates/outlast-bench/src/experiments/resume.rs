@@ -19,7 +19,7 @@ use outlast_session::{EventKind, Events};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -192,7 +192,7 @@ impl<'a> Breakages<'a> {
             return Ok(());
         }
         let local = local.context("the session has no address")?;
-        shut_down_own_socket(local)
+        disconnect_own_socket(local)
     }
 }
 
@@ -208,8 +208,8 @@ fn drain(events: &mut Events, own: &mut Latencies) -> usize {
     resumed
 }
 
-/// Without a lab: breaks the connection of this process that has this address.
-fn shut_down_own_socket(local: SocketAddr) -> Result<()> {
+/// Without a lab: aborts the connection of this process that has this address, with a reset to the peer.
+fn disconnect_own_socket(local: SocketAddr) -> Result<()> {
     for entry in std::fs::read_dir("/proc/self/fd")?.flatten() {
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()) else {
             continue;
@@ -221,8 +221,21 @@ fn shut_down_own_socket(local: SocketAddr) -> Result<()> {
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let socket = socket2::SockRef::from(&fd);
         if socket.local_addr().ok().and_then(|address| address.as_socket()) == Some(local) {
-            return socket.shutdown(std::net::Shutdown::Both).context("cannot break the link");
+            return disconnect(fd.as_raw_fd()).context("cannot break the link");
         }
     }
     anyhow::bail!("no socket has the address {local}")
+}
+
+/// Connecting to no address at all aborts a connection.
+fn disconnect(fd: RawFd) -> std::io::Result<()> {
+    // SAFETY: an all-zero address is a valid one; its family says that there is none.
+    let mut nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
+    nowhere.sa_family = libc::sa_family_t::try_from(libc::AF_UNSPEC).map_err(std::io::Error::other)?;
+    let size = libc::socklen_t::try_from(std::mem::size_of_val(&nowhere)).map_err(std::io::Error::other)?;
+    // SAFETY: the address is ours and its size is given.
+    match unsafe { libc::connect(fd, &raw const nowhere, size) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
