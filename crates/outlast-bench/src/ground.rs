@@ -201,10 +201,25 @@ fn choose_cores(home: &[usize], placement: Placement, warnings: &mut Vec<String>
     Cores { client: vec![first], server: vec![other] }
 }
 
+const SCRATCH: &str = "outlast-bench-scratch";
+
+/// Removes what runs have left behind that were killed.
+fn sweep_scratch() {
+    for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|name| name.strip_prefix(SCRATCH)?.split('-').nth(1)?.parse().ok());
+        if owner.is_some_and(|owner: u32| !Path::new(&format!("/proc/{owner}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn make_scratch() -> Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    sweep_scratch();
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("outlast-bench-{}-{number}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("{SCRATCH}-{}-{number}", std::process::id()));
     let mut builder = fs::DirBuilder::new();
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(&path).with_context(|| format!("cannot create {}", path.display()))?;
