@@ -291,8 +291,11 @@ impl Session {
             Some(left) => (Instant::now() + left).min(net),
             None => net,
         };
-        self.engine()
-            .wait_change(Some(deadline), |ctl| reading && ctl.link.is_some() || ctl.failure.is_some());
+        let engine = self.engine();
+        engine.wait_change(Some(deadline), |ctl| {
+            let changed = if reading { ctl.link.is_some() } else { !engine.writer_is_stalled() };
+            changed || ctl.failure.is_some()
+        });
         Ok(wait.left().is_ok())
     }
 }

@@ -240,8 +240,14 @@ impl Engine {
         true
     }
 
+    /// Whether a writer found no room and nothing has changed since.
+    pub(crate) fn writer_is_stalled(&self) -> bool {
+        self.writer_waits.load(Ordering::Acquire)
+    }
+
     /// Wakes everybody who waits for a change: threads, and tasks of either half.
     pub(crate) fn wake_all(&self) {
+        self.writer_waits.store(false, Ordering::Release);
         // Taking the lock orders this after the check of a waiter that is about to sleep.
         drop(self.ctl.lock());
         self.changed.notify_all();
