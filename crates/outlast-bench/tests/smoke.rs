@@ -5,12 +5,17 @@
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 struct Folder(PathBuf);
 
 impl Folder {
+    /// A folder of its own for every call: tests of the same experiment run at the same time.
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("outlast-bench-test-{}-{name}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("outlast-bench-test-{}-{number}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
