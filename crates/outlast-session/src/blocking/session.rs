@@ -293,7 +293,11 @@ impl Session {
         };
         let engine = self.engine();
         engine.wait_change(Some(deadline), |ctl| {
-            let changed = if reading { ctl.link.is_some() } else { !engine.writer_is_stalled() };
+            let changed = if reading {
+                ctl.link.is_some() || engine.is_read_shut()
+            } else {
+                !engine.writer_is_stalled()
+            };
             changed || ctl.failure.is_some()
         });
         Ok(wait.left().is_ok())

@@ -23,17 +23,38 @@ impl Engine {
             self.wake_passive();
         }
         if how != Shutdown::Write {
-            let waker = {
-                let mut rx = self.rx.lock();
-                rx.shut = true;
-                rx.drop_input();
-                rx.waker.take()
-            };
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            self.shut_reading();
         }
         Ok(())
+    }
+
+    /// No more reads: whoever sleeps in one gets the end.
+    fn shut_reading(&self) {
+        self.read_shut.store(true, Ordering::Release);
+        let reader = match self.rx.try_lock() {
+            Some(rx) => Some(rx),
+            None => {
+                // A reader is at it, asleep perhaps. The link goes on taking input in for the protocol's sake.
+                if let Some(link) = self.link() {
+                    sys::shut_read(&*link);
+                }
+                None
+            }
+        };
+        let mut rx = reader.unwrap_or_else(|| self.rx.lock());
+        rx.drop_input();
+        let waker = rx.waker.take();
+        drop(rx);
+        // A reader without a link waits for a change; the lock orders this after its look at the flag.
+        drop(self.ctl.lock());
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_read_shut(&self) -> bool {
+        self.read_shut.load(Ordering::Acquire)
     }
 
     /// Whether the peer has everything, the end included.

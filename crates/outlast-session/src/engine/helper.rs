@@ -14,13 +14,14 @@
 use super::server::Acceptor;
 use super::udp::{Mailbox, REPEAT};
 use super::{Engine, Link};
+use crate::proto::LinkMode;
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 const WAKE: Token = Token(0);
 const ROUTES: Token = Token(1);
 const FIRST_WATCH: usize = 2;
+/// Tokens of links are even, those of mailboxes odd; both follow from the descriptor, which is unique while it is open.
+const MAILBOX: usize = 1;
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -47,7 +50,7 @@ struct Requests {
     flush: Vec<Weak<Engine>>,
     idle: Vec<Weak<Engine>>,
     linger: Vec<(Arc<Engine>, Instant, u32)>,
-    watch: Vec<(Weak<Engine>, Arc<Link>, bool)>,
+    watch: Vec<(Weak<Engine>, Arc<Link>)>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: Vec<Weak<Mailbox>>,
@@ -123,7 +126,7 @@ impl Helper {
 
     /// Go on sending when `link` can take more.
     pub(crate) fn watch_writable(&self, engine: &Engine, link: &Arc<Link>) {
-        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), true)));
+        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone())));
     }
 
     /// See a session to its end.
@@ -160,13 +163,53 @@ struct End {
     next: Instant,
 }
 
+/// A link that the helper watches.
+struct Watch {
+    engine: Weak<Engine>,
+    /// Weak: a link is closed when its session is through with it, watched or not.
+    link: Weak<Link>,
+    interest: Interest,
+}
+
+/// What has become of a watched link.
+#[derive(Clone, Copy)]
+struct Ready {
+    write: bool,
+    /// Hung up, or in error.
+    end: bool,
+}
+
+impl Ready {
+    fn of(event: &mio::event::Event) -> Self {
+        Self { write: event.is_writable(), end: event.is_error() || event.is_write_closed() }
+    }
+}
+
+fn link_token(fd: RawFd) -> Option<Token> {
+    usize::try_from(fd).ok().map(|fd| Token(FIRST_WATCH + 2 * fd))
+}
+
+/// What a look at a session came to that has sent something.
+enum Idle {
+    /// In use: look again later.
+    Busy,
+    /// Everything is acknowledged, or nothing can be learned.
+    Forget,
+    /// The link still owes acknowledgements: watch it.
+    Unacked {
+        link: Arc<Link>,
+        interest: Interest,
+        /// And look again later.
+        again: bool,
+    },
+}
+
 /// What only the thread itself touches.
 struct Thread {
     helper: &'static Helper,
     poll: Poll,
     routes: Option<RouteWatch>,
-    watches: HashMap<usize, (Weak<Engine>, Arc<Link>, bool)>,
-    next_watch: usize,
+    watches: HashMap<usize, Watch>,
     idle: Vec<Weak<Engine>>,
     lingering: Vec<(Arc<Engine>, Instant, u32)>,
     acceptors: Vec<Weak<Acceptor>>,
@@ -184,7 +227,6 @@ impl Thread {
             poll,
             routes: None,
             watches: HashMap::new(),
-            next_watch: FIRST_WATCH,
             idle: Vec::new(),
             lingering: Vec::new(),
             acceptors: Vec::new(),
@@ -210,8 +252,8 @@ impl Thread {
                 match event.token() {
                     WAKE => {}
                     ROUTES => self.network_changed(),
-                    Token(watch) if self.mailboxes.contains_key(&watch) => self.take_datagrams(watch),
-                    Token(watch) => self.ready(watch),
+                    Token(token) if token % 2 == MAILBOX => self.take_datagrams(token),
+                    Token(token) => self.ready(token, Ready::of(event)),
                 }
             }
             self.tick();
@@ -267,8 +309,8 @@ impl Thread {
             self.open_routes();
         }
         let busy = !flush.is_empty() || !watch.is_empty();
-        for (engine, link, write) in watch {
-            self.watch(engine, link, write);
+        for (engine, link) in watch {
+            self.watch(engine, &link, Interest::WRITABLE);
         }
         for engine in flush {
             if let Some(engine) = engine.upgrade() {
@@ -280,10 +322,27 @@ impl Thread {
         self.quiet_ticks = if busy { 0 } else { self.quiet_ticks.saturating_add(1) };
         if Instant::now() >= self.next_idle_check {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
-            self.idle.retain(|engine| engine.upgrade().is_some_and(|engine| !engine.fell_idle()));
-            self.idle.shrink_to(64);
+            self.check_idle();
             self.acceptors.retain(|acceptor| acceptor.upgrade().is_some_and(|acceptor| acceptor.expire()));
             self.clients.retain(|client| client.strong_count() > 0);
+        }
+    }
+
+    /// Sessions that have sent something: what is acknowledged is forgotten, and a link that owes an
+    /// acknowledgement while the application looks away is watched for its end.
+    fn check_idle(&mut self) {
+        let mut watch = Vec::new();
+        self.idle.retain(|engine| {
+            let Some(engine) = engine.upgrade() else { return false };
+            let idle = engine.check_idle();
+            if let Idle::Unacked { link, interest, .. } = &idle {
+                watch.push((Arc::downgrade(&engine), link.clone(), *interest));
+            }
+            matches!(idle, Idle::Busy | Idle::Unacked { again: true, .. })
+        });
+        self.idle.shrink_to(64);
+        for (engine, link, interest) in watch {
+            self.watch(engine, &link, interest);
         }
     }
 
@@ -300,30 +359,64 @@ impl Thread {
         }
     }
 
-    fn watch(&mut self, engine: Weak<Engine>, link: Arc<Link>, write: bool) {
-        let watch = self.next_watch;
-        self.next_watch = self.next_watch.checked_add(1).unwrap_or(FIRST_WATCH);
-        let interest = if write { Interest::WRITABLE } else { Interest::READABLE };
+    /// Watches a link for one thing more. Edge-triggered: what is registered once is told again when it is news.
+    fn watch(&mut self, engine: Weak<Engine>, link: &Arc<Link>, interest: Interest) {
         let fd = link.as_fd().as_raw_fd();
-        let result = self.poll.registry().register(&mut SourceFd(&fd), Token(watch), interest);
-        match result {
-            Ok(()) => {
-                self.watches.insert(watch, (engine, link, write));
+        let Some(token) = link_token(fd) else { return };
+        let registry = self.poll.registry();
+        let known = self.watches.get(&token.0).filter(|watch| watch.link.ptr_eq(&Arc::downgrade(link)));
+        let result = match known {
+            Some(watch) if (watch.interest | interest) == watch.interest => return,
+            Some(watch) => {
+                let interest = watch.interest | interest;
+                registry.reregister(&mut SourceFd(&fd), token, interest).map(|()| interest)
             }
-            // Watched already, for the same reason or a weaker one.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            None => registry.register(&mut SourceFd(&fd), token, interest).map(|()| interest),
+        };
+        match result {
+            Ok(interest) => {
+                self.watches.insert(token.0, Watch { engine, link: Arc::downgrade(link), interest });
+            }
             Err(error) => tracing::warn!(%error, "cannot watch a link"),
         }
     }
 
-    fn ready(&mut self, watch: usize) {
-        let Some((engine, link, write)) = self.watches.remove(&watch) else { return };
-        deregister(self.poll.registry(), &link);
-        let Some(engine) = engine.upgrade() else { return };
-        if write {
+    /// Narrows what a link is watched for.
+    fn unwatch(&mut self, token: usize, link: &Link, interest: Interest) {
+        let Some(watch) = self.watches.get_mut(&token) else { return };
+        let fd = link.as_fd().as_raw_fd();
+        match watch.interest.remove(interest) {
+            Some(left) => {
+                watch.interest = left;
+                let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), left);
+            }
+            None => {
+                self.watches.remove(&token);
+                deregister(self.poll.registry(), link);
+            }
+        }
+    }
+
+    fn ready(&mut self, token: usize, event: Ready) {
+        let Some(watch) = self.watches.get(&token) else { return };
+        let interest = watch.interest;
+        let (Some(engine), Some(link)) = (watch.engine.upgrade(), watch.link.upgrade()) else {
+            // A closed descriptor leaves the poll by itself.
+            self.watches.remove(&token);
+            return;
+        };
+        if event.write && interest.is_writable() {
+            self.unwatch(token, &link, Interest::WRITABLE);
             engine.flush();
-        } else if !engine.linger_step() && !link.is_dead() {
-            self.watch(Arc::downgrade(&engine), link, false);
+        }
+        let over = engine.attend(&link, event.end);
+        if over || link.is_dead() {
+            self.watches.remove(&token);
+            deregister(self.poll.registry(), &link);
+        } else if interest.is_readable() && !engine.needs_input() {
+            self.unwatch(token, &link, Interest::READABLE);
+            // The ring's memory can go.
+            engine.list_idle();
         }
     }
 
@@ -331,9 +424,8 @@ impl Thread {
         // Closed descriptors leave the poll by themselves.
         self.mailboxes.retain(|_, mailbox| mailbox.strong_count() > 0);
         let Some(open) = mailbox.upgrade() else { return };
-        let token = self.next_watch;
-        self.next_watch = self.next_watch.checked_add(1).unwrap_or(FIRST_WATCH);
         let fd = open.as_fd().as_raw_fd();
+        let Some(Token(token)) = link_token(fd).map(|token| Token(token.0 + MAILBOX)) else { return };
         match self.poll.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE) {
             Ok(()) => {
                 self.mailboxes.insert(token, mailbox.clone());
@@ -388,13 +480,13 @@ impl Thread {
             if *ticks == LINGER_TICKS_MAX
                 && let Some(link) = engine.link()
             {
-                watch.push((Arc::downgrade(engine), link, false));
+                watch.push((Arc::downgrade(engine), link));
             }
             young |= *ticks < LINGER_TICKS_MAX;
             true
         });
-        for (engine, link, write) in watch {
-            self.watch(engine, link, write);
+        for (engine, link) in watch {
+            self.watch(engine, &link, Interest::READABLE);
         }
         young
     }
@@ -449,26 +541,54 @@ impl Engine {
         false
     }
 
-    /// True if everything is acknowledged and nothing was sent for a while: the ring's memory is given back, and
-    /// the helper forgets the session until it sends again.
-    fn fell_idle(&self) -> bool {
-        let Some(mut tx) = self.tx.try_lock() else { return false };
+    /// Looks at a session that has sent something since it was last idle.
+    fn check_idle(&self) -> Idle {
+        let Some(mut tx) = self.tx.try_lock() else { return Idle::Busy };
         let end_offset = tx.sender.end_offset();
         if tx.idle_end_offset != end_offset {
             tx.idle_end_offset = end_offset;
-            return false;
+            return Idle::Busy;
         }
         self.learn_acked(&mut tx);
-        let idle = tx.sender.retained_bytes() == 0;
-        if idle {
+        let acked = tx.sender.retained_bytes() == 0;
+        if acked {
             tx.sender.shrink();
         }
-        // Without a link there is nothing to learn; the next link lists the session again.
-        if idle || tx.link.is_none() || tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer()) {
+        let idle = match &tx.link {
+            Some(link) if !acked => {
+                let interest = match link.mode() {
+                    // Acknowledgements come with the input.
+                    LinkMode::Inband => Interest::READABLE,
+                    LinkMode::Kernel | LinkMode::Window | LinkMode::Udp => Interest::PRIORITY,
+                };
+                let again = link.mode() == LinkMode::Kernel;
+                Idle::Unacked { link: link.clone(), interest, again }
+            }
+            // Without a link there is nothing to learn; the next link lists the session again.
+            _ => Idle::Forget,
+        };
+        if !matches!(idle, Idle::Unacked { again: true, .. }) {
             self.idle_listed.store(false, Ordering::Release);
+        }
+        idle
+    }
+
+    /// Something has happened on a watched link. True when the session has no more use for the helper.
+    fn attend(&self, link: &Arc<Link>, ended: bool) -> bool {
+        if self.ctl().released && self.linger_step() {
             return true;
         }
+        self.pump_input();
+        // What had come before the end was taken in first: it may say why.
+        if ended && !link.is_dead() && link.is_broken() {
+            self.lost(link, "connection lost while the application did nothing");
+        }
         false
+    }
+
+    /// Whether input is looked for on the application's behalf.
+    fn needs_input(&self) -> bool {
+        self.ctl().released || self.tx.try_lock().is_none_or(|tx| tx.sender.retained_bytes() > 0)
     }
 
     fn network_changed(&self) {

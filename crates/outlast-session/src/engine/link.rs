@@ -299,6 +299,17 @@ impl Link {
         !self.is_dead() && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1)
     }
 
+    /// Whether the peer has closed its side, or the connection is gone: true even where this end no longer listens.
+    pub(crate) fn has_peer_ended(&self) -> bool {
+        sys::tcp_info(self).is_ok_and(|info| info.has_peer_ended)
+    }
+
+    /// Whether the connection broke and nobody has noticed, however much of its input is unread. False for one that
+    /// has ended in order: acknowledgements may still come another way.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_dead() || sys::has_error(self)
+    }
+
     /// Waits for readiness, for callers that may block.
     pub(crate) fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) -> io::Result<bool> {
         sys::wait_ready(self, read, write, timeout_ms(timeout))

@@ -84,6 +84,8 @@ pub(crate) struct Engine {
     flush_listed: AtomicBool,
     /// A writer waits for room or a link.
     writer_waits: AtomicBool,
+    /// The application reads no more; what comes is thrown away. Not under `rx`, which a reader may hold asleep.
+    read_shut: AtomicBool,
     /// Time that writers were held up.
     blocked_us: AtomicU64,
     udp: udp::UdpState,
@@ -176,6 +178,7 @@ impl Engine {
             idle_listed: AtomicBool::new(false),
             flush_listed: AtomicBool::new(false),
             writer_waits: AtomicBool::new(false),
+            read_shut: AtomicBool::new(false),
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
         })

@@ -49,8 +49,6 @@ pub(crate) struct Rx {
     pub(crate) link_read_bytes: u64,
     /// A client's first link: the Welcome comes first.
     pub(crate) awaiting: Option<Box<ClientHandshake>>,
-    /// The application reads no more; what comes is thrown away.
-    pub(crate) shut: bool,
     /// A task that waits for input.
     pub(crate) waker: Option<Waker>,
 }
@@ -62,7 +60,8 @@ enum Step {
     Wait(Arc<Link>),
     NoLink,
     Broken(Arc<Link>, String),
-    Control(Control),
+    /// And what the peer has taken in.
+    Control(Control, u64),
     Handshake(Arc<Link>, Box<HandshakeEnd>),
 }
 
@@ -81,7 +80,6 @@ impl Rx {
             inbox: Inbox::default(),
             link_read_bytes: 0,
             awaiting: None,
-            shut: false,
             waker: None,
         }
     }
@@ -206,9 +204,9 @@ impl Engine {
                     drop(rx);
                     self.lost(&link, &cause);
                 }
-                Step::Control(control) => {
+                Step::Control(control, acked_offset) => {
                     drop(rx);
-                    self.handle_control(control);
+                    self.handle_control(control, acked_offset);
                 }
                 Step::Handshake(link, end) => {
                     drop(rx);
@@ -222,7 +220,7 @@ impl Engine {
         if let Some(result) = rx.read_backlog(buffer) {
             return result.map(Step::Data);
         }
-        if rx.receiver.is_complete() || rx.shut {
+        if rx.receiver.is_complete() || self.is_read_shut() {
             return Ok(Step::End);
         }
         if let Some(failure) = &rx.failure {
@@ -243,6 +241,14 @@ impl Engine {
         }
     }
 
+    /// An end of input that is not the end of the stream: the link broke, unless it is our own doing.
+    fn input_ended(&self, link: Arc<Link>, what: &str) -> Step {
+        if self.is_read_shut() && !link.is_dead() && !link.has_peer_ended() {
+            return Step::Wait(link);
+        }
+        Step::Broken(link, what.to_owned())
+    }
+
     /// Looks for payload between frame headers.
     fn framed_step(
         &self,
@@ -261,7 +267,7 @@ impl Engine {
                 // Writers look at it when they take their lock; the frame itself is parsed again then.
                 if let Piece::Payload { skip_bytes } = piece {
                     rx.inbox.consume(skip_bytes);
-                    return Step::Control(Control::Acked);
+                    return Step::Control(Control::Acked, rx.receiver.peer_acked_offset());
                 }
             }
             match piece {
@@ -272,7 +278,7 @@ impl Engine {
                     {
                         return Step::Broken(link, "the peer's stream ended at a wrong offset".into());
                     }
-                    return Step::Control(control);
+                    return Step::Control(control, rx.receiver.peer_acked_offset());
                 }
                 Piece::Payload { skip_bytes } => {
                     rx.inbox.consume(skip_bytes);
@@ -286,7 +292,7 @@ impl Engine {
                     }
                     if most >= DIRECT_BYTES_MIN {
                         return match link.receive(room, waiting) {
-                            Ok(0) => Step::Broken(link, "connection closed by the peer".into()),
+                            Ok(0) => self.input_ended(link, "connection closed by the peer"),
                             Ok(count) => {
                                 rx.receiver.took(count);
                                 Step::Data(count)
@@ -298,7 +304,7 @@ impl Engine {
                 Piece::Incomplete => {}
             }
             match rx.inbox.fill(INBOX_READ_BYTES, |room| link.receive(room, waiting)) {
-                Ok(0) => return Step::Broken(link, "connection closed by the peer".into()),
+                Ok(0) => return self.input_ended(link, "connection closed by the peer"),
                 Ok(_) => {}
                 Err(error) => {
                     rx.inbox.shrink();
@@ -312,7 +318,7 @@ impl Engine {
     fn handshake_step(&self, rx: &mut Rx, link: Arc<Link>, waiting: &mut Waiting<'_, '_>) -> Step {
         loop {
             match rx.inbox.fill(HANDSHAKE_READ_BYTES, |room| link.receive(room, waiting)) {
-                Ok(0) => return Step::Broken(link, "connection closed during the handshake".into()),
+                Ok(0) => return self.input_ended(link, "connection closed during the handshake"),
                 Ok(count) => rx.link_read_bytes += count as u64,
                 Err(error) => return Self::read_failed(link, &error),
             }
@@ -345,17 +351,18 @@ impl Engine {
         }
     }
 
-    /// The peer's control frame.
-    fn handle_control(&self, control: Control) {
+    /// The peer's control frame, and what the peer has taken in. Called without `rx`: a reader may be asleep with it.
+    fn handle_control(&self, control: Control, peer_acked_offset: u64) {
+        if !matches!(control, Control::Ping { .. } | Control::Reset { .. }) {
+            self.peer_acked(peer_acked_offset);
+        }
         match control {
-            Control::Acked | Control::Pong { .. } => self.apply_peer_ack(),
+            Control::Acked | Control::Pong { .. } | Control::Goodbye => {}
             Control::End { .. } => {
-                self.apply_peer_ack();
                 self.send_end_ack();
                 self.check_over();
             }
             Control::EndAcked => {
-                self.apply_peer_ack();
                 self.tx.lock().sender.end_acked();
                 self.check_over();
                 self.wake_all();
@@ -364,14 +371,7 @@ impl Engine {
             Control::Reset { reason } => {
                 self.fail(Error::Reset { id: self.id, reason: reason.to_string() });
             }
-            Control::Goodbye => self.apply_peer_ack(),
         }
-    }
-
-    /// Tells the sending half what the peer has taken in.
-    fn apply_peer_ack(&self) {
-        let offset = self.rx.lock().receiver.peer_acked_offset();
-        self.peer_acked(offset);
     }
 
     /// Looks for the answer to an opening on a link that is about to be given up. True if there was a refusal.
@@ -411,11 +411,11 @@ impl Engine {
             let Some(link) = rx.link.clone() else { return false };
             let step = if rx.awaiting.is_some() {
                 self.handshake_step(&mut rx, link, &mut Waiting::Never)
-            } else if framed || rx.shut {
+            } else if framed || self.is_read_shut() {
                 let mut scratch = [0u8; 16 << 10];
                 match self.read_live(&mut rx, link, &mut scratch, &mut Waiting::Never) {
                     Step::Data(count) => {
-                        if !rx.shut {
+                        if !self.is_read_shut() {
                             rx.stash(scratch.get(..count).unwrap_or_default());
                             if let Some(waker) = rx.waker.take() {
                                 waker.wake();
@@ -425,6 +425,9 @@ impl Engine {
                     }
                     other => other,
                 }
+            } else if link.is_broken() {
+                // The application reads for itself, but perhaps not now.
+                Step::Broken(link, "connection lost".into())
             } else {
                 return true;
             };
@@ -443,9 +446,9 @@ impl Engine {
                     self.lost(&link, &cause);
                     return false;
                 }
-                Step::Control(control) => {
+                Step::Control(control, acked_offset) => {
                     drop(rx);
-                    self.handle_control(control);
+                    self.handle_control(control, acked_offset);
                 }
                 Step::Handshake(link, end) => {
                     drop(rx);
@@ -478,7 +481,7 @@ impl Engine {
                 rx.receiver.ends_at(end_offset);
                 Step::End
             }
-            Ok(0) => Step::Broken(link, "end of input without an end of the stream".into()),
+            Ok(0) => self.input_ended(link, "end of input without an end of the stream"),
             Ok(count) => {
                 rx.link_read_bytes += count as u64;
                 rx.receiver.took(count);

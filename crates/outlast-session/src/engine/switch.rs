@@ -100,7 +100,7 @@ impl Engine {
         let opening = rx.awaiting.take().is_some();
         // PROTOCOL 3.5: first freeze, then count, then tell.
         let frozen = link.freeze();
-        if opening || rx.receiver.is_framed() || rx.shut {
+        if opening || rx.receiver.is_framed() {
             rx.inbox.clear();
         } else {
             let inbox = std::mem::take(&mut rx.inbox);
@@ -127,6 +127,10 @@ impl Engine {
                 let end_offset = rx.receiver.next_offset();
                 rx.receiver.ends_at(end_offset);
             }
+        }
+        if self.is_read_shut() {
+            // Counted, as the peer's kernel has been told, and not wanted.
+            rx.drop_input();
         }
         rx.link_read_bytes = 0;
     }

@@ -185,7 +185,7 @@ impl Engine {
                     _ => u64::MAX,
                 };
                 tx.sender.bypassed(offered.get(..count).unwrap_or(offered), held_bytes);
-                self.watch_idle(&mut tx);
+                self.list_idle();
                 Ok(Progress::Done(count))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -224,9 +224,9 @@ impl Engine {
     }
 
     /// Takes care of what a flush left behind.
-    fn after_flush(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush) {
+    fn after_flush(&self, tx: MutexGuard<'_, Tx>, flush: Flush) {
         match flush {
-            Flush::All => self.watch_idle(&mut tx),
+            Flush::All => self.list_idle(),
             Flush::NoLink => {
                 drop(tx);
                 self.wake_passive();
@@ -361,7 +361,7 @@ impl Engine {
 
     /// Something was sent: have the helper look again later, to forget what was acknowledged and to give memory back.
     #[inline]
-    fn watch_idle(&self, _tx: &mut Tx) {
+    pub(super) fn list_idle(&self) {
         if !self.idle_listed.load(Ordering::Relaxed) && !self.idle_listed.swap(true, Ordering::Relaxed) {
             Helper::get().watch_idle(self);
         }

@@ -246,7 +246,9 @@ impl Engine {
 
     /// A reader at work has the lock: then it is not at the end, or about to say so itself.
     fn has_read_end(&self) -> bool {
-        self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || rx.shut))
+        self.rx
+            .try_lock()
+            .is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || self.is_read_shut()))
     }
 
     fn send_end(&self, ctl: &Ctl) {

@@ -90,6 +90,8 @@ pub(crate) struct TcpInfo {
     pub rtt_us: u32,
     /// Payload bytes received in order, plus one for a FIN.
     pub bytes_received: u64,
+    /// A FIN or RST has come: the state is CLOSE, CLOSE_WAIT or behind it.
+    pub has_peer_ended: bool,
 }
 
 /// The head of the kernel's `struct tcp_info`, up to `tcpi_bytes_received` (linux/tcp.h; since 4.1).
@@ -122,7 +124,9 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     // The 16th word behind the bytes is tcpi_rtt: rto, ato, snd_mss, rcv_mss, unacked, sacked, lost, retrans, fackets,
     // four times of last events, pmtu, rcv_ssthresh, rtt.
     let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, rtt_us, ..] = raw.words;
-    Ok(TcpInfo { options: raw.options, rtt_us, bytes_received: raw.bytes_received })
+    // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
+    let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
+    Ok(TcpInfo { options: raw.options, rtt_us, bytes_received: raw.bytes_received, has_peer_ended })
 }
 
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
@@ -212,6 +216,15 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
             if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
         }
     }
+}
+
+/// Whether the connection was reset or timed out and nobody has been told. Takes nothing away: the error stays for
+/// whoever reads or writes next. False for one that has ended in order.
+pub(crate) fn has_error(fd: impl AsFd) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one valid pollfd.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    count > 0 && poll.revents & (libc::POLLERR | libc::POLLNVAL) != 0
 }
 
 /// Milliseconds since an arbitrary origin, to the kernel's tick (1 to 10 ms): cheap enough for every write.

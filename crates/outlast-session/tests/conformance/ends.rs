@@ -50,9 +50,7 @@ fn shutdown_for_reading_ends_reads_only() {
 }
 
 /// As with a `TcpStream`: whoever sleeps in a read gets the end.
-// Open bug: `Engine::shutdown` waits for `rx`, which the reader holds while it sleeps in recv.
 #[test]
-#[ignore = "pending: shutdown waits for a reader that sleeps"]
 fn shutdown_wakes_a_reader() {
     each(|case| {
         for how in [Shutdown::Read, Shutdown::Both] {

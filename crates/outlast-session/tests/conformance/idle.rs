@@ -31,9 +31,7 @@ fn relay(server: SocketAddr, bytes_max: usize) -> SocketAddr {
     address
 }
 
-// Open bug: nobody looks at a link with unacknowledged bytes.
 #[test]
-#[ignore = "pending: nobody looks at a link with unacknowledged bytes while the application is idle"]
 fn a_broken_link_is_noticed_while_the_application_looks_away() {
     within(|| {
         for ended in [false, true] {
