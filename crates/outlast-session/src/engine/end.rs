@@ -43,14 +43,11 @@ impl Engine {
         };
         let mut rx = reader.unwrap_or_else(|| self.rx.lock());
         rx.drop_input();
-        let waker = rx.waker.take();
         drop(rx);
         // A reader without a link waits for a change; the lock orders this after its look at the flag.
         drop(self.ctl.lock());
         self.changed.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.wake_reader();
     }
 
     pub(crate) fn is_read_shut(&self) -> bool {
@@ -203,7 +200,9 @@ impl Engine {
             if mode == LinkMode::Inband {
                 // The header of the next data frame carries the acknowledgement along, and counts it as told.
                 told = frame.is_some() || tx.sender.pending_bytes() == 0;
-                if told {
+                // A data frame may have told it meanwhile.
+                let news = frame.is_some() || consumed_offset > self.ack_told_offset.load(Ordering::Relaxed);
+                if told && news {
                     tx.sender.push_frame(&frame.unwrap_or(Frame::Ack), consumed_offset);
                 }
             }
@@ -224,9 +223,6 @@ impl Engine {
     /// Whether the peer should hear what was read since it heard last.
     pub(crate) fn owes_ack(&self) -> bool {
         self.received_offset.load(Ordering::Acquire) > self.ack_told_offset.load(Ordering::Relaxed)
-            && self
-                .tx
-                .try_lock()
-                .is_some_and(|tx| tx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer()))
+            && self.tx.lock().link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer())
     }
 }

@@ -42,6 +42,7 @@ use ::tokio::sync::broadcast;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// What a step on behalf of the application came to.
@@ -65,6 +66,8 @@ pub(crate) struct Engine {
     opened_at: Instant,
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
+    /// A task that waits for input. Set with `rx` held and taken without: whoever brings news need not wait for `rx`.
+    reader: Mutex<Option<Waker>>,
     ctl: Mutex<Ctl>,
     /// With `ctl`: the link, the state or the room in the ring changed.
     changed: Condvar,
@@ -146,6 +149,7 @@ impl Engine {
             opened_at: Instant::now(),
             tx: Mutex::new(Tx::new(retain_bytes_max)),
             rx: Mutex::new(Rx::new(retain_bytes_max)),
+            reader: Mutex::new(None),
             ctl: Mutex::new(Ctl {
                 state: SessionState::Opening,
                 link: None,
@@ -255,7 +259,12 @@ impl Engine {
         drop(self.ctl.lock());
         self.changed.notify_all();
         self.wake_writer();
-        let waker = self.rx.try_lock().and_then(|mut rx| rx.waker.take());
+        self.wake_reader();
+    }
+
+    /// Wakes a task that waits to read.
+    pub(crate) fn wake_reader(&self) {
+        let waker = self.reader.lock().take();
         if let Some(waker) = waker {
             waker.wake();
         }

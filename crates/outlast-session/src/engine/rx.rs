@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Waker;
 
 /// Read while a handshake message is expected: it is small, and what follows belongs to the application.
 const HANDSHAKE_READ_BYTES: usize = 4096;
@@ -49,8 +48,6 @@ pub(crate) struct Rx {
     pub(crate) link_read_bytes: u64,
     /// A client's first link: the Welcome comes first.
     pub(crate) awaiting: Option<Box<ClientHandshake>>,
-    /// A task that waits for input.
-    pub(crate) waker: Option<Waker>,
 }
 
 /// What one look at the input came to.
@@ -80,7 +77,6 @@ impl Rx {
             inbox: Inbox::default(),
             link_read_bytes: 0,
             awaiting: None,
-            waker: None,
         }
     }
 
@@ -90,15 +86,6 @@ impl Rx {
     }
 
     /// The task is woken when the session gets another link, or fails.
-    fn wait(&mut self, waiting: &Waiting<'_, '_>) {
-        if let Waiting::Task(context) = waiting
-            && let waker = context.waker()
-            && !self.waker.as_ref().is_some_and(|known| known.will_wake(waker))
-        {
-            self.waker = Some(waker.clone());
-        }
-    }
-
     /// Reads from what earlier links left behind.
     fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
         loop {
@@ -160,6 +147,16 @@ fn broken_promise(left_bytes: u64, what: &str) -> Error {
 }
 
 impl Engine {
+    /// Remembers the task of a reader that goes to sleep; called with `rx` held, so that no change comes in between.
+    fn wait_to_read(&self, waiting: &Waiting<'_, '_>) {
+        if let Waiting::Task(context) = waiting {
+            let mut reader = self.reader.lock();
+            if !reader.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
+                *reader = Some(context.waker().clone());
+            }
+        }
+    }
+
     /// Reads for the application: `Done(0)` is the end of the stream (or an empty buffer).
     ///
     /// # Errors
@@ -191,11 +188,11 @@ impl Engine {
                     return Ok(Progress::Done(0));
                 }
                 Step::Wait(link) => {
-                    rx.wait(waiting);
+                    self.wait_to_read(waiting);
                     return Ok(Progress::Wait(link));
                 }
                 Step::NoLink => {
-                    rx.wait(waiting);
+                    self.wait_to_read(waiting);
                     drop(rx);
                     self.wake_passive();
                     return Ok(Progress::Stalled);
@@ -417,9 +414,7 @@ impl Engine {
                     Step::Data(count) => {
                         if !self.is_read_shut() {
                             rx.stash(scratch.get(..count).unwrap_or_default());
-                            if let Some(waker) = rx.waker.take() {
-                                waker.wake();
-                            }
+                            self.wake_reader();
                         }
                         continue;
                     }

@@ -309,6 +309,9 @@ impl Engine {
                     || sys::unacked_bytes(&*link).is_ok_and(|bytes| bytes == 0))
                 && sys::unread_bytes(&*link).is_ok_and(|bytes| bytes == 0);
             if !quiet {
+                drop((tx, ctl));
+                // Nobody reads or writes, perhaps: what there is to hear from the peer is taken in, or asked for, here.
+                self.pump_input();
                 return Ok(false);
             }
         }

@@ -228,8 +228,12 @@ impl Engine {
         match flush {
             Flush::All => self.list_idle(),
             Flush::NoLink => {
+                // A flush that had nothing to send is no reason to end a passive session's rest.
+                let wanted = tx.sender.pending_bytes() > 0 || self.writer_is_stalled();
                 drop(tx);
-                self.wake_passive();
+                if wanted {
+                    self.wake_passive();
+                }
             }
             Flush::Full(link) => {
                 drop(tx);
@@ -248,8 +252,8 @@ impl Engine {
         self.dirty.store(false, Ordering::Relaxed);
         loop {
             let received_offset = self.received_offset.load(Ordering::Acquire);
-            // Only a header that is written now carries the acknowledgement.
-            let acks = tx.sender.can_push_frame();
+            // Only the header of a frame that begins now carries the acknowledgement.
+            let acks = tx.sender.can_push_frame() && tx.sender.pending_bytes() > 0;
             tx.sender.prepare(received_offset);
             if !tx.sender.has_output() {
                 break;

@@ -232,9 +232,7 @@ impl Engine {
             if is_end {
                 let end_offset = rx.receiver.next_offset();
                 rx.receiver.ends_at(end_offset);
-                if let Some(waker) = rx.waker.take() {
-                    waker.wake();
-                }
+                self.wake_reader();
             }
             is_end
         });

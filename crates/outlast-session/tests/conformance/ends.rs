@@ -182,7 +182,6 @@ fn finished_means_delivered() {
     });
 }
 
-// Open bug: `after_flush` does nothing about `NoLink`; in window mode no session is ever quiet.
 #[test]
 fn passive_until_the_next_byte() {
     each(|case| {
