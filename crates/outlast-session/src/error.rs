@@ -93,11 +93,13 @@ pub enum Error {
         /// The session.
         id: SessionId,
     },
-    /// The session was ended by an administrator.
-    #[error("session {id} was killed by the administrator")]
+    /// The session was ended at this side, by its application or an administrator.
+    #[error("session {id} was killed: {reason}")]
     Killed {
         /// The session.
         id: SessionId,
+        /// Why; the peer is told the same.
+        reason: String,
     },
     /// A detached session was kept as long as it was promised, and nobody came back.
     #[error(
@@ -137,6 +139,12 @@ impl Error {
     #[must_use]
     pub fn system(what: &'static str, error: &io::Error) -> Self {
         Error::System { what, errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)) }
+    }
+
+    /// A session that was killed without a reason.
+    #[must_use]
+    pub fn killed(id: SessionId) -> Self {
+        Error::Killed { id, reason: "by its application or an administrator".into() }
     }
 
     /// Whose fault it is, which also decides the exit code of the `outlast` program.

@@ -65,6 +65,7 @@ fn kind(outcome: &Outcome) -> &'static str {
         Outcome::Failed(Failure::Refused(refusal)) => refusal.name(),
         Outcome::Failed(Failure::Offset(_) | Failure::Missing) => "bytes missing",
         Outcome::Failed(Failure::Expired) => "expired",
+        Outcome::Failed(Failure::Aborted) => "aborted",
         Outcome::Failed(Failure::Protocol(_)) => "protocol",
         Outcome::FalselyDelivered => "falsely delivered",
         Outcome::Violated(_) => "VIOLATED",

@@ -88,7 +88,7 @@ fn code_before_session(request: Request) -> Code {
 fn code_of(ended: &Ended) -> Result<Code> {
     match &ended.outcome {
         Outcome::Completed | Outcome::Stopped { delivered: true } => Ok(Code::Ok),
-        Outcome::Killed => Err(failed(&Error::Killed { id: ended.info.id })),
+        Outcome::Killed => Err(failed(&Error::killed(ended.info.id))),
         Outcome::SessionFailed(error) => Err(failed(error)),
         // Whoever used the stream has left without a farewell, as ssh does. Nobody is there to be told.
         Outcome::LocalFailed(error) => {

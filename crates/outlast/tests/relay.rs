@@ -176,7 +176,6 @@ fn a_reset_of_the_local_program_is_a_reset_for_the_service() {
 }
 
 #[test]
-#[ignore = "in kernel mode the server does not hear of a session that its client has killed"]
 fn a_reset_of_the_local_program_is_a_reset_for_the_service_in_kernel_mode() {
     local_reset(&["--ack", "kernel"]);
 }

@@ -1,7 +1,7 @@
 //! Making links with blocking calls: the first one in the caller's thread, later ones in a thread of the outage.
 
 use crate::config::Config;
-use crate::engine::{Begun, Engine, Helper, Hooks, Link, Role, Verdict, Waiting, new_session_id};
+use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Verdict, Waiting, new_session_id};
 use crate::error::{Error, Result};
 use crate::targets::Targets;
 use outlast_stream::Backoff;
@@ -156,7 +156,17 @@ impl Hooks for Reconnector {
         }
     }
 
-    fn over(&self, _engine: &Arc<Engine>) {}
+    fn over(&self, engine: &Arc<Engine>) {
+        if !engine.owes_abort() {
+            return;
+        }
+        let (engine, targets) = (engine.clone(), self.targets.clone());
+        let spawned =
+            std::thread::Builder::new().name("outlast-abort".into()).spawn(move || abort(&engine, &targets));
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "cannot start a thread to tell the server of the end of a session");
+        }
+    }
 
     fn network_changed(&self, engine: &Arc<Engine>) {
         engine.interrupt_backoff();
@@ -191,6 +201,20 @@ fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
         let delay = next_delay(&mut backoff, after);
         engine.note_retry(attempts, &error, delay);
         engine.wait_backoff(delay);
+    }
+}
+
+/// Tells the server that the session was given up, as long as there is hope.
+fn abort(engine: &Arc<Engine>, targets: &Targets) {
+    let deadline = Instant::now() + ABORT_MAX;
+    let mut backoff = engine.backoff();
+    while let Verdict::Again { error, after } = attempt(engine, targets) {
+        let delay = next_delay(&mut backoff, after);
+        if Instant::now() + delay >= deadline {
+            tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");
+            return;
+        }
+        std::thread::sleep(delay);
     }
 }
 

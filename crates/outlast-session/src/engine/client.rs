@@ -7,12 +7,12 @@
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`].
 
 use super::switch::PeerPosition;
-use super::{Engine, EventKind, Link, SessionState, set_link_options};
+use super::{Ctl, Engine, EventKind, Link, SessionState, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Hello,
-    Intent, LinkMode, Refusal, SessionId, Welcomed,
+    Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed,
 };
 use crate::sys;
 use crate::targets::Targets;
@@ -33,6 +33,8 @@ pub(crate) struct ClientState {
     epochs: u64,
     /// The nonce of all openings of this session (over TLS it becomes the session's key).
     open_nonce: [u8; 32],
+    /// Why the session was given up, as long as the server has to be told.
+    pub(super) owed_abort: Option<String>,
 }
 
 impl ClientState {
@@ -43,7 +45,17 @@ impl ClientState {
             AckMode::Auto if tls => (LinkMode::Inband, false),
             AckMode::Auto => (LinkMode::Kernel, true),
         };
-        Self { mode, auto, epochs: 0, open_nonce: rand::rng().random() }
+        Self { mode, auto, epochs: 0, open_nonce: rand::rng().random(), owed_abort: None }
+    }
+
+    /// Whether the server has to be told that the session was given up.
+    pub(crate) fn owes_abort(&self) -> bool {
+        self.owed_abort.is_some()
+    }
+
+    /// Another attempt of ours got there first, or its Welcome was lost: the next number is higher.
+    pub(super) fn saw_epoch(&mut self, epoch: u64) {
+        self.epochs = self.epochs.max(epoch);
     }
 }
 
@@ -68,6 +80,15 @@ pub(crate) struct Shake {
     pub(crate) output: Vec<u8>,
     input: Vec<u8>,
     read_bytes: u64,
+    /// To say that the session is given up, not to make a link.
+    aborts: bool,
+}
+
+impl Shake {
+    pub(super) fn new(handshake: ClientHandshake, aborts: bool) -> Self {
+        let output = handshake.start().to_vec();
+        Self { handshake, output, input: Vec::new(), read_bytes: 0, aborts }
+    }
 }
 
 /// What became of an attempt.
@@ -113,6 +134,9 @@ impl Engine {
     /// The link is connected (and encrypted): takes the old one out of service and begins the handshake.
     pub(crate) fn client_begin(&self, link: &Arc<Link>) -> Result<Begun> {
         let mut ctl = self.ctl.lock();
+        if let Some(reason) = ctl.client.owed_abort.clone() {
+            return self.begin_abort(&ctl, link, reason);
+        }
         if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
             return Err(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
         }
@@ -137,16 +161,7 @@ impl Engine {
                 .map_err(|error| Error::Config(format!("mode udp needs a socket for datagrams: {error}")))?;
         }
         hello.udp_port = ctl.udp_port(link.mode());
-        let key = ctl.key.clone();
-        let credentials = match &self.config.security {
-            Security::Open => Credentials::Open,
-            Security::Psk(psk) => Credentials::Psk { psk: psk.clone(), key },
-            Security::Tls(_) => {
-                let binding =
-                    link.exporter(BINDING_LABEL).ok_or_else(|| self.protocol_error(link, "no tls keys"))?;
-                Credentials::Tls { binding, key }
-            }
-        };
+        let credentials = self.credentials(&ctl, link)?;
         let nonce = if ctl.welcomed || matches!(self.config.security, Security::Psk(_)) {
             rand::rng().random()
         } else {
@@ -154,11 +169,10 @@ impl Engine {
         };
         let handshake = ClientHandshake::new(hello, credentials, nonce)
             .map_err(|error| self.protocol_error(link, &error.to_string()))?;
-        let output = handshake.start().to_vec();
         if !handshake.carries_early_data() {
-            let shake = Shake { handshake, output, input: Vec::new(), read_bytes: 0 };
-            return Ok(Begun::Shake(Box::new(shake)));
+            return Ok(Begun::Shake(Box::new(Shake::new(handshake, false))));
         }
+        let output = handshake.start().to_vec();
         // PROTOCOL 3.2: the first link carries data at once.
         let nothing = PeerPosition {
             next_offset: 0,
@@ -172,6 +186,22 @@ impl Engine {
         self.flush_with_first_write();
         self.wake_all();
         Ok(Begun::Installed)
+    }
+
+    /// What this end proves itself with on `link`.
+    pub(super) fn credentials(&self, ctl: &Ctl, link: &Link) -> Result<Credentials> {
+        let key = ctl.key.clone();
+        Ok(match &self.config.security {
+            Security::Open => Credentials::Open,
+            Security::Psk(psk) => Credentials::Psk { psk: psk.clone(), key },
+            Security::Tls(_) => {
+                let binding =
+                    link.exporter(BINDING_LABEL).ok_or_else(|| self.protocol_error(link, "no tls keys"))?;
+                // PROTOCOL 6.5: the key is known before the server has welcomed the session.
+                let key = key.or_else(|| Some(SessionKey::from_opening(&self.id, &ctl.client.open_nonce)));
+                Credentials::Tls { binding, key }
+            }
+        })
     }
 
     /// More was received in a handshake.
@@ -188,6 +218,7 @@ impl Engine {
                     shake.output.extend_from_slice(&bytes);
                     shake.input.drain(..consumed_bytes.min(shake.input.len()));
                 }
+                step if shake.aborts => return self.abort_answered(&step),
                 ClientStep::Welcomed(welcomed) => return self.client_welcomed(*welcomed, link, &shake),
                 other => return self.client_refused(&other, link),
             }
@@ -273,8 +304,7 @@ impl Engine {
                 return Verdict::Installed;
             }
             if let Refusal::StaleEpoch { current } = refusal {
-                // Another attempt of ours got there first, or its Welcome was lost.
-                ctl.client.epochs = ctl.client.epochs.max(current);
+                ctl.client.saw_epoch(current);
                 return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
             }
             if refusal.is_passing() && ctl.welcomed {
@@ -307,7 +337,7 @@ impl Engine {
         self.protocol_error(link, "it has receive buffers that no window here can cover: use another mode")
     }
 
-    fn protocol_error(&self, link: &Link, what: &str) -> Error {
+    pub(super) fn protocol_error(&self, link: &Link, what: &str) -> Error {
         Error::Protocol { peer: link.peer_addr.to_string(), what: what.to_owned() }
     }
 
@@ -403,7 +433,12 @@ impl Engine {
 
     /// The network changed: whoever waits to try again does so now.
     pub(crate) fn interrupt_backoff(&self) {
-        self.ctl.lock().hurry += 1;
+        self.interrupt_wait(&mut self.ctl.lock());
+    }
+
+    /// Wakes whoever waits between two attempts, or for the last word.
+    pub(super) fn interrupt_wait(&self, ctl: &mut Ctl) {
+        ctl.hurry += 1;
         self.changed.notify_all();
         self.hurry.notify_waiters();
     }

@@ -1,5 +1,6 @@
 //! How a session ends: in order, by an error, or because the application lets go.
 
+use super::abort::reason_for_peer;
 use super::{Ctl, Engine, EventKind, Helper, SessionState};
 use crate::error::{Error, Result};
 use crate::proto::{Frame, LinkMode};
@@ -111,10 +112,11 @@ impl Engine {
         }
         ctl.state = SessionState::Failed;
         ctl.failure = Some(error.clone());
+        self.note_abort(&mut ctl, &error);
         if let Some(link) = ctl.link.take() {
             let mut tx = self.tx.lock();
             if tx.sender.can_push_frame() {
-                let reason = error.to_string();
+                let reason = reason_for_peer(&error);
                 tx.sender.push_frame(&Frame::reset(&reason), self.received_offset.load(Ordering::Relaxed));
                 let _ = self.flush_locked(&mut tx);
             }

@@ -11,6 +11,7 @@
 //! no timer per session. What has to happen while the application looks away (flushing joined writes, sending again
 //! after a resume, giving memory back) is done by one helper thread for the process, [`helper`].
 
+mod abort;
 mod client;
 mod end;
 mod helper;
@@ -25,6 +26,7 @@ mod switch;
 mod tx;
 mod udp;
 
+pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};

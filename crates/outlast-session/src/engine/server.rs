@@ -270,6 +270,11 @@ impl Acceptor {
                     Err(refusal) => self.turn_away(Some(&link), refusal),
                 }
             }
+            Decision::Abort(engine) => {
+                drop(registry);
+                say_no(&link, engine.aborted_by_peer(hello));
+                Outcome::Closed
+            }
             Decision::Resume(engine) => {
                 drop(registry);
                 match self.attach(&engine, greeting, &link, greeted) {
@@ -375,7 +380,7 @@ impl Acceptor {
         let engine = self.registry.lock().get(id).cloned();
         match engine {
             Some(engine) => {
-                engine.fail(Error::Killed { id: *id });
+                engine.fail(Error::killed(*id));
                 true
             }
             None => false,

@@ -156,16 +156,21 @@ impl Engine {
 
     /// Takes the present link out of service for a better one, and says where this endpoint stands.
     pub(crate) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Position {
-        if let Some(link) = ctl.link.take() {
-            link.kill();
-            let mut tx = self.tx.lock();
-            let mut rx = self.rx.lock();
-            self.unload(&mut tx, &mut rx, &link);
-            drop((tx, rx));
+        if let Some(link) = self.take_link(ctl) {
             ctl.last_peer = Some(link.peer_addr);
             self.mark_lost(ctl, cause);
         }
         self.position()
+    }
+
+    /// Takes the present link, if there is one, away from both halves.
+    pub(super) fn take_link(&self, ctl: &mut Ctl) -> Option<Arc<Link>> {
+        let link = ctl.link.take()?;
+        link.kill();
+        let mut tx = self.tx.lock();
+        let mut rx = self.rx.lock();
+        self.unload(&mut tx, &mut rx, &link);
+        Some(link)
     }
 
     /// Puts a new link into service.
@@ -297,6 +302,8 @@ impl Engine {
                 "only the client can passivate a session: only it can make links".into(),
             ));
         }
+        // An application that only writes does not take in what the peer says about it.
+        self.pump_input();
         let mut ctl = self.ctl.lock();
         let Some(link) = ctl.link.clone() else { return Ok(ctl.state == SessionState::Passive) };
         {

@@ -1,6 +1,6 @@
 //! Frames of the `inband` mode: payload and control between sixteen-byte headers (PROTOCOL 4).
 
-use super::wire::OFFSET_MAX;
+use super::wire::{OFFSET_MAX, printable, truncated};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -163,11 +163,7 @@ pub enum Frame<'a> {
 impl<'a> Frame<'a> {
     /// A reset whose reason fits into a frame.
     pub fn reset(reason: &'a str) -> Self {
-        let mut end = reason.len().min(FRAME_CONTROL_BYTES_MAX);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        Frame::Reset { reason: reason.get(..end).unwrap_or_default() }
+        Frame::Reset { reason: truncated(reason, FRAME_CONTROL_BYTES_MAX) }
     }
 
     /// Appends the frame to `out`.
@@ -247,11 +243,7 @@ impl Control {
             FrameKind::End => Control::End { end_offset: checked_offset(number()?)? },
             FrameKind::Ping => Control::Ping { token: number()? },
             FrameKind::Pong => Control::Pong { token: number()? },
-            FrameKind::Reset => {
-                let text = String::from_utf8_lossy(body);
-                let printable = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-                Control::Reset { reason: printable }
-            }
+            FrameKind::Reset => Control::Reset { reason: printable(body) },
         })
     }
 }

@@ -157,7 +157,11 @@ fn psk() -> Psk {
 
 /// The client that the first byte of the input selects.
 pub fn client(selector: u8) -> ClientHandshake {
-    let intent = if selector & 4 == 0 { Intent::Open } else { Intent::Resume };
+    let intent = match selector & 12 {
+        0 | 8 => Intent::Open,
+        4 => Intent::Resume,
+        _ => Intent::Abort,
+    };
     let key = Some(SessionKey::from_bytes(KEY));
     let credentials = match selector & 3 {
         0 | 3 => Credentials::Open,

@@ -149,7 +149,7 @@ impl ClientHandshake {
     /// TLS all use the same.
     ///
     /// # Errors
-    /// [`HandshakeError::MissingKey`] for a resume that needs a key and has none.
+    /// [`HandshakeError::MissingKey`] for a resume or an abort that needs a key and has none.
     pub fn new(mut hello: Hello, credentials: Credentials, nonce: [u8; 32]) -> Result<Self, HandshakeError> {
         hello.security = credentials.kind();
         hello.nonce = (hello.security != SecurityKind::Open).then_some(nonce);
@@ -157,11 +157,11 @@ impl ClientHandshake {
         let session_key = match (&credentials, hello.intent) {
             (Credentials::Open, _) | (Credentials::Psk { .. }, Intent::Open) => None,
             (Credentials::Tls { .. }, Intent::Open) => Some(SessionKey::from_opening(&hello.id, &nonce)),
-            (Credentials::Psk { key, .. } | Credentials::Tls { key, .. }, Intent::Resume) => {
+            (Credentials::Psk { key, .. } | Credentials::Tls { key, .. }, Intent::Resume | Intent::Abort) => {
                 Some(key.clone().ok_or(HandshakeError::MissingKey)?)
             }
         };
-        if let (Some(key), Intent::Resume) = (&session_key, hello.intent) {
+        if let (Some(key), Intent::Resume | Intent::Abort) = (&session_key, hello.intent) {
             // PROTOCOL 6.4: the proof covers all of the message before it.
             hello.proof = Some([0; 32]);
             let unproven = Message::Hello(hello.clone()).to_bytes();
@@ -305,7 +305,7 @@ pub enum ServerStep {
         /// The session.
         id: SessionId,
     },
-    /// Decide, then call [`ServerHandshake::accept`] or [`refuse`].
+    /// Decide, then call [`ServerHandshake::accept`] or [`refuse`]; what aborts is always answered by the latter.
     Greeted(Box<Greeted>),
     /// Send [`HandshakeError::refusal`], if there is one, and close.
     Failed(HandshakeError),
@@ -438,8 +438,8 @@ impl ServerHandshake {
                 }
                 (Auth::Proven, Some(opened))
             }
-            (Intent::Resume, None) => (Auth::Unproven, None),
-            (Intent::Resume, Some(key)) => {
+            (Intent::Resume | Intent::Abort, None) => (Auth::Unproven, None),
+            (Intent::Resume | Intent::Abort, Some(key)) => {
                 let proof = hello.proof.ok_or(HandshakeError::BadProof)?;
                 if !key.resume_proof(&self.demand.binding(), without_proof(bytes)).is(&proof) {
                     return Err(HandshakeError::BadProof);

@@ -1,6 +1,7 @@
 //! The two messages that start a link: what the client asks for, and what the server grants.
 
-use super::wire::{Fields, LinkMode, SecurityKind, SessionId, WireError, Writer};
+use super::wire::{Fields, LinkMode, SecurityKind, SessionId, WireError, Writer, printable};
+use alloc::string::String;
 
 const TAG_END_OFFSET: u8 = 1;
 const TAG_DIRECT_PROOF: u8 = 2;
@@ -8,6 +9,7 @@ const TAG_SOURCE_PORT: u8 = 3;
 const TAG_UDP_PORT: u8 = 4;
 const TAG_NONCE: u8 = 5;
 pub(crate) const TAG_PROOF: u8 = 6;
+const TAG_REASON: u8 = 7;
 
 const FLAG_AUTO: u8 = 1;
 
@@ -19,6 +21,8 @@ pub enum Intent {
     Open = 1,
     /// Go on with it.
     Resume = 2,
+    /// Give it up: nothing follows, and the server ends it with an error for its application.
+    Abort = 3,
 }
 
 /// The client's first message on every link.
@@ -58,7 +62,10 @@ pub struct Hello {
     pub udp_port: Option<u16>,
     /// Fresh and unpredictable. Set by the handshake driver.
     pub nonce: Option<[u8; 32]>,
-    /// That the client may resume. Set by the handshake driver; always the last field.
+    /// Why the session is given up, for people; what does not fit into 255 bytes is cut off. Goes with
+    /// [`Intent::Abort`].
+    pub reason: Option<String>,
+    /// That the client may resume, or abort. Set by the handshake driver; always the last field.
     pub proof: Option<[u8; 32]>,
 }
 
@@ -82,6 +89,7 @@ impl Hello {
             source_port: None,
             udp_port: None,
             nonce: None,
+            reason: None,
             proof: None,
         }
     }
@@ -116,6 +124,7 @@ impl Hello {
         writer.tag(TAG_SOURCE_PORT, self.source_port.map(u16::to_be_bytes));
         writer.tag(TAG_UDP_PORT, self.udp_port.map(u16::to_be_bytes));
         writer.tag(TAG_NONCE, self.nonce);
+        writer.text(TAG_REASON, self.reason.as_deref());
         // PROTOCOL 1.5: the proof comes last, it covers everything before it.
         writer.tag(TAG_PROOF, self.proof);
     }
@@ -127,6 +136,7 @@ impl Hello {
         let intent = match intent {
             1 => Intent::Open,
             2 => Intent::Resume,
+            3 => Intent::Abort,
             _ => return Err(WireError::Value("intent")),
         };
         let mode = LinkMode::from_u8(mode).ok_or(WireError::Value("mode"))?;
@@ -148,6 +158,7 @@ impl Hello {
                 TAG_SOURCE_PORT => hello.source_port = Some(u16::from_be_bytes(field.array()?)),
                 TAG_UDP_PORT => hello.udp_port = Some(u16::from_be_bytes(field.array()?)),
                 TAG_NONCE => hello.nonce = Some(field.array()?),
+                TAG_REASON => hello.reason = Some(printable(field.value())),
                 TAG_PROOF if !field.is_last => return Err(WireError::Value("proof")),
                 TAG_PROOF => hello.proof = Some(field.array()?),
                 _ => {}

@@ -94,6 +94,8 @@ pub enum Decision<T> {
     Create,
     /// One more link of this session: [`Registry::attach`] it.
     Resume(T),
+    /// The client gives this session up: end it with an error, then answer [`Refusal::Ended`].
+    Abort(T),
     /// Turn it away.
     Refuse(Refusal),
 }
@@ -220,8 +222,13 @@ impl<T: Clone> Registry<T> {
         policy: &Policy,
     ) -> Decision<T> {
         match self.admit(now, hello, peer, auth, direct, policy) {
+            Ok(Some(value)) if hello.intent == Intent::Abort => Decision::Abort(value),
             Ok(Some(value)) => Decision::Resume(value),
             Ok(None) => Decision::Create,
+            // PROTOCOL 3.11: to one who gives the session up, this is not a no.
+            Err(refusal @ Refusal::Ended { .. }) if hello.intent == Intent::Abort => {
+                Decision::Refuse(refusal)
+            }
             Err(refusal) => {
                 self.count_refusal(&refusal);
                 Decision::Refuse(refusal)
@@ -259,12 +266,16 @@ impl<T: Clone> Registry<T> {
                     return Err(tombstone.refusal);
                 }
                 match (hello.intent, auth) {
-                    (Intent::Resume, _) => return Err(Refusal::UnknownSession),
+                    (Intent::Resume | Intent::Abort, _) => return Err(Refusal::UnknownSession),
                     (Intent::Open, Auth::Unproven) => return Err(Refusal::BadKey),
                     (Intent::Open, Auth::Proven) => None,
                 }
             }
         };
+        // PROTOCOL 3.11: nothing of a link matters to one that carries nothing.
+        if hello.intent == Intent::Abort {
+            return Ok(value);
+        }
         // PROTOCOL 3.3: a client opens until it was welcomed, and before that it has received and forgotten nothing.
         if hello.intent == Intent::Open && (hello.next_offset, hello.retained_offset) != (0, 0) {
             return Err(Refusal::OffsetOutOfRange);

@@ -14,6 +14,9 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
+/// How long the end of a relay waits for its peer to hear of a reset: a round trip or two.
+const TELL_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How often a relay that is ending looks whether everything has been delivered: at first, and at the least.
 const DELIVERED_POLL_MIN: Duration = Duration::from_millis(2);
 const DELIVERED_POLL_MAX: Duration = Duration::from_millis(250);
@@ -81,8 +84,13 @@ pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Co
             local.abort();
         }
         _ => {
-            session.kill();
+            session.kill_with(match outcome {
+                Outcome::LocalFailed(_) => "the program at the other end has reset its connection",
+                _ => "the relay at the other end was stopped",
+            });
             local.abort();
+            // The process may end with its last relay.
+            Box::pin(session.kill_told(TELL_TIMEOUT)).await;
         }
     }
     Ended { info, outcome }

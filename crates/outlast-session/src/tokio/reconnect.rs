@@ -1,7 +1,9 @@
 //! Making links with tokio: the first one in the caller's task, later ones in a task of the outage.
 
 use crate::config::Config;
-use crate::engine::{Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, Waiting, new_session_id};
+use crate::engine::{
+    ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, Waiting, new_session_id,
+};
 use crate::error::{Error, Result};
 use crate::targets::Targets;
 use ::tokio::io::Interest;
@@ -11,7 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Openings tried in other modes or with later numbers before it counts as a failure.
 const OPENINGS_MAX: u32 = 8;
@@ -157,7 +159,12 @@ impl Hooks for Reconnector {
         }
     }
 
-    fn over(&self, _engine: &Arc<Engine>) {}
+    fn over(&self, engine: &Arc<Engine>) {
+        if engine.owes_abort() {
+            let (engine, targets) = (engine.clone(), self.targets.clone());
+            self.runtime.spawn(async move { abort(&engine, &targets).await });
+        }
+    }
 
     fn network_changed(&self, engine: &Arc<Engine>) {
         engine.interrupt_backoff();
@@ -186,5 +193,19 @@ async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
         engine.note_retry(attempts, &error, delay);
         let hurry = engine.hurry.notified();
         let _ = ::tokio::time::timeout(delay, hurry).await;
+    }
+}
+
+/// Tells the server that the session was given up, as long as there is hope.
+async fn abort(engine: &Arc<Engine>, targets: &Targets) {
+    let deadline = Instant::now() + ABORT_MAX;
+    let mut backoff = engine.backoff();
+    while let Verdict::Again { error, after } = attempt(engine, targets).await {
+        let delay = backoff.next_delay().max(after);
+        if Instant::now() + delay >= deadline {
+            tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");
+            return;
+        }
+        ::tokio::time::sleep(delay).await;
     }
 }

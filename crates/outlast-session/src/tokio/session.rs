@@ -142,8 +142,21 @@ impl Session {
     }
 
     /// Ends the session at once; both sides get an error, and what is not delivered is lost.
+    ///
+    /// Does not wait: the peer is told in the background, for half a minute at the most. If it cannot be reached, or
+    /// this process ends first, a server keeps its end as long as it keeps any: see [`kill_told`](Self::kill_told).
     pub fn kill(&self) {
-        self.engine.fail(Error::Killed { id: self.engine.id });
+        self.engine.fail(Error::killed(self.engine.id));
+    }
+
+    /// As [`kill`](Self::kill), and the peer's application is told why. What exceeds 255 bytes is cut off.
+    pub fn kill_with(&self, reason: &str) {
+        self.engine.fail(Error::Killed { id: self.engine.id, reason: reason.to_owned() });
+    }
+
+    /// After a kill: waits until the peer has heard of it, at most `timeout`. False if it has not.
+    pub async fn kill_told(&self, timeout: Duration) -> bool {
+        ::tokio::time::timeout(timeout, self.engine.abort_told()).await.is_ok()
     }
 
     /// Borrows the two directions.

@@ -129,6 +129,13 @@ fn psk_sessions_are_not_resumed_without_their_key() {
             let (_, step) = shake(&mut Raw::connect(victim.address()), resume(id, 2), credentials, nonce);
             assert_eq!(refusal(&step), Refusal::BadKey);
         }
+        // Ending it takes the same.
+        let mut abort = resume(id, 2);
+        abort.intent = Intent::Abort;
+        let key = Some(SessionKey::from_bytes([9; 32]));
+        let credentials = Credentials::Psk { psk: ours.clone(), key };
+        let (_, step) = shake(&mut Raw::connect(victim.address()), abort, credentials, [7; 32]);
+        assert_eq!(refusal(&step), Refusal::BadKey);
         // An answer to the challenge that proves nothing.
         let mut raw = Raw::connect(victim.address());
         let opening =
@@ -141,7 +148,7 @@ fn psk_sessions_are_not_resumed_without_their_key() {
         let credentials = Credentials::Psk { psk: ours.clone(), key: None };
         let (_, step) = shake(&mut Raw::connect(victim.address()), hello(id), credentials, [5; 32]);
         assert_eq!(refusal(&step), Refusal::StaleEpoch { current: 1 });
-        assert_eq!((victim.refused("bad_key"), victim.refused("security_required")), (4, 1));
+        assert_eq!((victim.refused("bad_key"), victim.refused("security_required")), (5, 1));
         victim.unharmed();
     });
 }

@@ -1,6 +1,6 @@
 //! How the blocking face ends things: half-close, close, kill, passivate, finish, drop.
 
-use crate::common::{PAUSE, each, pattern};
+use crate::common::{HANG, PAUSE, each, pattern};
 use outlast_session::{Error, EventKind, LinkMode, Role, SessionState};
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -109,18 +109,37 @@ fn killed_by_the_server_the_client_gets_an_error() {
     });
 }
 
-/// And the other way round. The modes without frames have no word for it: only a new link could tell.
-// Open bug: without frames a kill is only a reset, and the server keeps the session.
+/// And the other way round. PROTOCOL 3.11: the modes without frames say it on a connection of its own.
 #[test]
-#[ignore = "pending: without frames a kill is only a reset"]
 fn killed_by_the_client_the_server_gets_an_error() {
     each(|case| {
         let mut pair = case.blocking();
         pair.client.write_all(b"x").unwrap();
         pair.server.read_exact(&mut [0]).unwrap();
+        pair.client.kill_with("enough of it");
+        let error = pair.server.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{case}: {error}");
+        assert!(error.to_string().contains("enough of it"), "{case}: {error}");
+        assert!(pair.client.kill_told(HANG), "{case}");
+        // The reader is woken a moment before the table is cleared.
+        while !pair.listener.sessions().is_empty() {
+            thread::yield_now();
+        }
+    });
+}
+
+/// The server has no link when the session is killed, and hears of it all the same; what was delivered is read.
+#[test]
+fn killed_while_passive() {
+    each(|case| {
+        let mut pair = case.blocking();
+        pair.client.write_all(b"x").unwrap();
+        pair.server.read_exact(&mut [0]).unwrap();
+        while !pair.client.passivate().unwrap() {
+            thread::yield_now();
+        }
         pair.client.kill();
-        assert!(pair.server.read(&mut [0; 8]).is_err(), "{case}");
-        assert!(pair.listener.sessions().is_empty(), "{case}");
+        assert_eq!(pair.server.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset, "{case}");
     });
 }
 

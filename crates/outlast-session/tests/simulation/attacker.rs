@@ -61,7 +61,7 @@ impl World {
             return;
         }
         let mut hello = Hello::open(self.client.id, self.client.client.mode);
-        hello.intent = Intent::Resume;
+        hello.intent = if cx.random.one_in(4) { Intent::Abort } else { Intent::Resume };
         hello.epoch = 1 + cx.random.below(1000);
         let key = Some(SessionKey::from_bytes(cx.nonce()));
         let nonce = cx.nonce();

@@ -70,6 +70,28 @@ impl Endpoint {
         Some(Begun { hello: output })
     }
 
+    /// Gives the session up; the Hello that tells the server, if there is anything to tell.
+    pub fn abort(&mut self, cx: &mut Ctx) -> Option<Vec<u8>> {
+        self.give_up_attempt(cx);
+        if self.is_over() || !self.welcomed {
+            return None;
+        }
+        self.client.epochs += 1;
+        let mut hello = Hello::open(self.id, LinkMode::Inband);
+        hello.epoch = self.client.epochs;
+        hello.intent = Intent::Abort;
+        let credentials = match cx.plan.psk {
+            true => Credentials::Psk { psk: cx.psk.clone(), key: self.key.clone() },
+            false => Credentials::Open,
+        };
+        let nonce = cx.nonce();
+        let handshake =
+            ClientHandshake::new(hello, credentials, nonce).expect("a welcomed session has its key");
+        cx.log(|| "Client: gives the session up".into());
+        self.fail(cx, Failure::Aborted, Happening::Refused);
+        Some(handshake.start().to_vec())
+    }
+
     fn hello(&self, cx: &Ctx, link: Link) -> Hello {
         let mut hello = Hello::open(self.id, link.mode);
         hello.epoch = link.epoch;

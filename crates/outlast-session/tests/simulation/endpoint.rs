@@ -58,6 +58,8 @@ pub enum Failure {
     Missing,
     Refused(Refusal),
     Expired,
+    /// The client has given it up.
+    Aborted,
     Protocol(String),
 }
 

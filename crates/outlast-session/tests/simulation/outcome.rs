@@ -50,6 +50,9 @@ impl World {
             cx.net.tell(*conn, Side::Server);
         }
         cx.log(|| "peace".into());
+        if self.cx.plan.aborts {
+            self.abort();
+        }
         let mut lonely_rounds = 0;
         for _ in 0..ROUNDS_MAX {
             if self.cx.violation.is_some() || self.is_done() {
@@ -148,6 +151,12 @@ impl World {
         match failure {
             Failure::Refused(Refusal::Expired) | Failure::Expired => self.cx.plan.keep_ms < 10_000,
             Failure::Refused(Refusal::UnknownSession) => self.restarted,
+            // PROTOCOL 3.11: the server did not wait for somebody to come back.
+            Failure::Aborted => {
+                let expired =
+                    self.server.ends.last().is_some_and(|end| end.failure == Some(Failure::Expired));
+                self.cx.plan.aborts && (!expired || self.is_excused(&Failure::Expired))
+            }
             _ => self.restarted || self.hijacked,
         }
     }

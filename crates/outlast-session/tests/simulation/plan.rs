@@ -82,6 +82,8 @@ pub struct Plan {
     pub ends_last: Option<Side>,
     /// A Hello that never arrived is used by somebody else.
     pub hijacks: bool,
+    /// The client gives the session up in the end.
+    pub aborts: bool,
 }
 
 impl Plan {
@@ -131,6 +133,7 @@ impl Plan {
             restarts,
             ends_last,
             hijacks,
+            aborts: random.one_in(32) && sound,
         };
         if mistake == Mistake::AckTooOld {
             // Rare elsewhere: a peer with a full ring, whose last acknowledgement was due within the last frame.

@@ -164,6 +164,14 @@ impl Server {
                 which
             }
             Decision::Resume(which) => which,
+            Decision::Abort(which) => {
+                let end = &mut self.ends[which];
+                end.retire(cx);
+                end.fail(cx, Failure::Aborted, Happening::Refused);
+                let offset = end.receiver.next_offset();
+                self.book(cx);
+                return self.say_no(cx, pending.conn, Refusal::Ended { offset });
+            }
         };
         if let Err(refusal) = self.attach(cx, &mut pending, greeted, which) {
             self.say_no(cx, pending.conn, refusal);

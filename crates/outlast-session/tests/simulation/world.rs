@@ -189,6 +189,14 @@ impl World {
         self.client.flush(cx);
     }
 
+    /// The client gives the session up and says so on a connection of its own.
+    pub fn abort(&mut self) {
+        let Some(hello) = self.client.abort(&mut self.cx) else { return };
+        let conn = self.cx.net.connect(self.cx.plan.buffers, true, false);
+        let _ = self.cx.net.send(conn, Side::Client, &hello);
+        self.server.accept(&mut self.cx, conn);
+    }
+
     fn maybe_reconnect(&mut self) {
         let cx = &mut self.cx;
         let busy = self.client.link.is_some() || self.client.client.shake.is_some();

@@ -28,7 +28,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     }
     for security in 0..3u8 {
         for known in [0, 4] {
-            for intent in [0, 4] {
+            for intent in [0, 4, 12] {
                 let name = format!("security_{security}_known_{known}_intent_{intent}");
                 let mut input = selected(security | known, client(security | intent).start());
                 let mut server = server(security);
@@ -98,10 +98,12 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         proof: Some([5; 32]),
         ..hello(Intent::Resume)
     };
+    let abort = Hello { reason: Some("because".into()), ..hello(Intent::Abort) };
     let welcome = Welcome { end_offset: Some(7), udp_port: Some(8), ..Welcome::to_new(&full) };
     vec![
         ("hello", Message::Hello(hello(Intent::Open)).to_bytes()),
         ("hello_full", Message::Hello(full).to_bytes()),
+        ("hello_abort", Message::Hello(abort).to_bytes()),
         ("welcome", Message::Welcome(welcome).to_bytes()),
         ("challenge", Message::Challenge(Challenge { nonce: [1; 32], proof: [2; 32] }).to_bytes()),
         ("answer", Message::Answer(Answer { proof: [3; 32] }).to_bytes()),

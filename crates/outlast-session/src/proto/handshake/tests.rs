@@ -188,6 +188,40 @@ fn a_session_that_is_not_known_is_unproven() {
     assert!(matches!(outcome.client, ClientStep::Refused(Refusal::UnknownSession)));
 }
 
+/// PROTOCOL 3.11: as a resume, and no resume can be made one.
+#[test]
+fn an_abort_is_proven_as_a_resume_is() {
+    let [right, wrong] = [1, 2].map(|byte| SessionKey::from_bytes([byte; 32]));
+    let abort = || Hello { intent: Intent::Abort, reason: Some("enough".into()), ..resume(2) };
+    for (demand, credentials) in [
+        (Demand::Psk(psk(1)), Credentials::Psk { psk: psk(1), key: Some(right.clone()) }),
+        (Demand::Tls { binding: BINDING }, Credentials::Tls { binding: BINDING, key: Some(right.clone()) }),
+    ] {
+        let greet = |bytes: &[u8], key: &SessionKey| {
+            let mut server = ServerHandshake::new(demand.clone(), SERVER_NONCE);
+            let ServerStep::NeedKey { .. } = server.feed(bytes) else { panic!() };
+            match server.provide_key(Some(key.clone())) {
+                ServerStep::Greeted(greeted) => Some((greeted.auth, greeted.hello)),
+                _ => None,
+            }
+        };
+        let proven =
+            |bytes: &[u8], key: &SessionKey| greet(bytes, key).is_some_and(|(auth, _)| auth == Auth::Proven);
+        let aborting = client(abort(), credentials.clone());
+        assert!(!aborting.carries_early_data());
+        let (auth, hello) = greet(aborting.start(), &right).unwrap();
+        assert_eq!(
+            (auth, hello.intent, hello.reason.as_deref()),
+            (Auth::Proven, Intent::Abort, Some("enough"))
+        );
+        assert!(!proven(aborting.start(), &wrong));
+        let mut resuming = client(resume(2), credentials).start().to_vec();
+        assert!(proven(&resuming, &right));
+        resuming[32] = Intent::Abort as u8;
+        assert!(!proven(&resuming, &right));
+    }
+}
+
 #[test]
 fn every_changed_bit_of_a_proven_hello_is_noticed() {
     let key = SessionKey::from_bytes([1; 32]);

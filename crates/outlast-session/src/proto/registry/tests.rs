@@ -68,6 +68,25 @@ fn a_session_is_opened_lost_resumed_and_ended() {
 }
 
 #[test]
+fn a_session_is_aborted_by_its_client_only_and_only_once() {
+    let mut registry = Registry::new(limits());
+    registry.insert(id(1), 10, 3, PEER).unwrap();
+    let abort = |epoch| Hello { intent: Intent::Abort, ..resume(1, epoch) };
+    let unproven = registry.decide(at(0), &abort(4), PEER, Auth::Unproven, DIRECT, &Policy::default());
+    assert!(matches!(unproven, Decision::Refuse(_)));
+    assert_eq!(refusal(decide(&mut registry, 0, &abort(3))), Refusal::StaleEpoch { current: 3 });
+    let refused = registry.stats().refused_total();
+    // PROTOCOL 3.11: neither mode nor path matter, nor whether the server takes new links.
+    let nothing = Policy { modes: [false; 4], draining_retry_after_ms: Some(5), ..Policy::default() };
+    let decision = registry.decide(at(0), &abort(4), OTHER_PEER, Auth::Proven, RELAYED, &nothing);
+    assert_eq!(decision, Decision::Abort(10));
+    registry.end(&id(1), 77, at(1));
+    assert_eq!(refusal(decide(&mut registry, 2, &abort(5))), Refusal::Ended { offset: 77 });
+    assert_eq!(registry.stats().refused_total(), refused, "that was not a no");
+    assert_eq!(refusal(decide(&mut registry, 2, &Hello { id: id(2), ..abort(1) })), Refusal::UnknownSession);
+}
+
+#[test]
 fn opening_twice_is_harmless() {
     let mut registry = Registry::new(limits());
     registry.insert(id(1), 10, 1, PEER).unwrap();
@@ -260,6 +279,7 @@ fn random_lives_agree_with_a_plain_model() {
                             assert!(alive.is_some_and(|known| known.0 == current && epoch <= current));
                         }
                         Decision::Refuse(_) => assert!(alive.is_none()),
+                        Decision::Abort(_) => panic!("nobody asked for it"),
                     }
                 }
                 2 => {

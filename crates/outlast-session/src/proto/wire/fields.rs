@@ -1,6 +1,7 @@
 //! Reading and writing the fields of a message body.
 
 use super::{MAGIC, OFFSET_MAX, PREFIX_BYTES, WireError};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// What is left of a body.
@@ -64,7 +65,11 @@ pub(crate) struct Tagged<'a> {
     pub(crate) is_last: bool,
 }
 
-impl Tagged<'_> {
+impl<'a> Tagged<'a> {
+    pub(crate) const fn value(self) -> &'a [u8] {
+        self.value
+    }
+
     /// The value, if it has the length that the tag calls for.
     pub(crate) fn array<const N: usize>(self) -> Result<[u8; N], WireError> {
         self.value.try_into().map_err(|_| WireError::FieldLength { tag: self.tag, bytes: self.value.len() })
@@ -109,19 +114,48 @@ impl<'a> Writer<'a> {
     /// A tagged field, if there is a value.
     pub(crate) fn tag<const N: usize>(&mut self, tag: u8, value: Option<[u8; N]>) {
         if let Some(value) = value {
-            // All values have 32 bytes at the most.
+            // All these values have 32 bytes at the most.
             let length = u8::try_from(N).unwrap_or(u8::MAX);
             self.bytes(&[tag, length]);
             self.bytes(&value);
         }
     }
 
+    /// A tagged text, if there is one; what does not fit is cut off.
+    pub(crate) fn text(&mut self, tag: u8, text: Option<&str>) {
+        if let Some(text) = text {
+            let text = truncated(text, usize::from(u8::MAX)).as_bytes();
+            self.bytes(&[tag, u8::try_from(text.len()).unwrap_or(u8::MAX)]);
+            self.bytes(text);
+        }
+    }
+
     pub(crate) fn finish(self) {
         let body_bytes = self.out.len() - self.begin - PREFIX_BYTES;
-        // The longest message written here has 214 bytes.
+        // The longest message written here has 471 bytes.
         let length = u16::try_from(body_bytes).unwrap_or(u16::MAX).to_be_bytes();
         if let Some(field) = self.out.get_mut(self.begin + PREFIX_BYTES - 2..self.begin + PREFIX_BYTES) {
             field.copy_from_slice(&length);
         }
     }
+}
+
+/// The longest start of `text` that has at most `bytes_max` bytes.
+pub(crate) fn truncated(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+/// A peer's text as it may be shown to people: what is no text, or would control a terminal, is replaced. Never has
+/// more bytes than it came with.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        text.extend(chunk.valid().chars().map(|c| if c.is_control() { '?' } else { c }));
+        text.extend(chunk.invalid().first().map(|_| '?'));
+    }
+    text
 }

@@ -8,7 +8,7 @@ mod foreign;
 mod id;
 mod refusal;
 
-pub(crate) use fields::{Fields, Writer};
+pub(crate) use fields::{Fields, Writer, printable, truncated};
 pub use foreign::ForeignProtocol;
 pub use id::{IdError, LinkMode, SecurityKind, SessionId};
 pub use refusal::{RETRY_AFTER_MS_MAX, Refusal};

@@ -29,6 +29,30 @@ fn full_hello() -> Hello {
     }
 }
 
+fn abort(reason: &str) -> Hello {
+    Hello { intent: Intent::Abort, reason: Some(reason.into()), proof: Some([9; 32]), ..full_hello() }
+}
+
+fn reason_read(hello: Hello) -> String {
+    match decode(&Message::Hello(hello).to_bytes()) {
+        Ok(Decoded::Message { message: Message::Hello(hello), .. }) => hello.reason.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn reasons_are_texts_that_fit_and_are_safe_to_show() {
+    assert_eq!(reason_read(abort("")), "");
+    assert_eq!(reason_read(abort("why\u{1b}[2J not")), "why?[2J not");
+    let cut = reason_read(abort(&"\u{e4}".repeat(200)));
+    assert_eq!((cut.len(), cut.chars().all(|c| c == '\u{e4}')), (254, true));
+    let mut bytes = Message::Hello(abort("plain")).to_bytes();
+    let at = bytes.windows(5).position(|window| window == b"plain").unwrap();
+    bytes[at + 1] = 0xFF;
+    let Ok(Decoded::Message { message: Message::Hello(hello), .. }) = decode(&bytes) else { panic!() };
+    assert_eq!(hello.reason.as_deref(), Some("p?ain"));
+}
+
 fn full_welcome() -> Welcome {
     Welcome {
         next_offset: 1,

@@ -1,0 +1,104 @@
+//! A session that its client gives up with an error, and its server, which would otherwise wait for the client to come
+//! back. PROTOCOL 3.11.
+//!
+//! Frames have a Reset for it, but only `inband` has frames, and a link that is reset loses them: the client says it on
+//! a connection of its own, in the background and for a short time. If it cannot get through, the server keeps the
+//! session as long as it keeps any.
+
+use super::client::{Begun, Shake, Verdict};
+use super::{Ctl, Engine, Link, Role};
+use crate::error::{Error, Result};
+use crate::proto::{ClientHandshake, ClientStep, Hello, Intent, LinkMode, Refusal};
+use rand::RngExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For how long a client tries to tell the server.
+pub(crate) const ABORT_MAX: Duration = Duration::from_secs(30);
+
+/// What the server's application is told without a reason.
+const NO_REASON: &str = "no reason given";
+
+impl Engine {
+    /// The session fails with `error`: whether the server has to be told.
+    pub(super) fn note_abort(&self, ctl: &mut Ctl, error: &Error) {
+        let owed = match error {
+            Error::Killed { .. } => ctl.epoch > 0,
+            // It said so itself, or cannot be reached.
+            Error::Refused { .. } | Error::Reset { .. } => false,
+            Error::PatienceExhausted { .. } | Error::Connect { .. } | Error::Expired { .. } => false,
+            // Before the Welcome the peer may be anything.
+            _ => ctl.welcomed,
+        };
+        ctl.client.owed_abort = (owed && self.role == Role::Client).then(|| reason_for_peer(error));
+    }
+
+    /// Whether the server does not know yet that the session was given up.
+    pub(crate) fn owes_abort(&self) -> bool {
+        self.ctl().client.owes_abort()
+    }
+
+    /// Completes when it does.
+    pub(crate) async fn abort_told(&self) {
+        loop {
+            let mut told = std::pin::pin!(self.hurry.notified());
+            told.as_mut().enable();
+            if !self.owes_abort() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// The link is connected (and encrypted), the session has failed.
+    pub(super) fn begin_abort(&self, ctl: &Ctl, link: &Arc<Link>, reason: String) -> Result<Begun> {
+        let mut hello = Hello::open(self.id, LinkMode::Inband);
+        hello.epoch = link.epoch;
+        hello.intent = Intent::Abort;
+        hello.reason = Some(reason);
+        let credentials = self.credentials(ctl, link)?;
+        let handshake = ClientHandshake::new(hello, credentials, rand::rng().random())
+            .map_err(|error| self.protocol_error(link, &error.to_string()))?;
+        Ok(Begun::Shake(Box::new(Shake::new(handshake, true))))
+    }
+
+    /// The server has said something to it. Whatever it is, unless it is "later", it will not help to repeat it.
+    pub(super) fn abort_answered(&self, step: &ClientStep) -> Verdict {
+        let mut ctl = self.ctl();
+        if let ClientStep::Refused(refusal) = step {
+            if let Refusal::StaleEpoch { current } = refusal {
+                ctl.client.saw_epoch(*current);
+            }
+            if refusal.is_passing() {
+                let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or_default());
+                return Verdict::Again { error: refusal.to_string(), after };
+            }
+        }
+        tracing::debug!(session = %self.id, ?step, "the server has heard that the session was given up");
+        ctl.client.owed_abort = None;
+        self.interrupt_wait(&mut ctl);
+        Verdict::Fatal(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }))
+    }
+
+    /// The server's side: the client has proved itself and gives the session up. What it is told.
+    pub(super) fn aborted_by_peer(&self, hello: &Hello) -> Refusal {
+        {
+            let mut ctl = self.ctl();
+            // What was delivered stays readable, as after any other break.
+            if let Some(link) = self.take_link(&mut ctl) {
+                ctl.last_peer = Some(link.peer_addr);
+            }
+        }
+        let reason = hello.reason.clone().unwrap_or_else(|| NO_REASON.into());
+        self.fail(Error::Reset { id: self.id, reason });
+        Refusal::Ended { offset: self.position().next_offset }
+    }
+}
+
+/// What the peer's application is told about an error of ours.
+pub(super) fn reason_for_peer(error: &Error) -> String {
+    match error {
+        Error::Killed { reason, .. } => reason.clone(),
+        other => other.to_string(),
+    }
+}
