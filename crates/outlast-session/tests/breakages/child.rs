@@ -1,9 +1,13 @@
 //! The programs that run on the two hosts: a server, and a client with three sessions at once (streaming both ways,
-//! ping-pong, mostly idle). Every byte is checked.
+//! ping-pong, mostly idle). Every byte is checked, and what is left when the sessions have ended.
 
+use super::certificates;
+use super::leaks::Holdings;
 use super::pattern::{check, fill};
-use outlast_session::{Config, LinkMode, Targets, blocking, tokio as otokio};
+use outlast_session::proto::Psk;
+use outlast_session::{Config, LinkMode, Security, Targets, blocking, tokio as otokio};
 use std::io::{BufRead, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,12 +15,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const UP: u8 = 1;
 const DOWN: u8 = 2;
-/// Marks the end of what the server streams; its count of received bytes follows.
 const CHUNK_BYTES: usize = 24_000;
 
-pub fn config(ack: &str) -> Arc<Config> {
+/// `MODE`, `MODE psk` or `MODE tls FOLDER` (with `cert.der` and `key.der` in it).
+pub fn config(settings: &str) -> Arc<Config> {
+    let words: Vec<&str> = settings.split_whitespace().collect();
+    let security = match words[1..] {
+        [] => Security::Open,
+        ["psk"] => Security::Psk(Psk::from_bytes(&[7; 32]).unwrap()),
+        ["tls", folder] => Security::Tls(certificates::read(Path::new(folder))),
+        ref other => panic!("no security {other:?}"),
+    };
     Arc::new(Config {
-        ack: ack.parse().unwrap(),
+        ack: words[0].parse().unwrap(),
+        security,
         detect_timeout: Duration::from_millis(800),
         handshake_timeout: Duration::from_millis(700),
         backoff_base: Duration::from_millis(10),
@@ -37,6 +49,18 @@ fn stop_flag() -> Arc<AtomicBool> {
     stop
 }
 
+/// Server, warmed up: once the parent says that the sessions have ended, nothing of them may be left.
+fn check_when_stopped() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let before = receiver.recv().unwrap();
+        let _ = std::io::stdin().lock().lines().next();
+        Holdings::assert_nothing_is_left(before, "server");
+        println!("DONE");
+    });
+    sender.send(Holdings::settled()).unwrap();
+}
+
 fn report(what: &str, info: &outlast_session::Info) {
     println!(
         "REPORT {what} outages={} longest_ms={} resent={} written={} read={} mode={}",
@@ -52,13 +76,28 @@ fn report(what: &str, info: &outlast_session::Info) {
 pub mod threads {
     use super::*;
 
-    pub fn server(address: &str, ack: &str) {
-        let listener = blocking::Listener::bind_with(address, &config(ack)).unwrap();
+    pub fn server(address: &str, settings: &str) {
+        let config = config(settings);
+        let listener = blocking::Listener::bind_with(address, &config).unwrap();
+        let targets: Targets = address.parse().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| warm_up(&targets, &config));
+            serve(listener.accept().unwrap());
+        });
+        check_when_stopped();
         println!("READY");
         for session in listener.incoming() {
             let session = session.unwrap();
             std::thread::spawn(move || serve(session));
         }
+    }
+
+    /// Starts what stays for good: helper, sockets for datagrams and routes, the rings' pool.
+    fn warm_up(targets: &Targets, config: &Arc<Config>) {
+        let mut session = blocking::Session::connect_with(targets, config).unwrap();
+        session.write_all(b"E").unwrap();
+        session.finish().unwrap();
+        assert_eq!(session.read(&mut [0]).unwrap(), 0);
     }
 
     fn serve(mut session: blocking::Session) {
@@ -102,11 +141,14 @@ pub mod threads {
         writer.finish().unwrap();
     }
 
-    pub fn client(address: &str, ack: &str) {
+    pub fn client(address: &str, settings: &str) {
         let targets: Targets = address.parse().unwrap();
+        let config = config(settings);
         let stop = stop_flag();
+        warm_up(&targets, &config);
+        let before = Holdings::settled();
         let start = |kind: u8| {
-            let mut session = blocking::Session::connect_with(&targets, &config(ack)).unwrap();
+            let mut session = blocking::Session::connect_with(&targets, &config).unwrap();
             session.write_all(&[kind]).unwrap();
             session
         };
@@ -117,6 +159,7 @@ pub mod threads {
             scope.spawn(|| echo(idle, "idle", Duration::from_millis(150), &stop));
             streaming(stream, &stop);
         });
+        Holdings::assert_nothing_is_left(before, "client");
         println!("DONE");
     }
 
@@ -194,15 +237,26 @@ pub mod tasks {
             .block_on(work);
     }
 
-    pub fn server(address: &str, ack: &str) {
+    pub fn server(address: &str, settings: &str) {
         run(async {
-            let listener = otokio::Listener::bind_with(address, &config(ack)).await.unwrap();
+            let config = config(settings);
+            let listener = otokio::Listener::bind_with(address, &config).await.unwrap();
+            let targets: Targets = address.parse().unwrap();
+            tokio::join!(warm_up(&targets, &config), async { serve(listener.accept().await.unwrap()).await });
+            check_when_stopped();
             println!("READY");
             loop {
                 let session = listener.accept().await.unwrap();
                 tokio::spawn(serve(session));
             }
         });
+    }
+
+    async fn warm_up(targets: &Targets, config: &Arc<Config>) {
+        let mut session = otokio::Session::connect_with(targets, config).await.unwrap();
+        session.write_all(b"E").await.unwrap();
+        session.finish().await.unwrap();
+        assert_eq!(session.read(&mut [0]).await.unwrap(), 0);
     }
 
     async fn serve(mut session: otokio::Session) {
@@ -247,13 +301,16 @@ pub mod tasks {
         writer.session().finish().await.unwrap();
     }
 
-    pub fn client(address: &str, ack: &str) {
+    pub fn client(address: &str, settings: &str) {
         let stop = stop_flag();
         run(async {
             let targets: Targets = address.parse().unwrap();
+            let config = config(settings);
+            warm_up(&targets, &config).await;
+            let before = Holdings::settled();
             let mut sessions = Vec::new();
             for kind in *b"SEE" {
-                let mut session = otokio::Session::connect_with(&targets, &config(ack)).await.unwrap();
+                let mut session = otokio::Session::connect_with(&targets, &config).await.unwrap();
                 session.write_all(&[kind]).await.unwrap();
                 sessions.push(session);
             }
@@ -264,6 +321,7 @@ pub mod tasks {
             streaming(sessions.pop().unwrap(), stop).await;
             idle.await.unwrap();
             ping.await.unwrap();
+            Holdings::assert_nothing_is_left(before, "client");
             println!("DONE");
         });
     }

@@ -1,7 +1,7 @@
 //! Paths through programs that terminate TCP: `auto` notices and acknowledges in band; the relay is killed and
 //! started again, again and again.
 
-use super::{Child, PORT, Scene};
+use super::{Between, PORT, Program, Scene};
 use outlast_lab::{Host, LabCommand, Process, Service};
 use outlast_stream::SplitMix64;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ const RELAY_PORT: u16 = 7001;
 
 /// Runs the three sessions through whatever `start` starts, and kills it a few times.
 fn run(name: &str, scene: &Scene, start: impl Fn() -> outlast_lab::Result<Process> + Send + Sync + 'static) {
-    let server =
-        Child::start(&scene.server, "tasks-server", &scene.server.socket_addr(PORT).to_string(), "auto");
+    let mut server =
+        Program::start(&scene.server, "tasks-server", &scene.server.socket_addr(PORT).to_string(), "auto");
     server.wait_for("READY", name);
     let relay = Service::start(start).unwrap();
     assert!(
@@ -21,7 +21,7 @@ fn run(name: &str, scene: &Scene, start: impl Fn() -> outlast_lab::Result<Proces
         "{name} listens"
     );
     let address = scene.server.socket_addr(RELAY_PORT).to_string();
-    let mut client = Child::start(&scene.client, "tasks-client", &address, "auto");
+    let mut client = Program::start(&scene.client, "tasks-client", &address, "auto");
     client.wait_for("READY", name);
     let mut random = SplitMix64::new(7);
     for _ in 0..6 {
@@ -35,6 +35,8 @@ fn run(name: &str, scene: &Scene, start: impl Fn() -> outlast_lab::Result<Proces
     std::thread::sleep(Duration::from_millis(300));
     client.stop();
     let said = client.wait_for("DONE", name);
+    server.stop();
+    server.wait_for("DONE", name);
     let reports: Vec<&String> = said.iter().filter(|line| line.contains("REPORT ")).collect();
     println!("{name}: {reports:?}");
     assert_eq!(reports.len(), 3, "{name}: {said:?}");
@@ -64,7 +66,7 @@ fn socat(host: &Host) -> outlast_lab::Result<Process> {
 #[test]
 fn auto_survives_socat_in_the_middle() {
     outlast_lab::require!();
-    let scene = Scene::new();
+    let scene = Scene::new(Between::Router);
     let host = scene.server.clone();
     run("socat", &scene, move || socat(&host));
 }
@@ -78,7 +80,7 @@ fn nginx(host: &Host, folder: &Path) -> outlast_lab::Result<Process> {
 #[test]
 fn auto_survives_nginx_in_the_middle() {
     outlast_lab::require!();
-    let scene = Scene::new();
+    let scene = Scene::new(Between::Router);
     let folder = folder("nginx");
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     let load = if Path::new(module).exists() { format!("load_module {module};\n") } else { String::new() };
