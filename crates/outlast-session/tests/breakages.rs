@@ -3,14 +3,15 @@
 //! left behind.
 //!
 //! `OUTLAST_BREAKAGES` is the number of breakages of the whole matrix (default 1,400), `OUTLAST_SEED` the seed,
-//! `OUTLAST_ONLY` a filter on names such as `threads/kernel/reset both`.
+//! `OUTLAST_ONLY` a filter on names such as `threads/kernel/reset both`. With `RUST_LOG` the programs say what they do.
 // A failed expectation is the message.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::cast_possible_truncation,
-    clippy::print_stdout
+    clippy::print_stdout,
+    clippy::print_stderr
 )]
 
 #[path = "breakages/certificates.rs"]
@@ -98,6 +99,9 @@ impl Cell {
         let target = scene.target(&client.process, &server.process);
         for Step { after, way, lasts } in &steps {
             std::thread::sleep(*after);
+            if std::env::var_os("RUST_LOG").is_some() {
+                eprintln!("BREAK {} for {lasts:?}", way.name);
+            }
             let injected =
                 way.fault.inject(&target).unwrap_or_else(|error| panic!("{what}: {}: {error}", way.name));
             std::thread::sleep(*lasts);

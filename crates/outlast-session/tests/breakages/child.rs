@@ -30,7 +30,8 @@ pub fn config(settings: &str) -> Arc<Config> {
         ack: words[0].parse().unwrap(),
         security,
         detect_timeout: Duration::from_millis(800),
-        handshake_timeout: Duration::from_millis(700),
+        // Shorter than the pause before the kernel repeats a SYN: more links for more breakages.
+        handshake_timeout: Duration::from_millis(300),
         backoff_base: Duration::from_millis(10),
         backoff_max: Duration::from_millis(100),
         window_buffer_bytes: 256 << 10,

@@ -27,7 +27,8 @@ impl Program {
             .env("OUTLAST_SETTINGS", settings)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            // A log is read as it grows.
+            .stderr(if std::env::var_os("RUST_LOG").is_some() { Stdio::inherit() } else { Stdio::piped() });
         let process = host.spawn(&mut command).unwrap();
         let (sender, lines) = mpsc::channel();
         let stdout = process.take_stdout().unwrap();
@@ -37,12 +38,13 @@ impl Program {
             }
         });
         let (sender, stderr) = mpsc::channel();
-        let mut pipe = process.take_stderr().unwrap();
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = pipe.read_to_string(&mut text);
-            let _ = sender.send(text);
-        });
+        if let Some(mut pipe) = process.take_stderr() {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                let _ = pipe.read_to_string(&mut text);
+                let _ = sender.send(text);
+            });
+        }
         let stdin = process.take_stdin().unwrap();
         Self { process, lines, stderr, stdin }
     }

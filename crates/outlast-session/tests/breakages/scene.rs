@@ -96,7 +96,7 @@ const NAT: [Way; 4] = [
     way("nat rebind", Fault::NatRebind, (0, 0), 3),
     way("nat forget", Fault::NatForget, (0, 0), 1),
     way("nat reset", Fault::Reset(Told::Both), (0, 0), 1),
-    way("nat drop", Fault::Drop(None), (50, 600), 1),
+    way("nat drop", Fault::Drop(None), (20, 300), 1),
 ];
 
 impl Between {
