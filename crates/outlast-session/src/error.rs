@@ -32,6 +32,15 @@ pub enum Error {
         /// What was received instead.
         what: String,
     },
+    /// The peer speaks this protocol, but one side does not trust the other: another key, or a certificate that is
+    /// missing, expired or signed by somebody else.
+    #[error("{peer} and this side have no key or certificate in common: {what}")]
+    Untrusted {
+        /// Address of the peer.
+        peer: String,
+        /// What is wrong with which.
+        what: String,
+    },
     /// Bytes that the peer's side acknowledged are gone: its process died, or a middlebox acknowledged for it.
     #[error(
         "session {id} cannot be resumed: {missing_bytes} bytes that were acknowledged never reached the peer's \
@@ -153,6 +162,7 @@ impl Error {
         match self {
             Error::Refused { .. }
             | Error::Protocol { .. }
+            | Error::Untrusted { .. }
             | Error::BytesMissing { .. }
             | Error::Reset { .. } => Blame::Peer,
             Error::PatienceExhausted { .. } | Error::Connect { .. } | Error::Expired { .. } => Blame::Network,
@@ -182,6 +192,7 @@ impl From<Error> for io::Error {
         let kind = match &error {
             Error::Refused { .. } => io::ErrorKind::ConnectionRefused,
             Error::Protocol { .. } | Error::BytesMissing { .. } => io::ErrorKind::InvalidData,
+            Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,
             Error::Reset { .. } | Error::Expired { .. } | Error::Killed { .. } => {
                 io::ErrorKind::ConnectionReset
             }

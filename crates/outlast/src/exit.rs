@@ -75,7 +75,9 @@ pub fn code_of(error: &anyhow::Error) -> Code {
 /// The code for an error of a session.
 pub fn code_of_session(error: &Error) -> Code {
     match error {
-        Error::Refused { .. } | Error::Protocol { .. } | Error::Reset { .. } => Code::Peer,
+        Error::Refused { .. } | Error::Protocol { .. } | Error::Untrusted { .. } | Error::Reset { .. } => {
+            Code::Peer
+        }
         Error::BytesMissing { .. } => Code::DataLost,
         Error::PatienceExhausted { .. } | Error::Connect { .. } => Code::Network,
         Error::Config(_) => Code::Usage,
@@ -129,8 +131,6 @@ pub fn clean(text: &str) -> String {
 pub fn hint(error: &Error) -> &'static str {
     match error {
         Error::Connect { .. } => "; is the server running, and the address right?",
-        // A peer that cannot prove itself does speak the protocol.
-        Error::Protocol { what, .. } if what.contains("key") => "",
         Error::Protocol { .. } => "; --via needs the address of `outlast listen`",
         Error::PatienceExhausted { .. } => "; --patience decides how long to try",
         Error::Expired { .. } => "; --keep on the server decides how long to wait",
@@ -145,12 +145,13 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_code() {
-        let cases: [(anyhow::Error, Code); 7] = [
+        let cases: [(anyhow::Error, Code); 8] = [
             (Failure::usage("x"), Code::Usage),
             (Failure::system("x"), Code::System),
             (Error::Config("x".into()).into(), Code::Usage),
             (Error::Connect { targets: "a:1".into(), last: "x".into() }.into(), Code::Network),
             (Error::Protocol { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
+            (Error::Untrusted { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Code::System),
             (anyhow::anyhow!("x"), Code::Internal),
         ];

@@ -1,7 +1,7 @@
 //! Making links with blocking calls: the first one in the caller's thread, later ones in a thread of the outage.
 
 use crate::config::Config;
-use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Verdict, Waiting, new_session_id};
+use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, new_session_id};
 use crate::error::{Error, Result};
 use crate::targets::Targets;
 use outlast_stream::Backoff;
@@ -85,53 +85,39 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
             Err(error) => return Err(failed(error)),
         }
     }
-    match engine.client_begin(&link)? {
+    match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(shake) => Ok(shake_hands(engine, &link, shake, deadline)),
+        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline)),
     }
 }
 
-/// Sends and receives until there is a verdict.
-fn shake_hands(
-    engine: &Arc<Engine>,
-    link: &Arc<Link>,
-    mut shake: Box<crate::engine::Shake>,
-    deadline: Instant,
-) -> Verdict {
-    let again = |error: String| Verdict::Again { error, after: Duration::ZERO };
+/// Until there is a verdict.
+fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shake>, deadline: Instant) -> Verdict {
+    let mut buffer = [0u8; 4096];
     loop {
-        let output = std::mem::take(&mut shake.output);
-        let mut rest = output.as_slice();
-        let mut buffer = [0u8; 4096];
-        let received = loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return again("the handshake took too long".into());
-            }
-            let result = if rest.is_empty() {
-                link.receive(&mut buffer, &mut Waiting::Never)
-            } else {
-                link.send_one(rest).map(|count| {
-                    rest = rest.get(count..).unwrap_or_default();
-                    usize::MAX
-                })
-            };
-            match result {
-                Ok(usize::MAX) => {}
-                Ok(0) => return again("connection closed during the handshake".into()),
-                Ok(count) => break count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if let Err(error) = link.wait(true, !rest.is_empty(), Some(left)) {
-                        return again(error.to_string());
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return again(error.to_string()),
-            }
+        let count = match exchange(link, &mut shake, &mut buffer, deadline) {
+            Ok(count) => count,
+            Err(error) => return engine.client_give_up(shake, link, error),
         };
-        match engine.client_feed(shake, link, buffer.get(..received).unwrap_or_default()) {
+        match engine.client_feed(shake, link, buffer.get(..count).unwrap_or_default()) {
             Verdict::More(more) => shake = more,
             verdict => return verdict,
+        }
+    }
+}
+
+/// Sends what is to be sent and receives something.
+fn exchange(link: &Link, shake: &mut Shake, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match shake.step(link, buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                link.wait(true, !shake.output.is_empty(), Some(left))?;
+            }
+            other => return other,
         }
     }
 }

@@ -51,15 +51,16 @@ impl Engine {
     }
 
     /// The link is connected (and encrypted), the session has failed.
-    pub(super) fn begin_abort(&self, ctl: &Ctl, link: &Arc<Link>, reason: String) -> Result<Begun> {
+    pub(super) fn begin_abort(&self, ctl: &mut Ctl, mut link: Link, reason: String) -> Result<Begun> {
+        link.mark(ctl.client.next_epoch(), LinkMode::Inband);
         let mut hello = Hello::open(self.id, LinkMode::Inband);
         hello.epoch = link.epoch;
         hello.intent = Intent::Abort;
         hello.reason = Some(reason);
-        let credentials = self.credentials(ctl, link)?;
+        let credentials = self.credentials(ctl, &link)?;
         let handshake = ClientHandshake::new(hello, credentials, rand::rng().random())
-            .map_err(|error| self.protocol_error(link, &error.to_string()))?;
-        Ok(Begun::Shake(Box::new(Shake::new(handshake, true))))
+            .map_err(|error| self.protocol_error(&link, &error.to_string()))?;
+        Ok(Begun::Shake(Arc::new(link), Box::new(Shake::new(handshake, true))))
     }
 
     /// The server has said something to it. Whatever it is, unless it is "later", it will not help to repeat it.
@@ -85,9 +86,7 @@ impl Engine {
         {
             let mut ctl = self.ctl();
             // What was delivered stays readable, as after any other break.
-            if let Some(link) = self.take_link(&mut ctl) {
-                ctl.last_peer = Some(link.peer_addr);
-            }
+            self.take_link(&mut ctl);
         }
         let reason = hello.reason.clone().unwrap_or_else(|| NO_REASON.into());
         self.fail(Error::Reset { id: self.id, reason });

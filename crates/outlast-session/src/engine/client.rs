@@ -4,10 +4,10 @@
 //! For every attempt: connect a socket, [`client_link`](Engine::client_link), under TLS drive
 //! [`Link::handshake`] to its end, then [`client_begin`](Engine::client_begin). [`Begun::Installed`]: the link is in
 //! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
-//! [`client_feed`](Engine::client_feed) gives a [`Verdict`].
+//! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
-use super::switch::PeerPosition;
-use super::{Ctl, Engine, EventKind, Link, SessionState, set_link_options};
+use super::switch::{PeerPosition, Position};
+use super::{Ctl, Engine, EventKind, Link, SessionState, Waiting, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
@@ -17,6 +17,7 @@ use crate::proto::{
 use crate::sys;
 use crate::targets::Targets;
 use outlast_stream::Backoff;
+use parking_lot::MutexGuard;
 use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
@@ -53,6 +54,12 @@ impl ClientState {
         self.owed_abort.is_some()
     }
 
+    /// The number of the next link.
+    pub(super) fn next_epoch(&mut self) -> u64 {
+        self.epochs += 1;
+        self.epochs
+    }
+
     /// Another attempt of ours got there first, or its Welcome was lost: the next number is higher.
     pub(super) fn saw_epoch(&mut self, epoch: u64) {
         self.epochs = self.epochs.max(epoch);
@@ -69,7 +76,7 @@ pub(crate) enum Begun {
     /// At once.
     Installed,
     /// After the handshake: send these bytes first.
-    Shake(Box<Shake>),
+    Shake(Arc<Link>, Box<Shake>),
 }
 
 /// A handshake under way, outside of the session.
@@ -88,6 +95,26 @@ impl Shake {
     pub(super) fn new(handshake: ClientHandshake, aborts: bool) -> Self {
         let output = handshake.start().to_vec();
         Self { handshake, output, input: Vec::new(), read_bytes: 0, aborts }
+    }
+
+    /// Sends `output`, then receives into `buffer`, without waiting for either.
+    pub(crate) fn step(&mut self, link: &Link, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let result = if self.output.is_empty() {
+                link.receive(buffer, &mut Waiting::Never)
+            } else {
+                link.send_one(&self.output).map(|count| {
+                    self.output.drain(..count);
+                    usize::MAX
+                })
+            };
+            match result {
+                Ok(usize::MAX) => {}
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
     }
 }
 
@@ -110,37 +137,44 @@ pub(crate) enum Verdict {
 }
 
 impl Engine {
-    /// A link from a connected socket, numbered, with TLS around it if so configured.
-    pub(crate) fn client_link(&self, socket: socket2::Socket, target: &str) -> Result<Arc<Link>> {
+    /// A link from a connected socket, in no mode yet, with TLS around it if so configured.
+    pub(crate) fn client_link(&self, socket: socket2::Socket, target: &str) -> Result<Link> {
         set_link_options(&socket, self.config.detect_timeout)?;
         let tls = match &self.config.security {
             Security::Tls(tls) => Some(client_tls(tls, target)?),
             Security::Open | Security::Psk(_) => None,
         };
-        let (epoch, mode) = {
-            let mut ctl = self.ctl.lock();
-            ctl.client.epochs += 1;
-            (ctl.client.epochs, ctl.client.mode)
-        };
-        let link =
-            Link::new(socket, tls, epoch, mode).map_err(|error| Error::system("look at a socket", &error))?;
-        if mode == LinkMode::Window {
-            let pinned = link.pin_buffers(self.config.window_buffer_bytes);
-            pinned.map_err(|error| Error::system("set socket buffers", &error))?;
-        }
-        Ok(Arc::new(link))
+        Link::new(socket, tls, 0, LinkMode::Inband).map_err(|error| Error::system("look at a socket", &error))
     }
 
     /// The link is connected (and encrypted): takes the old one out of service and begins the handshake.
-    pub(crate) fn client_begin(&self, link: &Arc<Link>) -> Result<Begun> {
-        let mut ctl = self.ctl.lock();
-        if let Some(reason) = ctl.client.owed_abort.clone() {
-            return self.begin_abort(&ctl, link, reason);
+    pub(crate) fn client_begin(&self, link: Link) -> Result<Begun> {
+        loop {
+            let mut ctl = self.ctl.lock();
+            if let Some(reason) = ctl.client.owed_abort.clone() {
+                return self.begin_abort(&mut ctl, link, reason);
+            }
+            if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+                return Err(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
+            }
+            let retired = self.retire(&mut ctl, "replaced by a new link");
+            let Some((old, answer)) = retired.answer else {
+                return self.begin_link(ctl, link, &retired.position);
+            };
+            // Found on the old link: it may want another mode, or be the end of the session.
+            drop(ctl);
+            self.no_welcome(answer, &old);
         }
-        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
-            return Err(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
+    }
+
+    /// Number, mode and position go into one Hello: nothing may come between them.
+    fn begin_link(&self, mut ctl: MutexGuard<'_, Ctl>, mut link: Link, position: &Position) -> Result<Begun> {
+        link.mark(ctl.client.next_epoch(), ctl.client.mode);
+        if link.mode() == LinkMode::Window {
+            let pinned = link.pin_buffers(self.config.window_buffer_bytes);
+            pinned.map_err(|error| Error::system("set socket buffers", &error))?;
         }
-        let position = self.retire(&mut ctl, "replaced by a new link");
+        let link = &Arc::new(link);
         let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
         let direct = link.mode().needs_direct_path() && sys::has_timestamps(&**link);
         let mut hello = Hello::open(self.id, link.mode());
@@ -170,7 +204,7 @@ impl Engine {
         let handshake = ClientHandshake::new(hello, credentials, nonce)
             .map_err(|error| self.protocol_error(link, &error.to_string()))?;
         if !handshake.carries_early_data() {
-            return Ok(Begun::Shake(Box::new(Shake::new(handshake, false))));
+            return Ok(Begun::Shake(link.clone(), Box::new(Shake::new(handshake, false))));
         }
         let output = handshake.start().to_vec();
         // PROTOCOL 3.2: the first link carries data at once.
@@ -225,6 +259,47 @@ impl Engine {
         }
     }
 
+    /// The shell will not wait for the answer any longer, or its link has failed. What that has received counts all the
+    /// same: a server that has welcomed the link sends, and takes for delivered what this kernel has acknowledged.
+    pub(crate) fn client_give_up(
+        &self,
+        mut shake: Box<Shake>,
+        link: &Arc<Link>,
+        error: io::Error,
+    ) -> Verdict {
+        if error.kind() == io::ErrorKind::InvalidData {
+            return self.tls_failed(link, &error);
+        }
+        let cause = match error.kind() {
+            io::ErrorKind::TimedOut => "the handshake took too long".to_owned(),
+            io::ErrorKind::UnexpectedEof => "connection closed during the handshake".to_owned(),
+            _ => error.to_string(),
+        };
+        // PROTOCOL 3.5: without freezing it the answer could come just behind the last look.
+        if let Err(error) = link.freeze() {
+            tracing::warn!(session = %self.id, %error, "cannot freeze a link");
+        }
+        let mut buffer = [0u8; HANDSHAKE_BYTES_MAX];
+        loop {
+            let received = match link.receive(&mut buffer, &mut Waiting::Never) {
+                Ok(0) => break,
+                Ok(count) => buffer.get(..count).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            match self.client_feed(shake, link, received) {
+                Verdict::More(more) => shake = more,
+                Verdict::Installed => {
+                    // Its bytes are taken over by the next link.
+                    self.lost(link, &cause);
+                    return Verdict::Installed;
+                }
+                verdict => return verdict,
+            }
+        }
+        Verdict::Again { error: cause, after: Duration::ZERO }
+    }
+
     fn client_welcomed(&self, welcomed: Welcomed, link: &Arc<Link>, shake: &Shake) -> Verdict {
         let mut ctl = self.ctl.lock();
         if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
@@ -269,7 +344,7 @@ impl Engine {
         }
     }
 
-    fn client_refused(&self, step: &ClientStep, link: &Arc<Link>) -> Verdict {
+    pub(super) fn client_refused(&self, step: &ClientStep, link: &Arc<Link>) -> Verdict {
         match step {
             ClientStep::Refused(refusal) => self.refused(*refusal, link),
             ClientStep::Failed(error) => {
@@ -278,7 +353,10 @@ impl Engine {
                 if welcomed && matches!(error, HandshakeError::Wire(_)) {
                     return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
                 }
-                self.fatal(self.protocol_error(link, &error.to_string()))
+                self.fatal(match error {
+                    HandshakeError::BadProof => self.untrusted(link, error.to_string()),
+                    _ => self.protocol_error(link, &error.to_string()),
+                })
             }
             ClientStep::NeedMore | ClientStep::Send { .. } | ClientStep::Welcomed(_) => {
                 Verdict::Again { error: "handshake out of order".into(), after: Duration::ZERO }
@@ -328,56 +406,17 @@ impl Engine {
         through
     }
 
-    fn fatal(&self, error: Error) -> Verdict {
+    pub(super) fn fatal(&self, error: Error) -> Verdict {
         self.fail(error.clone());
         Verdict::Fatal(error)
     }
 
-    fn window_error(&self, link: &Link) -> Error {
+    pub(super) fn window_error(&self, link: &Link) -> Error {
         self.protocol_error(link, "it has receive buffers that no window here can cover: use another mode")
     }
 
     pub(super) fn protocol_error(&self, link: &Link, what: &str) -> Error {
         Error::Protocol { peer: link.peer_addr.to_string(), what: what.to_owned() }
-    }
-
-    /// The handshake of an opening link that is in service already has ended.
-    pub(crate) fn handshake_ended(&self, link: &Arc<Link>, end: super::rx::HandshakeEnd) {
-        match end {
-            Ok(welcomed) => self.opened(link, &welcomed),
-            Err(step) => match self.client_refused(&step, link) {
-                Verdict::Again { error, .. } => self.lost(link, &error),
-                Verdict::Fatal(_) | Verdict::Installed | Verdict::More(_) => {}
-            },
-        }
-    }
-
-    fn opened(&self, link: &Arc<Link>, welcomed: &Welcomed) {
-        let mut ctl = self.ctl.lock();
-        if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
-            return;
-        }
-        let welcome = &welcomed.welcome;
-        if link.mode() == LinkMode::Window
-            && !Engine::holds_window(&self.config, link, welcome.receive_buffer_bytes)
-        {
-            drop(ctl);
-            return self.fail(self.window_error(link));
-        }
-        ctl.welcomed = true;
-        ctl.key = welcomed.session_key.clone();
-        ctl.peer_udp_port = welcome.udp_port;
-        {
-            let mut tx = self.tx.lock();
-            let window = self.window_bytes(link, welcome.receive_buffer_bytes);
-            tx.sender.confirm(window);
-            let mut rx = self.rx.lock();
-            rx.awaiting = None;
-            rx.link = Some(link.clone());
-        }
-        self.mark_connected(&mut ctl, link, 0);
-        drop(ctl);
-        self.wake_all();
     }
 
     /// A socket to connect to `address` with.
@@ -397,7 +436,21 @@ impl Engine {
         if self.ctl.lock().welcomed {
             return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
         }
-        self.fatal(self.protocol_error(link, &format!("tls: {error}")))
+        let what = match error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
+            Some(rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired)) => {
+                "it wants a client certificate, and none is configured".to_owned()
+            }
+            // Not TLS at all, or no version of it that both have.
+            None | Some(rustls::Error::InvalidMessage(_) | rustls::Error::PeerIncompatible(_)) => {
+                return self.fatal(self.protocol_error(link, &format!("tls: {error}")));
+            }
+            Some(error) => format!("tls: {error}"),
+        };
+        self.fatal(self.untrusted(link, what))
+    }
+
+    fn untrusted(&self, link: &Link, what: String) -> Error {
+        Error::Untrusted { peer: link.peer_addr.to_string(), what }
     }
 
     /// Whether the last refusal changed the mode, so that another attempt at once makes sense.

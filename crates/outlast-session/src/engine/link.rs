@@ -240,7 +240,10 @@ impl Link {
             let mut fresh = rest.as_slice();
             loop {
                 let taken = tls.read_tls(&mut fresh)?;
-                let state = tls.process_new_packets().map_err(io::Error::other)?;
+                // Not the link's fault: the peer said something else, or an alert.
+                let state = tls
+                    .process_new_packets()
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
                 if taken == 0 || fresh.is_empty() || state.plaintext_bytes_to_read() > 0 {
                     break;
                 }

@@ -18,6 +18,7 @@ mod helper;
 mod inbox;
 mod info;
 mod link;
+mod opening;
 mod pool;
 mod rx;
 mod server;

@@ -1,9 +1,10 @@
 //! Reading: from what earlier links left behind, then from the present link.
 
 use super::inbox::{INBOX_READ_BYTES, Inbox};
+use super::opening::{HandshakeEnd, Opening};
 use super::{Engine, Helper, Link, Progress, Waiting};
 use crate::error::{Error, Result};
-use crate::proto::{ClientHandshake, ClientStep, Control, Piece, Receiver, Welcomed};
+use crate::proto::{Control, Piece, Receiver};
 use crate::sys;
 use parking_lot::MutexGuard;
 use std::collections::VecDeque;
@@ -11,8 +12,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Read while a handshake message is expected: it is small, and what follows belongs to the application.
-const HANDSHAKE_READ_BYTES: usize = 4096;
 /// From this size on a frame's payload is received straight into the application's buffer.
 const DIRECT_BYTES_MIN: usize = 4096;
 /// The peer is told at once when it can forget so much (`inband`, `udp`).
@@ -46,12 +45,12 @@ pub(crate) struct Rx {
     pub(crate) inbox: Inbox,
     /// Bytes received on the present link, handshake included.
     pub(crate) link_read_bytes: u64,
-    /// A client's first link: the Welcome comes first.
-    pub(crate) awaiting: Option<Box<ClientHandshake>>,
+    /// A client's opening link, as long as it is not welcomed.
+    pub(crate) opening: Option<Opening>,
 }
 
 /// What one look at the input came to.
-enum Step {
+pub(super) enum Step {
     Data(usize),
     End,
     Wait(Arc<Link>),
@@ -61,9 +60,6 @@ enum Step {
     Control(Control, u64),
     Handshake(Arc<Link>, Box<HandshakeEnd>),
 }
-
-/// How a client's opening handshake ended.
-pub(crate) type HandshakeEnd = std::result::Result<Welcomed, ClientStep>;
 
 impl Rx {
     pub(crate) fn new(retain_bytes_max: usize) -> Self {
@@ -76,7 +72,7 @@ impl Rx {
             backlog_bytes_max: retain_bytes_max as u64,
             inbox: Inbox::default(),
             link_read_bytes: 0,
-            awaiting: None,
+            opening: None,
         }
     }
 
@@ -224,13 +220,13 @@ impl Engine {
             return Err(failure.clone());
         }
         let Some(link) = rx.link.clone() else { return Ok(Step::NoLink) };
-        if rx.awaiting.is_some() {
+        if rx.opening.is_some() {
             return Ok(self.handshake_step(rx, link, waiting));
         }
         Ok(self.read_live(rx, link, buffer, waiting))
     }
 
-    fn read_failed(link: Arc<Link>, error: &io::Error) -> Step {
+    pub(super) fn read_failed(link: Arc<Link>, error: &io::Error) -> Step {
         match error.kind() {
             // With `wait` this is a time-out of the socket, or a signal: the shell decides.
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Step::Wait(link),
@@ -239,7 +235,7 @@ impl Engine {
     }
 
     /// An end of input that is not the end of the stream: the link broke, unless it is our own doing.
-    fn input_ended(&self, link: Arc<Link>, what: &str) -> Step {
+    pub(super) fn input_ended(&self, link: Arc<Link>, what: &str) -> Step {
         if self.is_read_shut() && !link.is_dead() && !link.has_peer_ended() {
             return Step::Wait(link);
         }
@@ -311,27 +307,6 @@ impl Engine {
         }
     }
 
-    /// A client's first link: looks for the Welcome.
-    fn handshake_step(&self, rx: &mut Rx, link: Arc<Link>, waiting: &mut Waiting<'_, '_>) -> Step {
-        loop {
-            match rx.inbox.fill(HANDSHAKE_READ_BYTES, |room| link.receive(room, waiting)) {
-                Ok(0) => return self.input_ended(link, "connection closed during the handshake"),
-                Ok(count) => rx.link_read_bytes += count as u64,
-                Err(error) => return Self::read_failed(link, &error),
-            }
-            let Some(handshake) = rx.awaiting.as_mut() else { return Step::NoLink };
-            match handshake.feed(rx.inbox.as_slice()) {
-                ClientStep::NeedMore => {}
-                ClientStep::Welcomed(welcomed) => {
-                    rx.inbox.consume(welcomed.consumed_bytes);
-                    rx.link = None; // Until the welcome has been dealt with, nobody reads on.
-                    return Step::Handshake(link, Box::new(Ok(*welcomed)));
-                }
-                other => return Step::Handshake(link, Box::new(Err(other))),
-            }
-        }
-    }
-
     /// The application has read something: lets the peer forget it.
     fn consumed(&self, rx: MutexGuard<'_, Rx>) {
         let consumed_offset = rx.consumed_offset();
@@ -371,27 +346,6 @@ impl Engine {
         }
     }
 
-    /// Looks for the answer to an opening on a link that is about to be given up. True if there was a refusal.
-    pub(crate) fn pump_handshake(&self, link: &Arc<Link>) -> bool {
-        let step = {
-            let mut rx = self.rx.lock();
-            if rx.awaiting.is_none() || !rx.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
-                return false;
-            }
-            self.handshake_step(&mut rx, link.clone(), &mut Waiting::Never)
-        };
-        match step {
-            Step::Handshake(link, end) => {
-                let refused = end.is_err();
-                // Marked dead first, so that what follows does not come back here.
-                link.kill();
-                self.handshake_ended(&link, *end);
-                refused
-            }
-            _ => false,
-        }
-    }
-
     /// In the background, for a writer that waits for the peer: takes input in without the application.
     /// Returns false if there is nothing more to be expected from this link.
     pub(crate) fn pump_input(&self) -> bool {
@@ -406,7 +360,7 @@ impl Engine {
                 return false;
             }
             let Some(link) = rx.link.clone() else { return false };
-            let step = if rx.awaiting.is_some() {
+            let step = if rx.opening.is_some() {
                 self.handshake_step(&mut rx, link, &mut Waiting::Never)
             } else if framed || self.is_read_shut() {
                 let mut scratch = [0u8; 16 << 10];

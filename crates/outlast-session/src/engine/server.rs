@@ -313,7 +313,7 @@ impl Acceptor {
         if let Some(mailbox) = self.mailbox.get().filter(|_| hello.mode == LinkMode::Udp) {
             engine.use_mailbox(&mut ctl, mailbox.clone());
         }
-        let position = engine.retire(&mut ctl, "the client made a new link");
+        let position = engine.retire(&mut ctl, "the client made a new link").position;
         let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
         let welcome = Welcome {
             next_offset: position.next_offset,

@@ -1,5 +1,6 @@
 //! Changing the link: losing one, and carrying on with the next.
 
+use super::opening::{NoWelcome, Opening};
 use super::rx::Segment;
 use super::{Ctl, Engine, EventKind, Link, Role, Rx, SessionState, Tx};
 use crate::config::Patience;
@@ -38,23 +39,34 @@ pub(crate) struct PeerPosition<'a> {
     pub read_bytes: u64,
 }
 
+/// A link that was taken out of service.
+pub(super) struct Taken {
+    link: Arc<Link>,
+    /// What an opening link has brought instead of a Welcome.
+    answer: Option<NoWelcome>,
+}
+
+/// There is no link now.
+pub(super) struct Retired {
+    pub(super) position: Position,
+    /// For a client: what its opening link has brought instead of a Welcome.
+    pub(super) answer: Option<(Arc<Link>, NoWelcome)>,
+}
+
 impl Engine {
     /// The link broke. The first to notice takes it away from both halves and has it replaced.
     pub(crate) fn lost(&self, link: &Arc<Link>, cause: &str) {
-        if self.salvage_handshake(link) {
-            return;
-        }
         link.kill();
         let mut ctl = self.ctl.lock();
         if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
             return;
         }
-        let over = {
+        let (answer, over) = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
-            self.unload(&mut tx, &mut rx, link);
+            let answer = self.unload(&mut ctl, &mut tx, &mut rx, link);
             // Both ends are through with each other, or the application has let go and nothing of it is missing.
-            tx.sender.is_delivered() && (rx.receiver.is_complete() || ctl.released)
+            (answer, tx.sender.is_delivered() && (rx.receiver.is_complete() || ctl.released))
         };
         ctl.link = None;
         ctl.last_peer = Some(link.peer_addr);
@@ -63,20 +75,15 @@ impl Engine {
             return;
         }
         self.mark_lost(&mut ctl, cause);
-        let hooks = ctl.hooks.clone();
         self.changed.notify_all();
         drop(ctl);
+        if let Some(answer) = answer {
+            self.no_welcome(answer, link);
+        }
+        let hooks = self.ctl.lock().hooks.clone();
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
             hooks.lost(&engine);
         }
-    }
-
-    /// A client's opening link broke before its Welcome was read: perhaps the answer is there, and says why.
-    /// True if it has been dealt with.
-    fn salvage_handshake(&self, link: &Arc<Link>) -> bool {
-        let is_opening = self.ctl.lock().link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link))
-            && !self.is_established();
-        is_opening && !link.is_dead() && self.pump_handshake(link)
     }
 
     fn mark_lost(&self, ctl: &mut Ctl, cause: &str) {
@@ -89,17 +96,19 @@ impl Engine {
         }
     }
 
-    /// Takes a link away from both halves. What it has received and nobody has read stays readable, and counts.
-    fn unload(&self, tx: &mut Tx, rx: &mut Rx, link: &Arc<Link>) {
+    /// Takes a link away from both halves. What it has received and nobody has read stays readable, and counts. If it
+    /// was an opening link and not welcomed: the answer that it has brought, to be dealt with without any lock.
+    fn unload(&self, ctl: &mut Ctl, tx: &mut Tx, rx: &mut Rx, link: &Arc<Link>) -> Option<NoWelcome> {
+        // PROTOCOL 3.5: first freeze, then count, then tell.
+        let frozen = link.freeze();
+        let answer = self.last_look(ctl, tx, rx, link);
         // The last word of the kernel on what the peer has; it keeps its count on a dead socket.
         self.learn_acked(tx);
         tx.link = None;
         tx.sender.unlink();
         rx.link = None;
         // Before its Welcome a link has brought nothing of the stream.
-        let opening = rx.awaiting.take().is_some();
-        // PROTOCOL 3.5: first freeze, then count, then tell.
-        let frozen = link.freeze();
+        let opening = rx.opening.take().is_some();
         if opening || rx.receiver.is_framed() {
             rx.inbox.clear();
         } else {
@@ -133,6 +142,7 @@ impl Engine {
             rx.drop_input();
         }
         rx.link_read_bytes = 0;
+        answer
     }
 
     /// Where this endpoint stands. Only final while there is no link.
@@ -155,22 +165,24 @@ impl Engine {
     }
 
     /// Takes the present link out of service for a better one, and says where this endpoint stands.
-    pub(crate) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Position {
-        if let Some(link) = self.take_link(ctl) {
-            ctl.last_peer = Some(link.peer_addr);
+    pub(super) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Retired {
+        let mut answer = None;
+        if let Some(old) = self.take_link(ctl) {
             self.mark_lost(ctl, cause);
+            answer = old.answer.map(|answer| (old.link, answer));
         }
-        self.position()
+        Retired { position: self.position(), answer }
     }
 
     /// Takes the present link, if there is one, away from both halves.
-    pub(super) fn take_link(&self, ctl: &mut Ctl) -> Option<Arc<Link>> {
+    pub(super) fn take_link(&self, ctl: &mut Ctl) -> Option<Taken> {
         let link = ctl.link.take()?;
+        ctl.last_peer = Some(link.peer_addr);
         link.kill();
         let mut tx = self.tx.lock();
         let mut rx = self.rx.lock();
-        self.unload(&mut tx, &mut rx, &link);
-        Some(link)
+        let answer = self.unload(ctl, &mut tx, &mut rx, &link);
+        Some(Taken { link, answer })
     }
 
     /// Puts a new link into service.
@@ -205,7 +217,7 @@ impl Engine {
             rx.inbox.clear();
             rx.inbox.extend(peer.rest);
             rx.link_read_bytes = peer.read_bytes;
-            rx.awaiting = awaiting;
+            rx.opening = awaiting.map(Opening::Waiting);
             rx.link = Some(link.clone());
             if let Some(end_offset) = peer.end_offset
                 && end_offset == rx.receiver.next_offset()

@@ -223,7 +223,7 @@ impl Engine {
     /// there is to read does not look for the end, and its peer waits for it to be acknowledged.
     pub(crate) fn notice_end(&self) {
         let noticed = self.rx.try_lock().is_some_and(|mut rx| {
-            let nothing_else = rx.backlog_bytes == 0 && rx.inbox.is_empty() && rx.awaiting.is_none();
+            let nothing_else = rx.backlog_bytes == 0 && rx.inbox.is_empty() && rx.opening.is_none();
             let is_end = nothing_else
                 && !rx.receiver.is_complete()
                 && rx.link.as_ref().is_some_and(|link| {

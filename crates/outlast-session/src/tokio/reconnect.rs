@@ -1,14 +1,13 @@
 //! Making links with tokio: the first one in the caller's task, later ones in a task of the outage.
 
 use crate::config::Config;
-use crate::engine::{
-    ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, Waiting, new_session_id,
-};
+use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, new_session_id};
 use crate::error::{Error, Result};
 use crate::targets::Targets;
 use ::tokio::io::Interest;
 use ::tokio::net::TcpSocket;
 use ::tokio::runtime::Handle;
+use ::tokio::time::timeout_at;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -55,12 +54,10 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
             }
         };
         for address in addresses {
-            let timeout = engine.config.handshake_timeout;
-            match ::tokio::time::timeout(timeout, attempt_address(engine, target, address)).await {
-                Ok(Ok(verdict)) => return verdict,
-                Ok(Err(Error::System { errno, .. })) => last = format!("{address}: {errno}"),
-                Ok(Err(error)) => return Verdict::Fatal(error),
-                Err(_) => last = format!("{address}: no answer within {timeout:?}"),
+            match attempt_address(engine, target, address).await {
+                Ok(verdict) => return verdict,
+                Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
+                Err(error) => return Verdict::Fatal(error),
             }
         }
     }
@@ -68,6 +65,27 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
 }
 
 async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
+    let deadline = ::tokio::time::Instant::now() + engine.config.handshake_timeout;
+    let failed = |error: io::Error| Error::system("shake hands", &error);
+    let link = match timeout_at(deadline, connect_link(engine, target, address)).await {
+        Ok(link) => link?,
+        Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
+    };
+    match timeout_at(deadline, agree_on_tls(&link)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+            return Ok(engine.tls_failed(&link, &error));
+        }
+        Ok(Err(error)) => return Err(failed(error)),
+        Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
+    }
+    match engine.client_begin(link)? {
+        Begun::Installed => Ok(Verdict::Installed),
+        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline).await),
+    }
+}
+
+async fn connect_link(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Link> {
     let socket = engine.client_socket(address)?;
     socket.set_nonblocking(true).map_err(|error| Error::system("make a socket", &error))?;
     let stream =
@@ -75,24 +93,17 @@ async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr
     let stream = stream.into_std().map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket2::Socket::from(stream), target)?;
     link.register().map_err(|error| Error::system("watch a socket", &error))?;
-    let failed = |error: io::Error| Error::system("shake hands", &error);
+    Ok(link)
+}
+
+async fn agree_on_tls(link: &Link) -> io::Result<()> {
     loop {
         match link.handshake() {
-            Ok(_) => break,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait(&link, link.handshake_wants_write()).await.map_err(failed)?;
+                wait(link, link.handshake_wants_write()).await?;
             }
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Ok(engine.tls_failed(&link, &error));
-            }
-            Err(error) => return Err(failed(error)),
+            other => return other.map(drop),
         }
-    }
-    match engine.client_begin(&link)? {
-        Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(shake) => Ok(shake_hands(engine, &link, shake).await.unwrap_or_else(|error| {
-            Verdict::Again { error: format!("{address}: {error}"), after: Duration::ZERO }
-        })),
     }
 }
 
@@ -101,35 +112,35 @@ fn tokio_socket(socket: socket2::Socket) -> TcpSocket {
     TcpSocket::from_std_stream(std::net::TcpStream::from(OwnedFd::from(socket)))
 }
 
-/// Sends and receives until there is a verdict.
-async fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shake>) -> io::Result<Verdict> {
+/// Until there is a verdict.
+async fn shake_hands(
+    engine: &Arc<Engine>,
+    link: &Arc<Link>,
+    mut shake: Box<Shake>,
+    deadline: ::tokio::time::Instant,
+) -> Verdict {
+    let mut buffer = [0u8; 4096];
     loop {
-        let output = std::mem::take(&mut shake.output);
-        let mut rest = output.as_slice();
-        let mut buffer = [0u8; 4096];
-        let received = loop {
-            let result = if rest.is_empty() {
-                link.receive(&mut buffer, &mut Waiting::Never).map(Some)
-            } else {
-                link.send_one(rest).map(|count| {
-                    rest = rest.get(count..).unwrap_or_default();
-                    None
-                })
-            };
-            match result {
-                Ok(None) => {}
-                Ok(Some(0)) => return Err(io::Error::other("connection closed during the handshake")),
-                Ok(Some(count)) => break count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    wait(link, !rest.is_empty()).await?
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        let exchanged = timeout_at(deadline, exchange(link, &mut shake, &mut buffer)).await;
+        let count = match exchanged.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(count) => count,
+            Err(error) => return engine.client_give_up(shake, link, error),
         };
-        match engine.client_feed(shake, link, buffer.get(..received).unwrap_or_default()) {
+        match engine.client_feed(shake, link, buffer.get(..count).unwrap_or_default()) {
             Verdict::More(more) => shake = more,
-            verdict => return Ok(verdict),
+            verdict => return verdict,
+        }
+    }
+}
+
+/// Sends what is to be sent and receives something.
+async fn exchange(link: &Link, shake: &mut Shake, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match shake.step(link, buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait(link, !shake.output.is_empty()).await?;
+            }
+            other => return other,
         }
     }
 }
