@@ -186,8 +186,7 @@ impl Acceptor {
                     greeting.handshake.feed(&greeting.input)
                 }
                 ServerStep::NeedKey { id } => {
-                    let engine = self.registry.lock().get(&id).cloned();
-                    let key = engine.and_then(|engine| engine.ctl().key.clone());
+                    let key = self.registry.lock().key(&id).cloned();
                     greeting.handshake.provide_key(key)
                 }
                 ServerStep::Greeted(greeted) => {
@@ -249,7 +248,10 @@ impl Acceptor {
         match decision {
             Decision::Refuse(refusal) => {
                 drop(registry);
-                tracing::info!(session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), "refused");
+                let proof = greeted.auth;
+                tracing::info!(
+                    session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), ?proof, "refused"
+                );
                 say_no(&link, refusal);
                 Outcome::Closed
             }
@@ -337,7 +339,10 @@ impl Acceptor {
             rest,
             read_bytes: greeting.read_bytes,
         };
-        ctl.key = greeted.session_key.clone().or_else(|| ctl.key.take());
+        if let Some(key) = &greeted.session_key {
+            ctl.key = Some(key.clone());
+            self.registry.lock().set_key(&hello.id, Some(key.clone()));
+        }
         ctl.welcomed = true;
         ctl.peer_udp_port = hello.udp_port;
         match engine.install(&mut ctl, link, &peer, &head, None) {

@@ -270,7 +270,7 @@ impl Demand {
 pub enum Auth {
     /// As much as the security asks for: it may open the session, or resume it.
     Proven,
-    /// Nothing: the session it names is not known here. It can only be told so.
+    /// Nothing: it is told that there is no such session, whether there is one or not.
     Unproven,
 }
 
@@ -389,7 +389,6 @@ impl ServerHandshake {
                 Ok(ServerStep::Send { bytes: challenge.to_bytes(), consumed_bytes: bytes.len() })
             }
             (Demand::Psk(_) | Demand::Tls { .. }, _) => {
-                hello.nonce.ok_or(HandshakeError::BadProof)?;
                 let id = hello.id;
                 self.waiting = Waiting::Key { hello: Box::new(hello), bytes: bytes.to_vec() };
                 Ok(ServerStep::NeedKey { id })
@@ -414,7 +413,7 @@ impl ServerHandshake {
         Ok(self.greeted(hello, Auth::Proven, Some(key), consumed_bytes))
     }
 
-    /// The answer to [`ServerStep::NeedKey`]: the key of the session, `None` if there is no such session.
+    /// The answer to [`ServerStep::NeedKey`]: the key of the session, `None` if there is and was no such session.
     pub fn provide_key(&mut self, key: Option<SessionKey>) -> ServerStep {
         let Waiting::Key { hello, bytes } = core::mem::replace(&mut self.waiting, Waiting::Nothing) else {
             return ServerStep::Failed(HandshakeError::MissingKey);
@@ -428,23 +427,23 @@ impl ServerHandshake {
         bytes: &[u8],
         key: Option<SessionKey>,
     ) -> Result<ServerStep, HandshakeError> {
-        let client_nonce = hello.nonce.ok_or(HandshakeError::BadProof)?;
-        let (auth, key) = match (hello.intent, key) {
+        let (auth, key) = match hello.intent {
             // PROTOCOL 6.5: opening a known session again takes the nonce it was opened with.
-            (Intent::Open, known) => {
+            Intent::Open => {
+                let client_nonce = hello.nonce.ok_or(HandshakeError::BadProof)?;
                 let opened = SessionKey::from_opening(&hello.id, &client_nonce);
-                if known.is_some_and(|known| known != opened) {
+                if key.is_some_and(|known| known != opened) {
                     return Err(HandshakeError::BadProof);
                 }
                 (Auth::Proven, Some(opened))
             }
-            (Intent::Resume | Intent::Abort, None) => (Auth::Unproven, None),
-            (Intent::Resume | Intent::Abort, Some(key)) => {
-                let proof = hello.proof.ok_or(HandshakeError::BadProof)?;
-                if !key.resume_proof(&self.demand.binding(), without_proof(bytes)).is(&proof) {
-                    return Err(HandshakeError::BadProof);
-                }
-                (Auth::Proven, Some(key))
+            // PROTOCOL 3.7: a wrong proof and a session that is not known take the same way, and the same time.
+            Intent::Resume | Intent::Abort => {
+                let is_known = key.is_some();
+                let key = key.unwrap_or(SessionKey::from_bytes([0; 32]));
+                let expected = key.resume_proof(&self.demand.binding(), without_proof(bytes));
+                let fits = hello.nonce.is_some() && hello.proof.is_some_and(|proof| expected.is(&proof));
+                if fits && is_known { (Auth::Proven, Some(key)) } else { (Auth::Unproven, None) }
             }
         };
         Ok(self.greeted(hello, auth, key, bytes.len()))

@@ -4,13 +4,14 @@
 //!
 //! The shell holds one [`Registry`] behind a lock. With a Hello at hand it calls [`decide`](Registry::decide), which
 //! marks nothing; then, under the same lock, [`insert`](Registry::insert) or [`attach`](Registry::attach), which
-//! book the newcomer, and sends the Welcome. It reports a broken link by [`detach`](Registry::detach), the end of a
+//! book the newcomer, and [`set_key`](Registry::set_key), and sends the Welcome. It reports a broken link by [`detach`](Registry::detach), the end of a
 //! session by [`end`](Registry::end), and calls [`expire`](Registry::expire) when
 //! [`next_expiry`](Registry::next_expiry) says so. Times are durations since one origin of the shell's choice.
 //!
 //! Every count is bounded by [`RegistryLimits`]. Nothing that a session already holds is taken from it to make room:
 //! what is full turns newcomers away.
 
+use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
 use super::hello::{Hello, Intent};
@@ -164,14 +165,18 @@ fn slot(refusal: &Refusal) -> usize {
 struct Entry<T> {
     value: T,
     epoch: u64,
+    /// What a newcomer proves itself with.
+    key: Option<SessionKey>,
     peer: IpAddr,
     /// `None` while there is a link.
     deadline: Option<Duration>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Tombstone {
     refusal: Refusal,
+    /// Only who proves itself is told more than others.
+    key: Option<SessionKey>,
     deadline: Duration,
 }
 
@@ -245,13 +250,16 @@ impl<T: Clone> Registry<T> {
         direct: DirectVerdict,
         policy: &Policy,
     ) -> Result<Option<T>, Refusal> {
+        // PROTOCOL 3.7: who cannot prove itself learns nothing, not even whether there is such a session.
+        if auth != Auth::Proven {
+            return Err(match hello.intent {
+                Intent::Open => Refusal::BadKey,
+                Intent::Resume | Intent::Abort => Refusal::UnknownSession,
+            });
+        }
         let known = self.sessions.get(&hello.id).filter(|entry| entry.deadline.is_none_or(|at| at > now));
         let value = match known {
             Some(entry) => {
-                // PROTOCOL 3.7: who cannot prove itself learns nothing about the session.
-                if auth != Auth::Proven {
-                    return Err(Refusal::BadKey);
-                }
                 // PROTOCOL 3.4: epochs rise, an older link never wins.
                 if hello.epoch <= entry.epoch {
                     return Err(Refusal::StaleEpoch { current: entry.epoch });
@@ -265,11 +273,10 @@ impl<T: Clone> Registry<T> {
                 if let Some(tombstone) = self.tombstones.get(&hello.id).filter(|stone| stone.deadline > now) {
                     return Err(tombstone.refusal);
                 }
-                match (hello.intent, auth) {
-                    (Intent::Resume | Intent::Abort, _) => return Err(Refusal::UnknownSession),
-                    (Intent::Open, Auth::Unproven) => return Err(Refusal::BadKey),
-                    (Intent::Open, Auth::Proven) => None,
+                if hello.intent != Intent::Open {
+                    return Err(Refusal::UnknownSession);
                 }
+                None
             }
         };
         // PROTOCOL 3.11: nothing of a link matters to one that carries nothing.
@@ -326,7 +333,7 @@ impl<T: Clone> Registry<T> {
             return Err(AttachError::Exists);
         }
         let peer = peer.to_canonical();
-        self.sessions.insert(id, Entry { value, epoch, peer, deadline: None });
+        self.sessions.insert(id, Entry { value, epoch, key: None, peer, deadline: None });
         self.peers.entry(peer).or_default().sessions += 1;
         self.stats.created += 1;
         Ok(())
@@ -355,6 +362,21 @@ impl<T: Clone> Registry<T> {
         Ok(())
     }
 
+    /// The session's key from now on; nothing if there is no such session.
+    pub fn set_key(&mut self, id: &SessionId, key: Option<SessionKey>) {
+        if let Some(entry) = self.sessions.get_mut(id) {
+            entry.key = key;
+        }
+    }
+
+    /// The key of a session that is there, or is remembered as ended or expired.
+    pub fn key(&self, id: &SessionId) -> Option<&SessionKey> {
+        match self.sessions.get(id) {
+            Some(entry) => entry.key.as_ref(),
+            None => self.tombstones.get(id).and_then(|tombstone| tombstone.key.as_ref()),
+        }
+    }
+
     /// The link with this epoch is gone: the session is kept for a while. False if it has another link by now,
     /// has none already, or is gone.
     pub fn detach(&mut self, id: &SessionId, epoch: u64, now: Duration) -> bool {
@@ -374,9 +396,9 @@ impl<T: Clone> Registry<T> {
     /// The session is over. Latecomers are told so, and that everything before `offset` of the client's stream was
     /// delivered. Returns what the shell knew it by.
     pub fn end(&mut self, id: &SessionId, offset: u64, now: Duration) -> Option<T> {
-        let value = self.remove(id)?;
+        let Entry { value, key, .. } = self.remove(id)?;
         self.stats.ended += 1;
-        self.bury(*id, Refusal::Ended { offset }, now);
+        self.bury(*id, Refusal::Ended { offset }, key, now);
         Some(value)
     }
 
@@ -386,10 +408,10 @@ impl<T: Clone> Registry<T> {
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline <= now
         {
-            if let Some(value) = self.remove(&id) {
+            if let Some(Entry { value, key, .. }) = self.remove(&id) {
                 expired.push((id, value));
                 self.stats.expired += 1;
-                self.bury(id, Refusal::Expired, now);
+                self.bury(id, Refusal::Expired, key, now);
             }
             self.deadlines.remove(&(deadline, id));
         }
@@ -441,11 +463,11 @@ impl<T: Clone> Registry<T> {
         }
     }
 
-    fn remove(&mut self, id: &SessionId) -> Option<T> {
+    fn remove(&mut self, id: &SessionId) -> Option<Entry<T>> {
         let entry = self.sessions.remove(id)?;
         self.forget_deadline(id, entry.peer, entry.deadline);
         self.leave(entry.peer);
-        Some(entry.value)
+        Some(entry)
     }
 
     fn forget_deadline(&mut self, id: &SessionId, peer: IpAddr, deadline: Option<Duration>) {
@@ -466,7 +488,7 @@ impl<T: Clone> Registry<T> {
         }
     }
 
-    fn bury(&mut self, id: SessionId, refusal: Refusal, now: Duration) {
+    fn bury(&mut self, id: SessionId, refusal: Refusal, key: Option<SessionKey>, now: Duration) {
         if self.limits.tombstones_max == 0 {
             return;
         }
@@ -476,7 +498,7 @@ impl<T: Clone> Registry<T> {
             self.tombstones.remove(&oldest);
         }
         let deadline = now.saturating_add(self.limits.tombstone_keep);
-        if let Some(old) = self.tombstones.insert(id, Tombstone { refusal, deadline }) {
+        if let Some(old) = self.tombstones.insert(id, Tombstone { refusal, key, deadline }) {
             self.tombstone_deadlines.remove(&(old.deadline, id));
         }
         self.tombstone_deadlines.insert((deadline, id));

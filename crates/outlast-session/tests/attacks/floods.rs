@@ -50,7 +50,8 @@ fn half_open_floods_are_bounded_and_honest_clients_get_in() {
                 if number % 2 == 0 {
                     let _ = socket.send(&half[..20]);
                 }
-                let taken = descriptors() - before - flood.len() - 1;
+                // What earlier sessions held may go away meanwhile.
+                let taken = descriptors().saturating_sub(before + flood.len() + 1);
                 assert!(taken <= 128 + 8, "{taken} descriptors for handshakes");
                 flood.push(socket);
             }

@@ -121,13 +121,13 @@ fn psk_sessions_are_not_resumed_without_their_key() {
         naked[34] = 2;
         let mut raw = Raw::connect(victim.address());
         raw.say(&naked);
-        assert_eq!(raw.verdict(), Some(Refusal::BadKey));
+        assert_eq!(raw.verdict(), Some(Refusal::UnknownSession));
         // A session key of one's own making.
         for nonce in [[7; 32], rand::random()] {
             let key = Some(SessionKey::from_bytes([9; 32]));
             let credentials = Credentials::Psk { psk: ours.clone(), key };
             let (_, step) = shake(&mut Raw::connect(victim.address()), resume(id, 2), credentials, nonce);
-            assert_eq!(refusal(&step), Refusal::BadKey);
+            assert_eq!(refusal(&step), Refusal::UnknownSession);
         }
         // Ending it takes the same.
         let mut abort = resume(id, 2);
@@ -135,7 +135,7 @@ fn psk_sessions_are_not_resumed_without_their_key() {
         let key = Some(SessionKey::from_bytes([9; 32]));
         let credentials = Credentials::Psk { psk: ours.clone(), key };
         let (_, step) = shake(&mut Raw::connect(victim.address()), abort, credentials, [7; 32]);
-        assert_eq!(refusal(&step), Refusal::BadKey);
+        assert_eq!(refusal(&step), Refusal::UnknownSession);
         // An answer to the challenge that proves nothing.
         let mut raw = Raw::connect(victim.address());
         let opening =
@@ -148,7 +148,8 @@ fn psk_sessions_are_not_resumed_without_their_key() {
         let credentials = Credentials::Psk { psk: ours.clone(), key: None };
         let (_, step) = shake(&mut Raw::connect(victim.address()), hello(id), credentials, [5; 32]);
         assert_eq!(refusal(&step), Refusal::StaleEpoch { current: 1 });
-        assert_eq!((victim.refused("bad_key"), victim.refused("security_required")), (5, 1));
+        assert_eq!((victim.refused("bad_key"), victim.refused("unknown_session")), (1, 4));
+        assert_eq!(victim.refused("security_required"), 1);
         victim.unharmed();
     });
 }
@@ -183,7 +184,7 @@ fn captured_psk_handshakes_are_of_no_use() {
         later[31] = 3;
         let mut raw = Raw::connect(victim.address());
         raw.say(&later);
-        assert_eq!(raw.verdict(), Some(Refusal::BadKey));
+        assert_eq!(raw.verdict(), Some(Refusal::UnknownSession));
         // And the session is still its owner's.
         let (_, step) =
             shake(&mut Raw::connect(victim.address()), resume(id, 3), credentials(key), rand::random());
@@ -227,7 +228,7 @@ fn tls_sessions_are_bound_to_key_and_connection() {
         let (mut raw, binding) = tls_raw(address);
         let credentials = Credentials::Tls { binding, key: Some(SessionKey::from_bytes([9; 32])) };
         let (_, step) = shake(&mut raw, resume(stolen, 2), credentials, rand::random());
-        assert_eq!(refusal(&step), Refusal::BadKey);
+        assert_eq!(refusal(&step), Refusal::UnknownSession);
         // A session of the attacker's own: its key is right, the connection is not.
         let id = fresh_id();
         let (mut own, binding) = tls_raw(address);
@@ -236,11 +237,11 @@ fn tls_sessions_are_bound_to_key_and_connection() {
         let (mut raw, _) = tls_raw(address);
         let elsewhere = Credentials::Tls { binding, key: key.clone() };
         let (_, step) = shake(&mut raw, resume(id, 2), elsewhere, rand::random());
-        assert_eq!(refusal(&step), Refusal::BadKey);
+        assert_eq!(refusal(&step), Refusal::UnknownSession);
         let (mut raw, binding) = tls_raw(address);
         let (_, step) = shake(&mut raw, resume(id, 2), Credentials::Tls { binding, key }, rand::random());
         assert_eq!(welcomed(step).welcome.epoch, 2);
-        assert_eq!(victim.refused("bad_key"), 4);
+        assert_eq!((victim.refused("bad_key"), victim.refused("unknown_session")), (2, 2));
         victim.unharmed();
     });
 }

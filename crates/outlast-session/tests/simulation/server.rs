@@ -121,7 +121,7 @@ impl Server {
                     pending.handshake.feed(&pending.input)
                 }
                 ServerStep::NeedKey { id } => {
-                    let key = self.registry.get(&id).and_then(|end| self.ends[*end].key.clone());
+                    let key = self.registry.key(&id).cloned();
                     pending.handshake.provide_key(key)
                 }
                 ServerStep::Greeted(greeted) => return self.decide(cx, pending, &greeted),
@@ -224,6 +224,7 @@ impl Server {
             read_bytes: pending.read_bytes,
         };
         end.key = greeted.session_key.clone().or_else(|| end.key.take());
+        self.registry.set_key(&hello.id, end.key.clone());
         end.welcomed = true;
         let link = Link { conn: pending.conn, epoch: hello.epoch, mode: hello.mode };
         cx.log(|| format!("Server: takes link {}, expects {}", link.epoch, peer.next_offset));

@@ -137,9 +137,26 @@ fn without_proof_there_is_nothing_to_learn() {
     let mut unproven = |hello: &Hello| {
         refusal(registry.decide(at(0), hello, PEER, Auth::Unproven, DIRECT, &Policy::default()))
     };
-    assert_eq!(unproven(&resume(1, 2)), Refusal::BadKey, "not the epoch");
-    assert_eq!(unproven(&resume(2, 2)), Refusal::UnknownSession);
-    assert_eq!(unproven(&opening(2)), Refusal::BadKey);
+    // PROTOCOL 3.7: not the epoch, and not that it is there.
+    for intent in [Intent::Resume, Intent::Abort] {
+        for number in [1, 2] {
+            assert_eq!(unproven(&Hello { intent, ..resume(number, 2) }), Refusal::UnknownSession);
+        }
+    }
+    for number in [1, 2] {
+        assert_eq!(unproven(&opening(number)), Refusal::BadKey);
+    }
+    // Nor that it was there; who has the key is told what became of it.
+    registry.set_key(&id(1), Some(SessionKey::from_bytes([1; 32])));
+    registry.set_key(&id(2), Some(SessionKey::from_bytes([2; 32])));
+    registry.end(&id(1), 5, at(0));
+    assert!(registry.key(&id(1)).is_some_and(|key| *key == SessionKey::from_bytes([1; 32])));
+    assert!(registry.key(&id(2)).is_none());
+    assert_eq!(refusal(decide(&mut registry, 0, &resume(1, 10))), Refusal::Ended { offset: 5 });
+    let unproven = registry.decide(at(0), &resume(1, 10), PEER, Auth::Unproven, DIRECT, &Policy::default());
+    assert_eq!(refusal(unproven), Refusal::UnknownSession);
+    registry.expire(at(60));
+    assert!(registry.key(&id(1)).is_none());
 }
 
 #[test]
