@@ -16,5 +16,7 @@ mod common;
 mod ends;
 #[path = "conformance/idle.rs"]
 mod idle;
+#[path = "conformance/silence.rs"]
+mod silence;
 #[path = "conformance/tokio.rs"]
 mod tokio_face;

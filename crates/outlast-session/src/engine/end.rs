@@ -192,7 +192,7 @@ impl Engine {
         self.send_control(Some(Frame::Pong { token }));
     }
 
-    fn send_control(&self, frame: Option<Frame<'_>>) {
+    pub(super) fn send_control(&self, frame: Option<Frame<'_>>) {
         let consumed_offset = self.received_offset.load(Ordering::Acquire);
         let mut told = true;
         let mode = {

@@ -7,11 +7,13 @@
 //! * sees sessions to their end that the application has let go of;
 //! * gives the memory of idle rings back, once, and then leaves them alone;
 //! * hears of address and route changes and tells the clients;
+//! * listens whether anybody is behind a proxy ([`silence`](super::silence));
 //! * lets detached sessions expire.
 //!
-//! It sleeps without a time-out when there is nothing of that to do: an idle session causes no wake-ups.
+//! It sleeps without a time-out when there is nothing of that to do: an idle session causes no wake-ups of its own.
 
 use super::server::Acceptor;
+use super::silence::{Listened, Silences};
 use super::udp::{Mailbox, REPEAT};
 use super::{Engine, Link};
 use crate::proto::LinkMode;
@@ -55,6 +57,7 @@ struct Requests {
     clients: Vec<Weak<Engine>>,
     mailboxes: Vec<Weak<Mailbox>>,
     ends: Vec<(Arc<Engine>, u64)>,
+    listened: Vec<Listened>,
 }
 
 /// The handle to the thread.
@@ -144,6 +147,12 @@ impl Helper {
         self.ask(false, |requests| requests.ends.push((engine, epoch)));
     }
 
+    /// Notice when nobody is at the other end of a link of mode `inband`.
+    pub(crate) fn listen_to(&self, engine: &Engine, link: &Arc<Link>) {
+        let listened = Listened::new(engine, link);
+        self.ask(false, |requests| requests.listened.push(listened));
+    }
+
     /// Let this listener's detached sessions expire.
     pub(crate) fn watch_expiry(&self, acceptor: &Arc<Acceptor>) {
         self.ask(false, |requests| requests.acceptors.push(Arc::downgrade(acceptor)));
@@ -216,6 +225,7 @@ struct Thread {
     clients: Vec<Weak<Engine>>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
     ends: Vec<End>,
+    silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
 }
@@ -233,6 +243,7 @@ impl Thread {
             clients: Vec::new(),
             mailboxes: HashMap::new(),
             ends: Vec::new(),
+            silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
         }
@@ -274,13 +285,15 @@ impl Thread {
                 || !requests.linger.is_empty()
                 || !requests.idle.is_empty()
                 || !requests.ends.is_empty()
+                || !requests.listened.is_empty()
         };
         if waiting {
             return Some(Duration::ZERO);
         }
         let repeat = self.ends.iter().map(|end| end.next).min();
         let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
-        let next = checking.then_some(self.next_idle_check).into_iter().chain(repeat).min()?;
+        let checks = checking.then_some(self.next_idle_check);
+        let next = checks.into_iter().chain(repeat).chain(self.silences.next()).min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
 
@@ -296,6 +309,9 @@ impl Thread {
             for (engine, epoch) in requests.ends.drain(..) {
                 self.ends.push(End { engine, epoch, repeats: 0, next: Instant::now() + REPEAT });
             }
+            if !requests.listened.is_empty() {
+                self.silences.add(std::mem::take(&mut requests.listened));
+            }
             let mailboxes = std::mem::take(&mut requests.mailboxes);
             let work = (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch));
             drop(requests);
@@ -305,6 +321,7 @@ impl Thread {
             work
         };
         self.repeat_ends();
+        self.silences.look();
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
         }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -53,6 +53,8 @@ pub(crate) struct Link {
     ciphertext: Mutex<Vec<u8>>,
     /// The send buffer was looked at for bulk.
     tuned: AtomicBool,
+    /// Counts what was received of frames and handshakes.
+    heard: AtomicU64,
 }
 
 impl Link {
@@ -79,6 +81,7 @@ impl Link {
             dead: AtomicBool::new(false),
             ciphertext: Mutex::new(Vec::new()),
             tuned: AtomicBool::new(false),
+            heard: AtomicU64::new(0),
         })
     }
 
@@ -111,6 +114,16 @@ impl Link {
 
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    /// Something has come. Called by one reader at a time.
+    pub(crate) fn note_heard(&self) {
+        self.heard.store(self.heard.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Changes whenever something has come.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
     }
 
     /// `window` mode: fixes the kernel's buffers, so that what they can hold has a bound.

@@ -23,6 +23,7 @@ mod pool;
 mod rx;
 mod server;
 mod shaking;
+mod silence;
 mod switch;
 mod tx;
 mod udp;

@@ -46,7 +46,10 @@ impl Engine {
         let end = loop {
             match rx.inbox.fill(HANDSHAKE_READ_BYTES, |room| link.receive(room, waiting)) {
                 Ok(0) => return self.input_ended(link, "connection closed during the handshake"),
-                Ok(count) => rx.link_read_bytes += count as u64,
+                Ok(count) => {
+                    link.note_heard();
+                    rx.link_read_bytes += count as u64;
+                }
                 // What the link says is wrong, not the link.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => break Err(NoWelcome::Tls(error)),
                 Err(error) => return Self::read_failed(link, &error),

@@ -81,7 +81,6 @@ impl Rx {
         self.receiver.next_offset() - self.backlog_bytes
     }
 
-    /// The task is woken when the session gets another link, or fails.
     /// Reads from what earlier links left behind.
     fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
         loop {
@@ -287,6 +286,7 @@ impl Engine {
                         return match link.receive(room, waiting) {
                             Ok(0) => self.input_ended(link, "connection closed by the peer"),
                             Ok(count) => {
+                                link.note_heard();
                                 rx.receiver.took(count);
                                 Step::Data(count)
                             }
@@ -298,7 +298,7 @@ impl Engine {
             }
             match rx.inbox.fill(INBOX_READ_BYTES, |room| link.receive(room, waiting)) {
                 Ok(0) => return self.input_ended(link, "connection closed by the peer"),
-                Ok(_) => {}
+                Ok(_) => link.note_heard(),
                 Err(error) => {
                     rx.inbox.shrink();
                     return Self::read_failed(link, &error);

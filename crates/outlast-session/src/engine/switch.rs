@@ -2,7 +2,7 @@
 
 use super::opening::{NoWelcome, Opening};
 use super::rx::Segment;
-use super::{Ctl, Engine, EventKind, Link, Role, Rx, SessionState, Tx};
+use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, SessionState, Tx};
 use crate::config::Patience;
 use crate::error::{Error, Result};
 use crate::proto::{ClientHandshake, LinkMode, OffsetError};
@@ -227,6 +227,9 @@ impl Engine {
             self.ack_told_offset.store(rx.consumed_offset(), Ordering::Relaxed);
             resent_bytes
         };
+        if link.mode() == LinkMode::Inband {
+            Helper::get().listen_to(self, link);
+        }
         ctl.link = Some(link.clone());
         ctl.epoch = link.epoch;
         ctl.reconnecting = false;

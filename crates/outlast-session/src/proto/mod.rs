@@ -10,6 +10,7 @@
 //! | keys and proofs | [`Psk`], [`SessionKey`] |
 //! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
+//! | noticing that nobody is there | [`Silence`] |
 //! | the server's table of sessions | [`Registry`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
 //!
@@ -30,6 +31,7 @@ mod registry;
 #[cfg(test)]
 mod rules;
 mod sender;
+mod silence;
 mod wire;
 
 pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
@@ -50,6 +52,7 @@ pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
 pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, RegistryStats};
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
+pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{
     Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,
     Message, OFFSET_MAX, PREFIX_BYTES, RETRY_AFTER_MS_MAX, Refusal, SecurityKind, SessionId, VERSION,

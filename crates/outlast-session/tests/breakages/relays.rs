@@ -2,7 +2,7 @@
 //! started again, again and again.
 
 use super::{Between, PORT, Program, Scene};
-use outlast_lab::{Host, LabCommand, Process, Service};
+use outlast_lab::{Fault, Host, LabCommand, Process, Service, Target};
 use outlast_stream::SplitMix64;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -55,11 +55,11 @@ fn folder(name: &str) -> PathBuf {
     path
 }
 
-fn socat(host: &Host) -> outlast_lab::Result<Process> {
+fn socat(host: &Host, server: &Host) -> outlast_lab::Result<Process> {
     let mut command = host.command("socat");
     command
         .arg(format!("TCP-LISTEN:{RELAY_PORT},fork,reuseaddr"))
-        .arg(format!("TCP:{}", host.socket_addr(PORT)));
+        .arg(format!("TCP:{}", server.socket_addr(PORT)));
     host.spawn(quiet(&mut command))
 }
 
@@ -68,7 +68,38 @@ fn auto_survives_socat_in_the_middle() {
     outlast_lab::require!();
     let scene = Scene::new(Between::Router);
     let host = scene.server.clone();
-    run("socat", &scene, move || socat(&host));
+    run("socat", &scene, move || socat(&host, &host));
+}
+
+/// The path behind the relay is gone for a while; the client's kernel, whose peer is the relay, sees nothing of it.
+#[test]
+fn a_hole_behind_socat_is_noticed() {
+    outlast_lab::require!();
+    let scene = Scene::new(Between::Router);
+    let name = "hole behind socat";
+    let address = scene.server.socket_addr(PORT).to_string();
+    let mut server = Program::start(&scene.server, "threads-server", &address, "auto");
+    server.wait_for("READY", name);
+    let relay = socat(&scene.middle, &scene.server).unwrap();
+    assert!(scene.middle.wait_for_listener(Some(RELAY_PORT), Duration::from_secs(10)).unwrap());
+    let address = scene.middle.socket_addr(RELAY_PORT).to_string();
+    let mut client = Program::start(&scene.client, "threads-client", &address, "auto");
+    client.wait_for("READY", name);
+    std::thread::sleep(Duration::from_millis(200));
+    let hole = Fault::Drop(None).inject(&Target::new(&scene.far)).unwrap();
+    // Three times as long as the programs allow their peers to be silent.
+    std::thread::sleep(Duration::from_millis(2400));
+    hole.heal().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    client.stop();
+    let said = client.wait_for("DONE", name);
+    server.stop();
+    server.wait_for("DONE", name);
+    relay.kill();
+    let reports: Vec<&String> = said.iter().filter(|line| line.contains("REPORT ")).collect();
+    println!("{name}: {reports:?}");
+    assert_eq!(reports.len(), 3, "{said:?}");
+    assert!(reports.iter().all(|line| !line.contains("outages=0")), "not noticed: {reports:?}");
 }
 
 fn nginx(host: &Host, folder: &Path) -> outlast_lab::Result<Process> {

@@ -21,8 +21,11 @@ pub struct Scene {
     _lab: Lab,
     pub client: Host,
     pub server: Host,
+    pub middle: Host,
     first: Link,
     second: Link,
+    /// Between the router and the server.
+    pub far: Link,
     nat: Option<Nat>,
 }
 
@@ -40,7 +43,7 @@ impl Scene {
         client.route_default(&first).unwrap();
         server.route_default(&far).unwrap();
         let nat = (between == Between::Nat).then(|| Nat::masquerade(&middle, &far).unwrap());
-        Self { _lab: lab, client, server, first, second, nat }
+        Self { _lab: lab, client, server, middle, first, second, far, nat }
     }
 
     /// All that the faults need; the programs can be stopped.
