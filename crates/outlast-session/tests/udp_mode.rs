@@ -204,21 +204,20 @@ fn resumes_after_resets() {
         let (info, output) = std::thread::scope(|scope| {
             let client = scope.spawn(move || command.output().unwrap());
             let session = listener.accept().unwrap();
+            let reset: Fault = "reset both".parse().unwrap();
+            let link = &two.link;
+            let break_it = move || reset.inject(&Target::new(link)).unwrap().heal().unwrap();
+            // Once for sure, and then wherever the stream is by then: how many of these hit a link depends on how busy
+            // the machine is.
+            break_it();
             let breaker = scope.spawn({
-                let (session, link) = (session.clone(), &two.link);
+                let session = session.clone();
                 move || {
                     for part in 1..=8 {
-                        // In the middle of the stream, wherever that is by then.
                         while session.info().read_bytes < part * STREAM_BYTES as u64 / 10 {
                             std::thread::sleep(Duration::from_micros(200));
                         }
-                        "reset both"
-                            .parse::<Fault>()
-                            .unwrap()
-                            .inject(&Target::new(link))
-                            .unwrap()
-                            .heal()
-                            .unwrap();
+                        break_it();
                     }
                 }
             });
@@ -231,7 +230,6 @@ fn resumes_after_resets() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         println!("{name}: server outages {}, sent again {}; {text}", info.outages, info.resent_bytes);
-        // How many of the resets hit a link depends on how busy the machine is.
         assert!(info.outages > 0);
     }
 }
