@@ -5,20 +5,18 @@ use crate::config::Config;
 use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::SessionId;
-use mio::unix::SourceFd;
-use mio::{Interest, Poll, Token, Waker};
-use parking_lot::{Condvar, Mutex};
+use crate::sys::{Poller, Ready};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const WAKE: Token = Token(0);
-const LISTENER: Token = Token(1);
-const FIRST_CONNECTION: usize = 2;
+const LISTENER: u64 = 0;
+const FIRST_CONNECTION: u64 = 1;
 /// New sessions that wait for `accept`; beyond that they wait in the kernel.
 const ACCEPTED_MAX: usize = 1024;
 /// Pause before accepting again when there was no room.
@@ -26,21 +24,45 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Accepts sessions, and carries those it has accepted over to their next links.
 ///
-/// One thread of its own shakes hands with everybody who connects, so that a session can resume whatever the
-/// application is doing. Dropping the listener ends that: its sessions live on as long as their present links.
+/// Threads in [`accept`](Self::accept) shake hands with everybody who connects; one thread of the listener's own does
+/// while there are none, so that a session can resume whatever the application is doing. They all wait for the same
+/// events, the latest to wait is the first to be woken, and nobody hands anything over (leader–followers: Schmidt,
+/// Stal, Rohnert, Buschmann, "Pattern-Oriented Software Architecture 2"). Dropping the listener ends that: its
+/// sessions live on as long as their present links.
 #[derive(Debug)]
 pub struct Listener {
-    acceptor: Arc<Acceptor>,
     shared: Arc<Shared>,
     local_addr: SocketAddr,
 }
 
 #[derive(Debug)]
 struct Shared {
-    accepted: Mutex<VecDeque<Arc<Engine>>>,
-    arrived: Condvar,
-    waker: Waker,
+    acceptor: Arc<Acceptor>,
+    socket: socket2::Socket,
+    poller: Poller,
+    table: Mutex<Table>,
     stop: AtomicBool,
+}
+
+/// What the waiting threads share.
+#[derive(Debug)]
+struct Table {
+    accepted: VecDeque<Arc<Engine>>,
+    /// Threads in `accept` that found no session.
+    waiting: usize,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    /// The queue or the number of handshakes was full: accept again when there is room.
+    more_waiting: bool,
+    /// The listener's own thread will wake up in time for the first deadline.
+    guarded: bool,
+}
+
+/// A connection on its way to becoming a link.
+#[derive(Debug)]
+struct Connection {
+    shaking: Shaking,
+    deadline: Instant,
 }
 
 impl Listener {
@@ -74,30 +96,24 @@ impl Listener {
         let socket = socket2::Socket::from(listener);
         acceptor.prepare(&socket)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let poll = Poll::new().map_err(failed)?;
-        let waker = Waker::new(poll.registry(), WAKE).map_err(failed)?;
-        let fd = socket.as_raw_fd();
-        poll.registry().register(&mut SourceFd(&fd), LISTENER, Interest::READABLE).map_err(failed)?;
-        let shared = Arc::new(Shared {
-            accepted: Mutex::new(VecDeque::new()),
-            arrived: Condvar::new(),
-            waker,
-            stop: AtomicBool::new(false),
-        });
-        let thread = Thread {
-            acceptor: acceptor.clone(),
-            shared: shared.clone(),
-            socket,
-            poll,
+        let poller = Poller::new().map_err(failed)?;
+        poller.watch_always(&socket, LISTENER).map_err(failed)?;
+        let table = Table {
+            accepted: VecDeque::new(),
+            waiting: 0,
             connections: HashMap::new(),
             next: FIRST_CONNECTION,
             more_waiting: false,
+            guarded: false,
         };
+        let stop = AtomicBool::new(false);
+        let shared = Arc::new(Shared { acceptor, socket, poller, table: Mutex::new(table), stop });
+        let background = shared.clone();
         std::thread::Builder::new()
             .name("outlast-listen".into())
-            .spawn(move || thread.run())
+            .spawn(move || background.run())
             .map_err(|error| Error::system("start a thread", &error))?;
-        Ok(Listener { acceptor, shared, local_addr })
+        Ok(Listener { shared, local_addr })
     }
 
     /// Waits for a new session. Resumed ones are carried on without being seen here.
@@ -105,18 +121,30 @@ impl Listener {
     /// # Errors
     /// [`Error::System`] when the listening socket broke.
     pub fn accept(&self) -> Result<Session> {
-        let mut accepted = self.shared.accepted.lock();
+        let shared = &self.shared;
         loop {
-            if let Some(engine) = accepted.pop_front() {
-                if accepted.len() == ACCEPTED_MAX - 1 {
-                    let _ = self.shared.waker.wake();
+            {
+                let mut table = shared.table.lock();
+                if let Some(engine) = table.accepted.pop_front() {
+                    // Others may be there for what is left, and the listener's own thread for the rest.
+                    let pass_on = table.more_waiting
+                        || (!table.guarded && !table.connections.is_empty())
+                        || (table.waiting > 0 && !table.accepted.is_empty());
+                    drop(table);
+                    if pass_on {
+                        shared.poller.wake();
+                    }
+                    return Ok(Session::new(engine));
                 }
-                return Ok(Session::new(engine));
+                table.waiting += 1;
             }
-            if self.shared.stop.load(Ordering::Acquire) {
-                return Err(Error::system("accept", &io::Error::from_raw_os_error(libc::EBADF)));
-            }
-            self.shared.arrived.wait(&mut accepted);
+            let turn = if shared.stop.load(Ordering::Acquire) {
+                Err(io::Error::from_raw_os_error(libc::EBADF))
+            } else {
+                shared.turn(shared.timeout())
+            };
+            shared.table.lock().waiting -= 1;
+            turn.map_err(|error| Error::system("accept", &error))?;
         }
     }
 
@@ -132,35 +160,35 @@ impl Listener {
 
     /// Snapshots of all sessions, with a link or without.
     pub fn sessions(&self) -> Vec<Info> {
-        self.acceptor.sessions()
+        self.shared.acceptor.sessions()
     }
 
     /// Ends a session at once. False if there is none of that name.
     pub fn kill(&self, id: &SessionId) -> bool {
-        self.acceptor.kill(id)
+        self.shared.acceptor.kill(id)
     }
 
     /// What happens to any of the sessions from now on.
     pub fn events(&self) -> Events {
-        self.acceptor.events()
+        self.shared.acceptor.events()
     }
 
     /// How many connections were turned away, by reason.
     pub fn refusals(&self) -> Vec<(&'static str, u64)> {
-        self.acceptor.refusals()
+        self.shared.acceptor.refusals()
     }
 
     /// Whether new sessions are refused; the present ones go on and can resume.
     pub fn set_draining(&self, draining: bool) {
-        self.acceptor.set_draining(draining);
+        self.shared.acceptor.set_draining(draining);
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        let _ = self.shared.waker.wake();
-        self.acceptor.close();
+        self.shared.poller.wake();
+        self.shared.acceptor.close();
     }
 }
 
@@ -177,119 +205,114 @@ impl Iterator for Incoming<'_> {
     }
 }
 
-/// A connection on its way to becoming a link.
-#[derive(Debug)]
-struct Connection {
-    shaking: Shaking,
-    deadline: Instant,
-}
-
-/// What the listener's thread owns.
-struct Thread {
-    acceptor: Arc<Acceptor>,
-    shared: Arc<Shared>,
-    socket: socket2::Socket,
-    poll: Poll,
-    connections: HashMap<usize, Connection>,
-    next: usize,
-    /// The queue or the number of handshakes was full: accept again when there is room.
-    more_waiting: bool,
-}
-
-impl Thread {
-    fn run(mut self) {
-        let mut events = mio::Events::with_capacity(256);
-        while !self.shared.stop.load(Ordering::Acquire) {
-            if let Err(error) = self.poll.poll(&mut events, self.timeout())
-                && error.kind() != io::ErrorKind::Interrupted
-            {
+impl Shared {
+    /// The listener's own thread.
+    fn run(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let timeout = self.timeout();
+            self.table.lock().guarded = timeout.is_some();
+            if let Err(error) = self.turn(timeout) {
                 tracing::error!(%error, "a listener cannot wait for events");
                 break;
             }
-            let mut accept = std::mem::take(&mut self.more_waiting);
-            for event in &events {
-                match event.token() {
-                    WAKE => {}
-                    LISTENER => accept = true,
-                    Token(number) => self.ready(number),
-                }
+            let table = self.table.lock();
+            if table.waiting > 0 && !table.accepted.is_empty() {
+                drop(table);
+                // For a thread in `accept`, which may have been on its way to sleep.
+                self.poller.wake();
             }
-            if accept {
-                self.accept();
-            }
-            self.expire();
         }
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.arrived.notify_all();
+        self.stop.store(true, Ordering::Release);
+        // Each thread in `accept` that wakes up wakes the next: see `turn`.
+        self.poller.wake();
     }
 
+    /// Waits for events and deals with them. Any number of threads may be in here.
+    fn turn(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut ready = Ready::default();
+        self.poller.wait(&mut ready, timeout)?;
+        if self.stop.load(Ordering::Acquire) {
+            self.poller.wake();
+            return Ok(());
+        }
+        let mut accept = std::mem::take(&mut self.table.lock().more_waiting);
+        for number in ready.numbers() {
+            match number {
+                LISTENER => accept = true,
+                number => self.ready(number),
+            }
+        }
+        if accept {
+            self.accept();
+        }
+        self.expire();
+        Ok(())
+    }
+
+    /// How long to sleep at most.
     fn timeout(&self) -> Option<Duration> {
-        if self.more_waiting {
+        let table = self.table.lock();
+        if table.more_waiting {
             return Some(ACCEPT_PAUSE);
         }
-        let next = self.connections.values().map(|connection| connection.deadline).min()?;
+        let next = table.connections.values().map(|connection| connection.deadline).min()?;
         Some(next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)))
     }
 
-    fn accept(&mut self) {
+    fn accept(&self) {
         loop {
-            let full = self.connections.len() >= self.acceptor.config.handshakes_max
-                || self.shared.accepted.lock().len() >= ACCEPTED_MAX;
-            if full {
-                self.more_waiting = true;
-                return;
+            {
+                let mut table = self.table.lock();
+                table.more_waiting = table.connections.len() >= self.acceptor.config.handshakes_max
+                    || table.accepted.len() >= ACCEPTED_MAX;
+                if table.more_waiting {
+                    return;
+                }
             }
             match self.socket.accept() {
-                Ok((socket, _)) => match self.acceptor.server_link(socket) {
-                    Ok(link) => {
-                        let deadline = Instant::now() + self.acceptor.config.handshake_timeout;
-                        // What it says first is often there already.
-                        self.progress(Connection { shaking: Shaking::new(link), deadline });
+                Ok((socket, peer)) => {
+                    let Some(peer_addr) = peer.as_socket() else { continue };
+                    match self.acceptor.server_link(socket, peer_addr) {
+                        Ok(link) => {
+                            let deadline = Instant::now() + self.acceptor.config.handshake_timeout;
+                            // What it says first is there already, as a rule (TCP_DEFER_ACCEPT).
+                            self.progress(Connection { shaking: Shaking::new(link), deadline }, None);
+                        }
+                        Err(error) => tracing::warn!(%error, "cannot use a connection"),
                     }
-                    Err(error) => tracing::warn!(%error, "cannot use a connection"),
-                },
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
                     tracing::warn!(%error, "cannot accept");
-                    self.more_waiting = true;
+                    self.table.lock().more_waiting = true;
                     return;
                 }
             }
         }
     }
 
-    fn ready(&mut self, number: usize) {
-        let Some(connection) = self.connections.remove(&number) else { return };
-        // Before the link may go its own way.
-        if let Some(fd) = connection.shaking.raw_fd() {
-            let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+    fn ready(&self, number: u64) {
+        let connection = self.table.lock().connections.remove(&number);
+        if let Some(connection) = connection {
+            self.progress(connection, Some(number));
         }
-        self.progress(connection);
     }
 
-    /// Goes on with one connection, as far as it can go now.
-    fn progress(&mut self, mut connection: Connection) {
-        match connection.shaking.step(&self.acceptor) {
-            Ok(Shaken::Wait) => {
-                let Some(fd) = connection.shaking.raw_fd() else { return };
-                let number = self.next;
-                self.next = self.next.checked_add(1).unwrap_or(FIRST_CONNECTION);
-                let write = connection.shaking.wants_write();
-                let interest =
-                    if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-                match self.poll.registry().register(&mut SourceFd(&fd), Token(number), interest) {
-                    Ok(()) => {
-                        self.connections.insert(number, connection);
-                    }
-                    Err(error) => tracing::warn!(%error, "cannot watch a connection"),
-                }
-            }
-            Ok(Shaken::Opened(engine)) => {
-                self.shared.accepted.lock().push_back(engine);
-                self.shared.arrived.notify_one();
-            }
+    /// Goes on with one connection, as far as it can go now. `known` is its number if it is being watched.
+    fn progress(&self, mut connection: Connection, known: Option<u64>) {
+        // The link may go its own way in the step: a duplicate would be needed to take it out of the poll later.
+        let watched = known.and_then(|_| connection.shaking.socket());
+        let step = connection.shaking.step(&self.acceptor);
+        if !matches!(step, Ok(Shaken::Wait))
+            && let Some(socket) = &watched
+        {
+            self.poller.forget(socket.as_fd());
+        }
+        match step {
+            Ok(Shaken::Wait) => self.wait_for(connection, known),
+            Ok(Shaken::Opened(engine)) => self.table.lock().accepted.push_back(engine),
             Ok(Shaken::Done) => {}
             Err(error) => {
                 tracing::debug!(%error, "a connection ended before its handshake");
@@ -298,12 +321,32 @@ impl Thread {
         }
     }
 
-    fn expire(&mut self) {
+    /// Has the connection reported, once, when it can go on. It is in the table before that can happen.
+    fn wait_for(&self, connection: Connection, known: Option<u64>) {
+        let Some(socket) = connection.shaking.socket() else { return };
+        let write = connection.shaking.wants_write();
+        let number = {
+            let mut table = self.table.lock();
+            let number = known.unwrap_or(table.next);
+            if known.is_none() {
+                table.next = table.next.checked_add(1).unwrap_or(FIRST_CONNECTION);
+            }
+            table.connections.insert(number, connection);
+            number
+        };
+        if let Err(error) = self.poller.watch_once(socket.as_fd(), number, write, known.is_some()) {
+            tracing::warn!(%error, "cannot watch a connection");
+            self.table.lock().connections.remove(&number);
+        }
+    }
+
+    fn expire(&self) {
         let now = Instant::now();
-        let before = self.connections.len();
+        let mut table = self.table.lock();
+        let before = table.connections.len();
         // Closing a descriptor takes it out of the poll.
-        self.connections.retain(|_, connection| connection.deadline > now);
-        for _ in self.connections.len()..before {
+        table.connections.retain(|_, connection| connection.deadline > now);
+        for _ in table.connections.len()..before {
             self.acceptor.count_failed();
         }
     }

@@ -65,8 +65,8 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
     let timeout = engine.config.handshake_timeout;
     let deadline = Instant::now() + timeout;
     let socket = engine.client_socket(address)?;
-    socket.connect_timeout(&address.into(), timeout).map_err(|error| Error::system("connect", &error))?;
-    let link = engine.client_link(socket, target)?;
+    connect_within(&socket, address, timeout).map_err(|error| Error::system("connect", &error))?;
+    let link = engine.client_link(socket, target, address)?;
     let failed = |error: io::Error| Error::system("shake hands", &error);
     loop {
         match link.handshake() {
@@ -88,6 +88,27 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
         Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline)),
+    }
+}
+
+/// Connects a socket. A limit on the socket costs one system call, going non-blocking and back costs five.
+fn connect_within(socket: &socket2::Socket, address: SocketAddr, timeout: Duration) -> io::Result<()> {
+    // Links are sent to without waiting, so that it means nothing later.
+    socket.set_write_timeout(Some(timeout))?;
+    let deadline = Instant::now() + timeout;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+            Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+            // A signal handler ran; the kernel goes on connecting.
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !crate::sys::wait_writable(socket, left)? {
+                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+            }
+            socket.take_error()?.map_or(Ok(()), Err)
+        }
+        other => other,
     }
 }
 

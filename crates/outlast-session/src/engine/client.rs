@@ -137,14 +137,24 @@ pub(crate) enum Verdict {
 }
 
 impl Engine {
-    /// A link from a connected socket, in no mode yet, with TLS around it if so configured.
-    pub(crate) fn client_link(&self, socket: socket2::Socket, target: &str) -> Result<Link> {
-        set_link_options(&socket, self.config.detect_timeout)?;
+    /// A link from a socket that is connected to `peer_addr`, in no mode yet, with TLS around it if so configured.
+    pub(crate) fn client_link(
+        &self,
+        socket: socket2::Socket,
+        target: &str,
+        peer_addr: SocketAddr,
+    ) -> Result<Link> {
+        set_link_options(&socket)?;
         let tls = match &self.config.security {
             Security::Tls(tls) => Some(client_tls(tls, target)?),
             Security::Open | Security::Psk(_) => None,
         };
-        Link::new(socket, tls, 0, LinkMode::Inband).map_err(|error| Error::system("look at a socket", &error))
+        // The unspecified address leads to this host, which then answers from an address of its own.
+        let peer_addr = match peer_addr.ip().is_unspecified() {
+            true => socket.peer_addr().ok().and_then(|address| address.as_socket()).unwrap_or(peer_addr),
+            false => peer_addr,
+        };
+        Ok(Link::new(socket, tls, 0, LinkMode::Inband, peer_addr, false))
     }
 
     /// The link is connected (and encrypted): takes the old one out of service and begins the handshake.
@@ -175,8 +185,8 @@ impl Engine {
             pinned.map_err(|error| Error::system("set socket buffers", &error))?;
         }
         let link = &Arc::new(link);
-        let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
-        let direct = link.mode().needs_direct_path() && sys::has_timestamps(&**link);
+        let (send_buffer_bytes, receive_buffer_bytes) = link.buffer_bytes();
+        let direct = link.mode().needs_direct_path();
         let mut hello = Hello::open(self.id, link.mode());
         hello.epoch = link.epoch;
         hello.intent = if ctl.welcomed { Intent::Resume } else { Intent::Open };
@@ -188,7 +198,7 @@ impl Engine {
         hello.send_buffer_bytes = send_buffer_bytes;
         hello.receive_buffer_bytes = receive_buffer_bytes;
         hello.direct_proof = if direct { sys::tcp_timestamp(&**link).ok() } else { None };
-        hello.source_port = Some(link.local_addr.port());
+        hello.source_port = link.local_addr().map(|address| address.port());
         if link.mode() == LinkMode::Udp {
             let mailbox = self.need_client_mailbox(&mut ctl, link.peer_addr);
             mailbox
@@ -507,7 +517,7 @@ impl Engine {
     pub(crate) fn path_changed(&self) -> bool {
         let Some(link) = self.link() else { return true };
         match source_address_for(link.peer_addr) {
-            Ok(address) => address.ip() != link.local_addr.ip(),
+            Ok(address) => link.local_addr().is_none_or(|local| address.ip() != local.ip()),
             Err(_) => false,
         }
     }

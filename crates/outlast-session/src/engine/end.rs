@@ -93,11 +93,26 @@ impl Engine {
         ctl.state = SessionState::Closed;
         let link = ctl.link.take();
         if let Some(link) = link {
-            self.tx.lock().link = None;
-            link.kill();
-            self.rx.lock().link = None;
-            // Both FINs are through: close says nothing more.
-            let _ = sys::reset_on_close(&*link, false);
+            let fin_acked = {
+                let mut tx = self.tx.lock();
+                tx.link = None;
+                link.mode() == LinkMode::Kernel && tx.sender.is_end_sent() && tx.sender.is_delivered()
+            };
+            match self.rx.try_lock() {
+                Some(mut rx) => {
+                    link.retire();
+                    rx.link = None;
+                }
+                None => {
+                    // A reader is asleep with it.
+                    link.kill();
+                    self.rx.lock().link = None;
+                }
+            }
+            // Where both FINs are through, the connection is closed already and nothing can reset it.
+            if !(fin_acked && link.is_fin_seen()) {
+                let _ = sys::reset_on_close(&*link, false);
+            }
             ctl.last_peer = Some(link.peer_addr);
         }
         self.emit(&ctl, EventKind::Closed);

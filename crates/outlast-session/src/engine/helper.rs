@@ -561,6 +561,9 @@ impl Engine {
     /// Looks at a session that has sent something since it was last idle.
     fn check_idle(&self) -> Idle {
         let Some(mut tx) = self.tx.try_lock() else { return Idle::Busy };
+        if let Some(link) = &tx.link {
+            link.guard(self.config.detect_timeout);
+        }
         let end_offset = tx.sender.end_offset();
         if tx.idle_end_offset != end_offset {
             tx.idle_end_offset = end_offset;

@@ -46,7 +46,6 @@ pub(crate) struct Link {
     pub(crate) epoch: u64,
     mode: AtomicU8,
     pub(crate) peer_addr: SocketAddr,
-    pub(crate) local_addr: SocketAddr,
     /// Broken, replaced or frozen: an end of input on it means nothing.
     dead: AtomicBool,
     /// Received, not taken by TLS yet, whose room for plaintext is limited.
@@ -55,6 +54,10 @@ pub(crate) struct Link {
     tuned: AtomicBool,
     /// Counts what was received of frames and handshakes.
     heard: AtomicU64,
+    /// Finds out by itself when the peer is gone: [`guard`](Self::guard).
+    guarded: AtomicBool,
+    /// The peer's FIN was read.
+    fin_seen: AtomicBool,
 }
 
 impl Link {
@@ -63,26 +66,50 @@ impl Link {
         tls: Option<rustls::Connection>,
         epoch: u64,
         mode: LinkMode,
-    ) -> io::Result<Self> {
-        let peer_addr = socket.peer_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
-        let local_addr = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
+        peer_addr: SocketAddr,
+        guarded: bool,
+    ) -> Self {
         let tls = tls.map(|mut connection| {
             connection.set_buffer_limit(Some(TLS_BUFFER_BYTES));
             Mutex::new(Box::new(connection))
         });
-        Ok(Self {
+        Self {
             reactor: OnceLock::new(),
             socket: Arc::new(socket),
             tls,
             epoch,
             mode: AtomicU8::new(mode as u8),
             peer_addr,
-            local_addr,
             dead: AtomicBool::new(false),
             ciphertext: Mutex::new(Vec::new()),
             tuned: AtomicBool::new(false),
             heard: AtomicU64::new(0),
-        })
+            guarded: AtomicBool::new(guarded),
+            fin_seen: AtomicBool::new(false),
+        }
+    }
+
+    /// Our end of the connection. Asked for when somebody wants to know: it costs a system call.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.socket.local_addr().ok()?.as_socket()
+    }
+
+    /// The socket alone, for whoever watches it.
+    pub(crate) fn shared_socket(&self) -> Arc<socket2::Socket> {
+        self.socket.clone()
+    }
+
+    /// Has the kernel find out when the peer is gone. Not part of making a link: short sessions are over before it
+    /// matters, and these are five system calls.
+    pub(crate) fn guard(&self, detect_timeout: Duration) {
+        if self.guarded.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = set_detection(&self.socket, detect_timeout)
+            && !self.is_dead()
+        {
+            tracing::warn!(%error, peer = %self.peer_addr, "a silent peer will be noticed late");
+        }
     }
 
     /// Makes the link known to the reactor of the tokio runtime that the caller runs in.
@@ -126,6 +153,14 @@ impl Link {
         self.heard.load(Ordering::Relaxed)
     }
 
+    /// The kernel's buffers for sending and receiving, where the peer has to know them: in `window` mode.
+    pub(crate) fn buffer_bytes(&self) -> (u64, u64) {
+        match self.mode() {
+            LinkMode::Window => sys::buffer_bytes(self).unwrap_or_default(),
+            LinkMode::Kernel | LinkMode::Udp | LinkMode::Inband => (0, 0),
+        }
+    }
+
     /// `window` mode: fixes the kernel's buffers, so that what they can hold has a bound.
     pub(crate) fn pin_buffers(&self, bytes: usize) -> io::Result<()> {
         self.socket.set_send_buffer_size(bytes)?;
@@ -142,6 +177,11 @@ impl Link {
             // Best effort: without it the link works as well, slower.
             let _ = self.socket.set_send_buffer_size(SHORT_PATH_SEND_BUFFER_BYTES);
         }
+    }
+
+    /// Declares the link dead; nobody waits for its input.
+    pub(crate) fn retire(&self) {
+        self.dead.store(true, Ordering::Release);
     }
 
     /// Declares the link dead and wakes whoever waits for its input.
@@ -312,7 +352,17 @@ impl Link {
     /// An end of input can also mean that somebody else took the socket's error. The kernel counts a FIN as
     /// one received byte (`tcpi_bytes_received`), so the two can be told apart exactly.
     pub(crate) fn is_fin_received(&self, read_bytes: u64) -> bool {
-        !self.is_dead() && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1)
+        let received =
+            !self.is_dead() && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1);
+        if received {
+            self.fin_seen.store(true, Ordering::Relaxed);
+        }
+        received
+    }
+
+    /// Whether [`is_fin_received`](Self::is_fin_received) has been true.
+    pub(crate) fn is_fin_seen(&self) -> bool {
+        self.fin_seen.load(Ordering::Relaxed)
     }
 
     /// Whether the peer has closed its side, or the connection is gone: true even where this end no longer listens.
@@ -359,20 +409,27 @@ impl Write for Ciphertext<'_> {
     }
 }
 
+/// What every link needs from its first byte on. Set on a listening socket it is inherited by every accepted one.
+pub(crate) fn set_link_options(socket: &socket2::Socket) -> Result<()> {
+    let set = || {
+        socket.set_tcp_nodelay(true)?;
+        // PROTOCOL 2.4: a process that dies resets its links; only an intended end sends a FIN.
+        sys::reset_on_close(socket, true)
+    };
+    set().map_err(|error| Error::system("set socket options", &error))
+}
+
 /// How long, and how, a link tells that its peer is gone: keepalive while idle, TCP_USER_TIMEOUT while something
-/// is unacknowledged. Set on a listening socket it is inherited by every accepted one.
+/// is unacknowledged. Inherited as well.
 ///
 /// RFC 5482 and tcp(7): with both set, keepalive gives up when the user time-out is over, so the probes only have
 /// to be frequent enough.
-pub(crate) fn set_link_options(socket: &socket2::Socket, detect_timeout: Duration) -> Result<()> {
+pub(crate) fn set_detection(socket: &socket2::Socket, detect_timeout: Duration) -> Result<()> {
     let probe = (detect_timeout / 4).max(Duration::from_secs(1));
     let keepalive = socket2::TcpKeepalive::new().with_time(probe * 2).with_interval(probe).with_retries(3);
     let set = || {
-        socket.set_tcp_nodelay(true)?;
         socket.set_tcp_keepalive(&keepalive)?;
-        socket.set_tcp_user_timeout(Some(detect_timeout))?;
-        // PROTOCOL 2.4: a process that dies resets its links; only an intended end sends a FIN.
-        sys::reset_on_close(socket, true)
+        socket.set_tcp_user_timeout(Some(detect_timeout))
     };
     set().map_err(|error| Error::system("set socket options", &error))
 }

@@ -32,7 +32,7 @@ pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
-pub(crate) use link::{Link, Waiting, set_link_options};
+pub(crate) use link::{Link, Waiting, set_detection, set_link_options};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome};
 pub(crate) use shaking::{Shaken, Shaking};
@@ -304,7 +304,7 @@ impl Engine {
                 ctl.pause_longest,
                 ctl.pause_total,
                 ctl.lost_at,
-                link.map(|link| link.local_addr),
+                link.and_then(|link| link.local_addr()),
                 link.map(|link| link.peer_addr).or(ctl.last_peer),
             )
         };

@@ -18,12 +18,17 @@ use crate::sys;
 use ::tokio::sync::broadcast;
 use parking_lot::Mutex;
 use rand::RngExt;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// When a client that is turned away for the time being may try again.
 const RETRY_AFTER_MS: u64 = 1000;
+
+/// Connections are accepted with their first bytes: it saves waiting for them one by one, and a flood of silent ones
+/// stays in the kernel for so long.
+const ACCEPT_SILENCE_S: i32 = 1;
 
 /// The table of a listener's sessions.
 #[derive(Debug)]
@@ -110,7 +115,11 @@ impl Acceptor {
         {
             return Err(Error::Config("tls is wanted, but there is no server configuration".into()));
         }
-        super::set_link_options(listener, self.config.detect_timeout)?;
+        super::set_link_options(listener)?;
+        super::set_detection(listener, self.config.detect_timeout)?;
+        if let Err(error) = sys::defer_accept(listener, ACCEPT_SILENCE_S) {
+            tracing::debug!(%error, "connections are accepted before they say anything");
+        }
         if let Err(error) = sys::save_syn(listener) {
             tracing::warn!(%error, "cannot keep the SYN of connections: no path counts as direct");
         }
@@ -140,7 +149,7 @@ impl Acceptor {
     }
 
     /// A link from an accepted connection, in no mode yet.
-    pub(crate) fn server_link(&self, socket: socket2::Socket) -> Result<Link> {
+    pub(crate) fn server_link(&self, socket: socket2::Socket, peer_addr: SocketAddr) -> Result<Link> {
         let tls = match &self.config.security {
             Security::Tls(tls) => {
                 let config = tls.server.clone().ok_or_else(|| {
@@ -152,7 +161,7 @@ impl Acceptor {
             }
             Security::Open | Security::Psk(_) => None,
         };
-        Link::new(socket, tls, 0, LinkMode::Inband).map_err(|error| Error::system("look at a socket", &error))
+        Ok(Link::new(socket, tls, 0, LinkMode::Inband, peer_addr, true))
     }
 
     /// The link is encrypted if it has to be: the handshake may begin.
@@ -316,7 +325,7 @@ impl Acceptor {
             engine.use_mailbox(&mut ctl, mailbox.clone());
         }
         let position = engine.retire(&mut ctl, "the client made a new link").position;
-        let (send_buffer_bytes, receive_buffer_bytes) = sys::buffer_bytes(&**link).unwrap_or_default();
+        let (send_buffer_bytes, receive_buffer_bytes) = link.buffer_bytes();
         let welcome = Welcome {
             next_offset: position.next_offset,
             retained_offset: position.retained_offset,

@@ -2,7 +2,6 @@
 
 use super::{Acceptor, Engine, Greeting, Link, Outcome, Waiting};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 /// Received in one go: a Hello, and the first of the stream.
@@ -35,8 +34,9 @@ impl Shaking {
         self.link.as_ref()
     }
 
-    pub(crate) fn raw_fd(&self) -> Option<RawFd> {
-        self.link.as_ref().map(|link| link.as_fd().as_raw_fd())
+    /// The socket, for as long as somebody has to watch it.
+    pub(crate) fn socket(&self) -> Option<Arc<socket2::Socket>> {
+        self.link.as_ref().map(Link::shared_socket)
     }
 
     /// Whether it waits for room to send, besides input.

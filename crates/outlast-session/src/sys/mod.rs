@@ -4,9 +4,11 @@
 //! tested against the real kernel in `tests/kernel_facts.rs`.
 
 mod netlink;
+mod poller;
 mod reactor;
 mod tcp;
 
 pub(crate) use netlink::RouteWatch;
+pub(crate) use poller::{Poller, Ready};
 pub(crate) use reactor::{Shared, register};
 pub(crate) use tcp::*;

@@ -52,12 +52,6 @@ pub(crate) fn tcp_timestamp(fd: impl AsFd) -> io::Result<u32> {
     Ok(get_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, 0u32)?.0)
 }
 
-/// Whether the connection negotiated RFC 7323 timestamps.
-pub(crate) fn has_timestamps(fd: impl AsFd) -> bool {
-    const TCPI_OPT_TIMESTAMPS: u8 = 1;
-    tcp_info(fd).is_ok_and(|info| info.options & TCPI_OPT_TIMESTAMPS != 0)
-}
-
 /// Keeps the SYN of accepted connections for [`saved_syn`]. Set on the listening socket.
 pub(crate) fn save_syn(fd: impl AsFd) -> io::Result<()> {
     set_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1i32)
@@ -84,8 +78,6 @@ pub(crate) fn saved_syn(fd: impl AsFd) -> io::Result<Vec<u8>> {
 /// What of `struct tcp_info` is used here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcpInfo {
-    /// Negotiated options.
-    pub options: u8,
     /// Smoothed round-trip time.
     pub rtt_us: u32,
     /// Payload bytes received in order, plus one for a FIN.
@@ -126,7 +118,7 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, rtt_us, ..] = raw.words;
     // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
     let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
-    Ok(TcpInfo { options: raw.options, rtt_us, bytes_received: raw.bytes_received, has_peer_ended })
+    Ok(TcpInfo { rtt_us, bytes_received: raw.bytes_received, has_peer_ended })
 }
 
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
@@ -216,6 +208,17 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
             if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
         }
     }
+}
+
+/// As [`wait_ready`], for a socket that is connecting.
+pub(crate) fn wait_writable(fd: impl AsFd, timeout: std::time::Duration) -> io::Result<bool> {
+    wait_ready(fd, false, true, i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX))
+}
+
+/// Has a listening socket accept a connection when its first bytes have come: whoever opens a link speaks first. After
+/// `wait_s` seconds of silence it is accepted all the same.
+pub(crate) fn defer_accept(listener: impl AsFd, wait_s: i32) -> io::Result<()> {
+    set_option(listener.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, wait_s)
 }
 
 /// Whether the connection was reset or timed out and nobody has been told. Takes nothing away: the error stays for

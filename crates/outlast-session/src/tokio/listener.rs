@@ -121,8 +121,8 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
     let handshakes = Arc::new(Semaphore::new(acceptor.config.handshakes_max));
     loop {
         let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer_addr) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
                 tracing::warn!(%error, "cannot accept");
@@ -130,9 +130,9 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
                 continue;
             }
         };
-        let link = stream
-            .into_std()
-            .and_then(|stream| acceptor.server_link(socket2::Socket::from(stream)).map_err(io::Error::from));
+        let link = stream.into_std().and_then(|stream| {
+            acceptor.server_link(socket2::Socket::from(stream), peer_addr).map_err(io::Error::from)
+        });
         match link {
             Ok(link) => {
                 ::tokio::spawn(shake_hands(link, acceptor.clone(), sender.clone(), permit));

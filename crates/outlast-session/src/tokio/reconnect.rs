@@ -91,7 +91,7 @@ async fn connect_link(engine: &Arc<Engine>, target: &str, address: SocketAddr) -
     let stream =
         tokio_socket(socket).connect(address).await.map_err(|error| Error::system("connect", &error))?;
     let stream = stream.into_std().map_err(|error| Error::system("connect", &error))?;
-    let link = engine.client_link(socket2::Socket::from(stream), target)?;
+    let link = engine.client_link(socket2::Socket::from(stream), target, address)?;
     link.register().map_err(|error| Error::system("watch a socket", &error))?;
     Ok(link)
 }
