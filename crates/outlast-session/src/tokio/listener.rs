@@ -135,7 +135,14 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
         });
         match link {
             Ok(link) => {
-                ::tokio::spawn(shake_hands(link, acceptor.clone(), sender.clone(), permit));
+                let mut shaking = Shaking::new(link);
+                // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no task.
+                match begin(&mut shaking, &acceptor) {
+                    Ok(Shaken::Wait) => {
+                        ::tokio::spawn(shake_hands(shaking, acceptor.clone(), sender.clone(), permit));
+                    }
+                    shaken => conclude(shaken, &acceptor, &sender).await,
+                }
             }
             Err(error) => tracing::warn!(%error, "cannot use a connection"),
         }
@@ -143,37 +150,48 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
 }
 
 async fn shake_hands(
-    link: Link,
+    mut shaking: Shaking,
     acceptor: Arc<Acceptor>,
     sender: mpsc::Sender<Arc<Engine>>,
     permit: OwnedSemaphorePermit,
 ) {
-    let shaken = ::tokio::time::timeout(acceptor.config.handshake_timeout, shake(link, &acceptor)).await;
+    let shaken =
+        ::tokio::time::timeout(acceptor.config.handshake_timeout, shake(&mut shaking, &acceptor)).await;
     drop(permit);
+    let silent = || Err(io::Error::from(io::ErrorKind::TimedOut));
+    conclude(shaken.unwrap_or_else(|_| silent()), &acceptor, &sender).await;
+}
+
+/// What becomes of a connection whose handshake is over.
+async fn conclude(shaken: io::Result<Shaken>, acceptor: &Acceptor, sender: &mpsc::Sender<Arc<Engine>>) {
     match shaken {
-        Ok(Ok(Shaken::Opened(engine))) => {
+        Ok(Shaken::Opened(engine)) => {
             // A listener that is gone has no use for it.
             let _ = sender.send(engine).await;
         }
-        Ok(Ok(Shaken::Wait | Shaken::Done)) => {}
-        Ok(Err(error)) => {
+        Ok(Shaken::Wait | Shaken::Done) => {}
+        Err(error) => {
             tracing::debug!(%error, "a connection ended before its handshake");
             acceptor.count_failed();
         }
-        Err(_) => acceptor.count_failed(),
     }
 }
 
-async fn shake(link: Link, acceptor: &Acceptor) -> io::Result<Shaken> {
-    link.register()?;
-    let mut shaking = Shaking::new(link);
+/// As far as the first step goes.
+fn begin(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken> {
+    if let Some(link) = shaking.link() {
+        link.register()?;
+    }
+    shaking.step(acceptor)
+}
+
+async fn shake(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken> {
     loop {
+        let write = shaking.wants_write();
+        let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
+        wait(link, write).await?;
         match shaking.step(acceptor)? {
-            Shaken::Wait => {
-                let write = shaking.wants_write();
-                let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
-                wait(link, write).await?;
-            }
+            Shaken::Wait => {}
             done => return Ok(done),
         }
     }
