@@ -3,10 +3,11 @@
 use super::Session;
 use super::reconnect::wait;
 use crate::config::Config;
-use crate::engine::{Acceptor, Engine, Events, Info, Link, Shaken, Shaking};
+use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::SessionId;
 use ::tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
+use ::tokio::sync::mpsc::error::TrySendError;
 use ::tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use ::tokio::task::AbortHandle;
 use std::io;
@@ -141,7 +142,18 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
                     Ok(Shaken::Wait) => {
                         ::tokio::spawn(shake_hands(shaking, acceptor.clone(), sender.clone(), permit));
                     }
-                    shaken => conclude(shaken, &acceptor, &sender).await,
+                    shaken => {
+                        if let Some(engine) = conclude(shaken, &acceptor)
+                            && let Err(TrySendError::Full(engine)) = sender.try_send(engine)
+                        {
+                            // A queue that is full holds up new sessions, not those that resume.
+                            let sender = sender.clone();
+                            ::tokio::spawn(async move {
+                                let _ = sender.send(engine).await;
+                                drop(permit);
+                            });
+                        }
+                    }
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot use a connection"),
@@ -159,20 +171,21 @@ async fn shake_hands(
         ::tokio::time::timeout(acceptor.config.handshake_timeout, shake(&mut shaking, &acceptor)).await;
     drop(permit);
     let silent = || Err(io::Error::from(io::ErrorKind::TimedOut));
-    conclude(shaken.unwrap_or_else(|_| silent()), &acceptor, &sender).await;
+    if let Some(engine) = conclude(shaken.unwrap_or_else(|_| silent()), &acceptor) {
+        // A listener that is gone has no use for it.
+        let _ = sender.send(engine).await;
+    }
 }
 
-/// What becomes of a connection whose handshake is over.
-async fn conclude(shaken: io::Result<Shaken>, acceptor: &Acceptor, sender: &mpsc::Sender<Arc<Engine>>) {
+/// A connection's handshake is over: the session, if it has opened one.
+fn conclude(shaken: io::Result<Shaken>, acceptor: &Acceptor) -> Option<Arc<Engine>> {
     match shaken {
-        Ok(Shaken::Opened(engine)) => {
-            // A listener that is gone has no use for it.
-            let _ = sender.send(engine).await;
-        }
-        Ok(Shaken::Wait | Shaken::Done) => {}
+        Ok(Shaken::Opened(engine)) => Some(engine),
+        Ok(Shaken::Wait | Shaken::Done) => None,
         Err(error) => {
             tracing::debug!(%error, "a connection ended before its handshake");
             acceptor.count_failed();
+            None
         }
     }
 }
