@@ -65,6 +65,7 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
     let timeout = engine.config.handshake_timeout;
     let deadline = Instant::now() + timeout;
     let socket = engine.client_socket(address)?;
+    engine.note_place(&socket);
     connect_within(&socket, address, timeout).map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket, target, address)?;
     let failed = |error: io::Error| Error::system("shake hands", &error);
@@ -154,30 +155,21 @@ impl Hooks for Reconnector {
         if !engine.begin_reconnecting() {
             return;
         }
-        let (engine, targets) = (engine.clone(), self.targets.clone());
-        let spawned = std::thread::Builder::new()
-            .name("outlast-resume".into())
-            .spawn(move || reconnect(&engine, &targets));
-        if let Err(error) = spawned {
-            tracing::error!(%error, "cannot start a thread to reconnect");
-        }
+        let (session, targets) = (engine.clone(), self.targets.clone());
+        engine.start_thread("outlast-resume", move || reconnect(&session, &targets));
     }
 
     fn over(&self, engine: &Arc<Engine>) {
         if !engine.owes_abort() {
             return;
         }
-        let (engine, targets) = (engine.clone(), self.targets.clone());
-        let spawned =
-            std::thread::Builder::new().name("outlast-abort".into()).spawn(move || abort(&engine, &targets));
-        if let Err(error) = spawned {
-            tracing::warn!(%error, "cannot start a thread to tell the server of the end of a session");
-        }
+        let (session, targets) = (engine.clone(), self.targets.clone());
+        engine.start_thread("outlast-abort", move || abort(&session, &targets));
     }
 
     fn network_changed(&self, engine: &Arc<Engine>) {
         engine.interrupt_backoff();
-        if engine.path_changed() {
+        if engine.is_at_home() && engine.path_changed() {
             self.lost(engine);
         }
     }

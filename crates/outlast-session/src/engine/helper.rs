@@ -8,10 +8,12 @@
 //! * gives the memory of idle rings back, once, and then leaves them alone;
 //! * hears of address and route changes and tells the clients;
 //! * listens whether anybody is behind a proxy ([`silence`](super::silence));
-//! * lets detached sessions expire.
+//! * lets detached sessions expire;
+//! * starts threads in its own network namespace ([`place`](super::place)).
 //!
 //! It sleeps without a time-out when there is nothing of that to do: an idle session causes no wake-ups of its own.
 
+use super::place::{Job, helper_lives_here};
 use super::server::Acceptor;
 use super::silence::{Listened, Silences};
 use super::udp::{Mailbox, REPEAT};
@@ -58,6 +60,17 @@ struct Requests {
     mailboxes: Vec<Weak<Mailbox>>,
     ends: Vec<(Arc<Engine>, u64)>,
     listened: Vec<Listened>,
+    jobs: Jobs,
+}
+
+/// Threads to be started here, in the helper's network namespace.
+#[derive(Default)]
+struct Jobs(Vec<Job>);
+
+impl std::fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} jobs", self.0.len())
+    }
 }
 
 /// The handle to the thread.
@@ -78,6 +91,7 @@ impl Helper {
     }
 
     fn start() -> &'static Helper {
+        helper_lives_here();
         let poll = Poll::new();
         let waker = poll.as_ref().ok().and_then(|poll| Waker::new(poll.registry(), WAKE).ok());
         let helper: &'static Helper = Box::leak(Box::new(Helper {
@@ -151,6 +165,11 @@ impl Helper {
     pub(crate) fn listen_to(&self, engine: &Engine, link: &Arc<Link>) {
         let listened = Listened::new(engine, link);
         self.ask(false, |requests| requests.listened.push(listened));
+    }
+
+    /// Do this here, at once.
+    pub(super) fn run(&self, job: Job) {
+        self.ask(true, |requests| requests.jobs.0.push(job));
     }
 
     /// Let this listener's detached sessions expire.
@@ -313,8 +332,10 @@ impl Thread {
                 self.silences.add(std::mem::take(&mut requests.listened));
             }
             let mailboxes = std::mem::take(&mut requests.mailboxes);
+            let jobs = std::mem::take(&mut requests.jobs.0);
             let work = (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch));
             drop(requests);
+            jobs.into_iter().for_each(|job| job());
             for mailbox in mailboxes {
                 self.open_mailbox(&mailbox);
             }

@@ -134,6 +134,17 @@ pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
     set_option(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
+/// The kernel's name for the network namespace that the socket belongs to: SO_NETNS_COOKIE, since Linux 5.14.
+pub(crate) fn netns_cookie(fd: impl AsFd) -> io::Result<u64> {
+    Ok(get_option(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, 0u64)?.0)
+}
+
+/// The same for the calling thread.
+pub(crate) fn netns_cookie_here() -> Option<u64> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None).ok()?;
+    netns_cookie(&socket).ok()
+}
+
 /// Receives into `buffer`; blocks if `wait`.
 pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
     let flags = if wait { 0 } else { libc::MSG_DONTWAIT };

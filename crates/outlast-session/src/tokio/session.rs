@@ -46,12 +46,13 @@ impl Session {
         Self::connect_with(&targets.parse()?, &Arc::new(Config::default())).await
     }
 
-    /// Opens a session: returns when a link is up. The opening rides with the first bytes written, without a round
-    /// trip of its own; what the server says to it is found by the first read. To wait for it: [`established`].
+    /// Opens a session: returns when a link is up. Later links are made by a task, in the network namespace of the
+    /// runtime's threads. The opening rides with the first bytes written, without a round trip of its own; what the server says to it is found by the first read. To wait for it: [`established`].
     ///
     /// # Errors
     /// [`Error::Connect`] if no address can be reached, [`Error::Config`] for settings that cannot work,
-    /// [`Error::Refused`] and [`Error::Protocol`] if the server says no before any byte is sent (psk, tls).
+    /// [`Error::Refused`], [`Error::Untrusted`] and [`Error::Protocol`] if the server says no before any byte is sent
+    /// (psk, tls).
     ///
     /// [`established`]: Session::established
     pub async fn connect_with(targets: &Targets, config: &Arc<Config>) -> Result<Session> {

@@ -1,0 +1,112 @@
+//! Network namespaces: the later links of a session are made where its first one was.
+//!
+//! A thread is in the network namespace of the thread that started it, until it moves, which takes a privilege. But
+//! whoever notices a loss starts the thread that makes the next link, and that can be anybody: the helper, or a reader
+//! in another namespace. So it is left to a thread of the session's own place: to the helper where that lives, and in
+//! every other namespace that has sessions to one starter, which does nothing else.
+//!
+//! Tasks are different: they run wherever the threads of their runtime are.
+
+use super::{Engine, Helper};
+use crate::sys;
+use parking_lot::Mutex;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Starts one thread.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace with sessions in it.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The kernel's name for it, which it never gives to another.
+    cookie: u64,
+    /// Starts threads there; none where the helper does. Ends with the last session.
+    starter: Option<Sender<Job>>,
+}
+
+/// Where the helper is. Nothing if the kernel has no names for namespaces (before Linux 5.14).
+static HOME: OnceLock<Option<Arc<Place>>> = OnceLock::new();
+/// All others.
+static ELSEWHERE: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
+
+/// The calling thread starts the helper.
+pub(super) fn helper_lives_here() {
+    let here = || Some(Arc::new(Place { cookie: sys::netns_cookie_here()?, starter: None }));
+    // There is one helper.
+    let _ = HOME.set(here());
+}
+
+impl Place {
+    /// Where the calling thread has just made `socket`; `None` if that cannot be told.
+    fn of(socket: impl AsFd) -> Option<Arc<Place>> {
+        let cookie = sys::netns_cookie(socket).ok()?;
+        Helper::get();
+        let home = HOME.get()?.as_ref()?;
+        if home.cookie == cookie {
+            return Some(home.clone());
+        }
+        let mut elsewhere = ELSEWHERE.lock();
+        elsewhere.retain(|place| place.strong_count() > 0);
+        if let Some(known) = elsewhere.iter().filter_map(Weak::upgrade).find(|place| place.cookie == cookie) {
+            return Some(known);
+        }
+        let (starter, jobs) = mpsc::channel::<Job>();
+        let spawned = std::thread::Builder::new().name("outlast-starter".into()).spawn(move || {
+            for job in jobs {
+                job();
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "cannot start a thread for a network namespace");
+            return None;
+        }
+        let place = Arc::new(Place { cookie, starter: Some(starter) });
+        elsewhere.push(Arc::downgrade(&place));
+        Some(place)
+    }
+
+    fn start(&self, job: Job) {
+        if sys::netns_cookie_here() == Some(self.cookie) {
+            return job();
+        }
+        match &self.starter {
+            None => Helper::get().run(job),
+            Some(starter) => {
+                if starter.send(job).is_err() {
+                    tracing::error!("the thread for a network namespace is gone");
+                }
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// A socket of this session was made by the thread that opens it.
+    pub(crate) fn note_place(&self, socket: impl AsFd) {
+        let mut ctl = self.ctl();
+        if ctl.client.place.is_none() && ctl.epoch == 0 {
+            ctl.client.place = Place::of(socket);
+        }
+    }
+
+    /// Whether the helper hears of the network changes that concern this session.
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.ctl().client.place.as_ref().is_none_or(|place| place.starter.is_none())
+    }
+
+    /// Runs `work` in a thread of its own, in the session's network namespace.
+    pub(crate) fn start_thread(&self, name: &'static str, work: impl FnOnce() + Send + 'static) {
+        let job: Job = Box::new(move || {
+            if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(work) {
+                tracing::error!(%error, "cannot start a thread to make links");
+            }
+        });
+        let place = self.ctl().client.place.clone();
+        match place {
+            Some(place) => place.start(job),
+            None => job(),
+        }
+    }
+}
