@@ -45,14 +45,14 @@ impl Engine {
     pub(super) fn handshake_step(&self, rx: &mut Rx, link: Arc<Link>, waiting: &mut Waiting<'_, '_>) -> Step {
         let end = loop {
             match rx.inbox.fill(HANDSHAKE_READ_BYTES, |room| link.receive(room, waiting)) {
-                Ok(0) => return self.input_ended(link, "connection closed during the handshake"),
+                Ok(0) => return self.input_ended(&link, "connection closed during the handshake"),
                 Ok(count) => {
                     link.note_heard();
                     rx.link_read_bytes += count as u64;
                 }
                 // What the link says is wrong, not the link.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => break Err(NoWelcome::Tls(error)),
-                Err(error) => return Self::read_failed(link, &error),
+                Err(error) => return Self::read_failed(&link, &error),
             }
             let Some(Opening::Waiting(handshake)) = &mut rx.opening else { return Step::NoLink };
             match handshake.feed(rx.inbox.as_slice()) {

@@ -218,34 +218,39 @@ impl Engine {
         if let Some(failure) = &rx.failure {
             return Err(failure.clone());
         }
-        let Some(link) = rx.link.clone() else { return Ok(Step::NoLink) };
-        if rx.opening.is_some() {
+        if rx.opening.is_some()
+            && let Some(link) = rx.link.clone()
+        {
             return Ok(self.handshake_step(rx, link, waiting));
         }
-        Ok(self.read_live(rx, link, buffer, waiting))
+        // Taken and put back, which is cheaper than another reference for every read: nobody else has `rx` meanwhile.
+        let Some(link) = rx.link.take() else { return Ok(Step::NoLink) };
+        let step = self.read_live(rx, &link, buffer, waiting);
+        rx.link = Some(link);
+        Ok(step)
     }
 
-    pub(super) fn read_failed(link: Arc<Link>, error: &io::Error) -> Step {
+    pub(super) fn read_failed(link: &Arc<Link>, error: &io::Error) -> Step {
         match error.kind() {
             // With `wait` this is a time-out of the socket, or a signal: the shell decides.
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Step::Wait(link),
-            _ => Step::Broken(link, error.to_string()),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Step::Wait(link.clone()),
+            _ => Step::Broken(link.clone(), error.to_string()),
         }
     }
 
     /// An end of input that is not the end of the stream: the link broke, unless it is our own doing.
-    pub(super) fn input_ended(&self, link: Arc<Link>, what: &str) -> Step {
+    pub(super) fn input_ended(&self, link: &Arc<Link>, what: &str) -> Step {
         if self.is_read_shut() && !link.is_dead() && !link.has_peer_ended() {
-            return Step::Wait(link);
+            return Step::Wait(link.clone());
         }
-        Step::Broken(link, what.to_owned())
+        Step::Broken(link.clone(), what.to_owned())
     }
 
     /// Looks for payload between frame headers.
     fn framed_step(
         &self,
         rx: &mut Rx,
-        link: Arc<Link>,
+        link: &Arc<Link>,
         buffer: &mut [u8],
         waiting: &mut Waiting<'_, '_>,
     ) -> Step {
@@ -253,11 +258,15 @@ impl Engine {
             let acked_before = rx.receiver.peer_acked_offset();
             let piece = match rx.receiver.parse(rx.inbox.as_slice()) {
                 Ok(piece) => piece,
-                Err(error) => return Step::Broken(link, format!("the peer broke the protocol: {error}")),
+                Err(error) => {
+                    return Step::Broken(link.clone(), format!("the peer broke the protocol: {error}"));
+                }
             };
             if rx.receiver.peer_acked_offset() > acked_before {
-                // Writers look at it when they take their lock; the frame itself is parsed again then.
-                if let Piece::Payload { skip_bytes } = piece {
+                // If the writers' lock cannot be had at once, the payload waits: it is parsed on from here then.
+                if let Piece::Payload { skip_bytes } = piece
+                    && !self.peer_acked_at_once(rx.receiver.peer_acked_offset())
+                {
                     rx.inbox.consume(skip_bytes);
                     return Step::Control(Control::Acked, rx.receiver.peer_acked_offset());
                 }
@@ -268,7 +277,10 @@ impl Engine {
                     if let Control::End { end_offset } = control
                         && (end_offset != rx.receiver.next_offset() || !rx.receiver.ends_at(end_offset))
                     {
-                        return Step::Broken(link, "the peer's stream ended at a wrong offset".into());
+                        return Step::Broken(
+                            link.clone(),
+                            "the peer's stream ended at a wrong offset".into(),
+                        );
                     }
                     return Step::Control(control, rx.receiver.peer_acked_offset());
                 }
@@ -323,6 +335,13 @@ impl Engine {
         }
     }
 
+    /// For a reader that holds `rx` and hence must not wait for `tx`. False if the slow way is needed.
+    fn peer_acked_at_once(&self, offset: u64) -> bool {
+        let acked = self.tx.try_lock().is_some_and(|mut tx| tx.sender.acked(offset).is_ok());
+        // A writer that found no room has to be woken, which takes more locks.
+        acked && !self.writer_is_stalled()
+    }
+
     /// The peer's control frame, and what the peer has taken in. Called without `rx`: a reader may be asleep with it.
     fn handle_control(&self, control: Control, peer_acked_offset: u64) {
         if !matches!(control, Control::Ping { .. } | Control::Reset { .. }) {
@@ -364,7 +383,7 @@ impl Engine {
                 self.handshake_step(&mut rx, link, &mut Waiting::Never)
             } else if framed || self.is_read_shut() {
                 let mut scratch = [0u8; 16 << 10];
-                match self.read_live(&mut rx, link, &mut scratch, &mut Waiting::Never) {
+                match self.read_live(&mut rx, &link, &mut scratch, &mut Waiting::Never) {
                     Step::Data(count) => {
                         if !self.is_read_shut() {
                             rx.stash(scratch.get(..count).unwrap_or_default());
@@ -411,7 +430,7 @@ impl Engine {
     fn read_live(
         &self,
         rx: &mut Rx,
-        link: Arc<Link>,
+        link: &Arc<Link>,
         buffer: &mut [u8],
         waiting: &mut Waiting<'_, '_>,
     ) -> Step {

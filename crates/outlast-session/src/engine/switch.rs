@@ -304,7 +304,7 @@ impl Engine {
             return;
         }
         drop(tx);
-        if self.writer_waits.swap(false, Ordering::AcqRel) {
+        if self.writer_is_stalled() && self.writer_waits.swap(false, Ordering::AcqRel) {
             self.wake_all();
         }
     }
