@@ -135,19 +135,26 @@ pub fn of_the_ends() -> Vec<Break> {
     ]
 }
 
-/// Those of relays in between.
-pub fn of_relays() -> Vec<Break> {
+/// Those of socat in between.
+pub fn of_socat() -> Vec<Break> {
     vec![
         one("relay killed", "socat on the way is killed (SIGKILL)", [Act::Kill(Who::Socat)], OUTAGE),
-        one("relay killed", "nginx on the way is killed (SIGKILL)", [Act::Kill(Who::Nginx)], OUTAGE),
         one(
             "relay stopped",
             "socat on the way is stopped (SIGSTOP): silence",
             [Act::Freeze(Who::Socat)],
             SILENCE,
         ),
-        one("relay killed", "both relays are killed", [Act::Kill(Who::Socat), Act::Kill(Who::Nginx)], OUTAGE),
     ]
+}
+
+/// Those of socat and nginx in between.
+pub fn of_relays() -> Vec<Break> {
+    let mut breaks = of_socat();
+    let nginx = Act::Kill(Who::Nginx);
+    breaks.insert(1, one("relay killed", "nginx on the way is killed (SIGKILL)", [nginx], OUTAGE));
+    breaks.push(one("relay killed", "both relays are killed", [Act::Kill(Who::Socat), nginx], OUTAGE));
+    breaks
 }
 
 /// The programs that can be hit.

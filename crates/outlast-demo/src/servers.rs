@@ -11,7 +11,9 @@ use std::time::Duration;
 /// nginx, giving out the files in `root`.
 pub fn web(stage: &Stage, folder: &Path, root: &Path) -> Result<Running> {
     let (port, root) = (stage.ports.web, root.display());
-    let limit = stage.rate_without_wire().map(|rate| format!("limit_rate {rate};")).unwrap_or_default();
+    // In small parts: a megabyte, and a rest to make up for it, would look like a pause.
+    let limit = stage.rate_without_wire().map(|rate| format!("limit_rate {rate}; sendfile_max_chunk 64k;"));
+    let limit = limit.unwrap_or_default();
     let block = format!(
         "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen 127.0.0.1:{port}; root '{root}'; {limit} }} }}"
     );

@@ -55,9 +55,17 @@ impl Plan {
         let (any, listen) = (stage.any_address(), stage.ports.listen);
         match self {
             Plan::CurlDownload => {
-                let local = stage.ports.local;
+                let (local, socat) = (stage.ports.local, stage.ports.socat);
+                let (through, relay, via) = match stage.net {
+                    Some(_) => ("", String::new(), format!("{server}:{listen}")),
+                    None => (
+                        " through socat",
+                        format!("\n  home    socat TCP-LISTEN:{socat},fork TCP:{server}:{listen}"),
+                        format!("{home}:{socat}"),
+                    ),
+                };
                 format!(
-                    "curl downloads from nginx\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}\n  client  outlast connect 127.0.0.1:{local} --via {server}:{listen}\n  client  curl http://127.0.0.1:{local}/archive.tar",
+                    "curl downloads from nginx{through}\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}{relay}\n  client  outlast connect 127.0.0.1:{local} --via {via}\n  client  curl http://127.0.0.1:{local}/archive.tar",
                     stage.ports.web
                 )
             }
@@ -121,6 +129,19 @@ impl Means<'_> {
         Ok((admin, Arc::new(service)))
     }
 
+    /// Starts socat on the way to `target`.
+    fn socat(&self, target: String) -> Result<Arc<Service>> {
+        let (home, port) = (self.stage.home.clone(), self.stage.ports.socat);
+        let service = Service::start(move || servers::socat(&home, port, &target))?;
+        wait_for_port(&self.stage.home, port)?;
+        Ok(Arc::new(service))
+    }
+
+    /// How clients reach socat.
+    fn via_socat(&self) -> String {
+        format!("{}:{}", self.stage.home.name(), self.stage.ports.socat)
+    }
+
     fn via(&self) -> String {
         format!("{}:{}", self.stage.server.name(), self.stage.ports.listen)
     }
@@ -139,7 +160,10 @@ impl Means<'_> {
 fn curl_download(means: &Means<'_>) -> Result<Transfer> {
     let received = means.folder.join("downloaded.tar");
     let (server_admin, server) = means.listen(means.stage.ports.web)?;
-    let (client_admin, client) = means.connect(&means.via())?;
+    // Without a network to break there is a relay to kill.
+    let socat = if means.stage.net.is_none() { Some(means.socat(means.via())?) } else { None };
+    let via = if socat.is_some() { means.via_socat() } else { means.via() };
+    let (client_admin, client) = means.connect(&via)?;
     let tells = client.running().take_stderr();
     let name = means.archive.file_name().context("the archive has no name")?.display();
     let url = format!("http://127.0.0.1:{}/{name}", means.stage.ports.local);
@@ -147,8 +171,12 @@ fn curl_download(means: &Means<'_>) -> Result<Transfer> {
         command.args(["--silent", "--show-error", "--fail", "--output"]).arg(&received).arg(url);
         command.stdin(Stdio::null()).stdout(Stdio::null());
     })?;
-    let programs = vec![(Who::Client, client), (Who::Server, server)];
-    let breaks = means.breaks(true);
+    let mut programs = vec![(Who::Client, client), (Who::Server, server)];
+    let mut breaks = means.breaks(true);
+    if let Some(socat) = socat {
+        programs.push((Who::Socat, socat));
+        breaks.extend(breaks::of_socat());
+    }
     Ok(Transfer { name: "curl down", mover, received, programs, breaks, tells, client_admin, server_admin })
 }
 
@@ -197,14 +225,9 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
         let target = means.via();
         Service::start(move || servers::stream_relay(&home, &folder, port, &target))?
     };
-    let socat = {
-        let (home, port) = (stage.home.clone(), stage.ports.socat);
-        let target = format!("127.0.0.1:{}", stage.ports.nginx);
-        Service::start(move || servers::socat(&home, port, &target))?
-    };
     wait_for_port(&stage.home, stage.ports.nginx)?;
-    wait_for_port(&stage.home, stage.ports.socat)?;
-    let (client_admin, client) = means.connect(&format!("{}:{}", stage.home.name(), stage.ports.socat))?;
+    let socat = means.socat(format!("127.0.0.1:{}", stage.ports.nginx))?;
+    let (client_admin, client) = means.connect(&means.via_socat())?;
     let tells = client.running().take_stderr();
     let (archive, rate) = (std::fs::File::open(means.archive)?, means.stage.rate_without_wire());
     let mover = stage.client.start("ssh", |command| {
@@ -223,7 +246,7 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     let programs = vec![
         (Who::Client, client),
         (Who::Server, server),
-        (Who::Socat, Arc::new(socat)),
+        (Who::Socat, socat),
         (Who::Nginx, Arc::new(nginx)),
     ];
     let breaks = breaks::of_relays();
