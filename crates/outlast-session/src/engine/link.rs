@@ -61,6 +61,8 @@ pub(crate) struct Link {
     guarded: AtomicBool,
     /// The peer's FIN was read.
     fin_seen: AtomicBool,
+    /// Why it was given up.
+    cause: OnceLock<String>,
 }
 
 impl Link {
@@ -89,6 +91,7 @@ impl Link {
             heard: AtomicU64::new(0),
             guarded: AtomicBool::new(guarded),
             fin_seen: AtomicBool::new(false),
+            cause: OnceLock::new(),
         }
     }
 
@@ -180,6 +183,11 @@ impl Link {
             // Best effort: without it the link works as well, slower.
             let _ = self.socket.set_send_buffer_size(SHORT_PATH_SEND_BUFFER_BYTES);
         }
+    }
+
+    /// Says why the link is given up; returns what was said first.
+    pub(crate) fn blame(&self, cause: &str) -> &str {
+        self.cause.get_or_init(|| cause.to_owned())
     }
 
     /// Declares the link dead; nobody waits for its input.

@@ -56,6 +56,8 @@ pub(super) struct Retired {
 impl Engine {
     /// The link broke. The first to notice takes it away from both halves and has it replaced.
     pub(crate) fn lost(&self, link: &Arc<Link>, cause: &str) {
+        // Killing it wakes its reader, which has another idea of what happened and may be here first.
+        let cause = link.blame(cause);
         link.kill();
         let mut ctl = self.ctl.lock();
         if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
