@@ -18,6 +18,9 @@ impl Engine {
             if let Some(failure) = &tx.failure {
                 return Err(failure.clone());
             }
+            if tx.hold.as_ref().is_some_and(|hold| !hold.is_sent()) {
+                self.put_back(&mut tx);
+            }
             tx.sender.end();
             drop(tx);
             self.flush();

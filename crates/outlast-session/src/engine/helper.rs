@@ -593,6 +593,9 @@ impl Engine {
         self.learn_acked(&mut tx);
         let acked = tx.sender.retained_bytes() == 0;
         if acked {
+            if tx.hold.as_ref().is_some_and(|hold| hold.is_sent()) {
+                tx.hold = None;
+            }
             tx.sender.shrink();
         }
         let idle = match &tx.link {

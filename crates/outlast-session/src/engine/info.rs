@@ -71,6 +71,8 @@ pub struct Info {
     pub pause_total_ms: u64,
     /// Bytes that were sent more than once.
     pub resent_bytes: u64,
+    /// Bytes of either direction that a relay passed on without copying them.
+    pub spliced_bytes: u64,
     /// Own address of the present link.
     pub local_addr: Option<SocketAddr>,
     /// The peer's address on the present or last link.

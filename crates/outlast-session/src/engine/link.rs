@@ -270,9 +270,32 @@ impl Link {
 
     /// One `recv`, as `waiting` says.
     fn receive_raw(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
+        self.receive_by(waiting, |block| sys::receive(self, buffer, block))
+    }
+
+    /// Moves what was received, at most `bytes_max`, into a pipe; 0 is the end of input. Only for links of tasks.
+    pub(crate) fn splice_to(
+        &self,
+        pipe: BorrowedFd<'_>,
+        bytes_max: usize,
+        waiting: &mut Waiting<'_, '_>,
+    ) -> io::Result<usize> {
+        self.receive_by(waiting, |_| sys::splice(self.as_fd(), pipe, bytes_max))
+    }
+
+    /// Sends the next `bytes` of a pipe. Only for links of tasks, whose sockets do not block.
+    pub(crate) fn splice_from(&self, pipe: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+        sys::splice(pipe, self.as_fd(), bytes)
+    }
+
+    fn receive_by(
+        &self,
+        waiting: &mut Waiting<'_, '_>,
+        mut receive: impl FnMut(bool) -> io::Result<usize>,
+    ) -> io::Result<usize> {
         let context = match waiting {
-            Waiting::Block => return sys::receive(self, buffer, true),
-            Waiting::Never => return sys::receive(self, buffer, false),
+            Waiting::Block => return receive(true),
+            Waiting::Never => return receive(false),
             Waiting::Task(context) => context,
         };
         let Some(reactor) = self.reactor.get() else {
@@ -283,7 +306,7 @@ impl Link {
             let Poll::Ready(ready) = reactor.poll_read_ready(context) else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            if let Ok(result) = ready?.try_io(|_| sys::receive(self, buffer, false)) {
+            if let Ok(result) = ready?.try_io(|_| receive(false)) {
                 return result;
             }
         }

@@ -26,6 +26,7 @@ mod rx;
 mod server;
 mod shaking;
 mod silence;
+mod splice;
 mod switch;
 mod tx;
 mod udp;
@@ -38,6 +39,7 @@ pub(crate) use link::{Link, Waiting, set_detection, set_link_options};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome};
 pub(crate) use shaking::{Shaken, Shaking};
+pub(crate) use splice::{Passed, WAY_SLOTS_BYTES};
 pub(crate) use tx::Tx;
 
 use crate::config::{Config, Security};
@@ -95,6 +97,8 @@ pub(crate) struct Engine {
     writer_waits: AtomicBool,
     /// The application reads no more; what comes is thrown away. Not under `rx`, which a reader may hold asleep.
     read_shut: AtomicBool,
+    /// Bytes of either direction that were passed on without being copied.
+    spliced_bytes: AtomicU64,
     /// Time that writers were held up.
     blocked_us: AtomicU64,
     udp: udp::UdpState,
@@ -189,6 +193,7 @@ impl Engine {
             flush_listed: AtomicBool::new(false),
             writer_waits: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
+            spliced_bytes: AtomicU64::new(0),
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
         })
@@ -333,6 +338,7 @@ impl Engine {
             pause_longest_ms: millis(longest.max(pause_now.unwrap_or_default())),
             pause_total_ms: millis(total + pause_now.unwrap_or_default()),
             resent_bytes: tx.sender.resent_bytes(),
+            spliced_bytes: self.spliced_bytes.load(Ordering::Relaxed),
             local_addr,
             peer_addr,
             age_ms: millis(self.opened_at.elapsed()),

@@ -81,6 +81,18 @@ impl Rx {
         self.receiver.next_offset() - self.backlog_bytes
     }
 
+    /// The link, if the next bytes of the stream come from it as they are.
+    pub(super) fn raw_link(&self) -> Option<Arc<Link>> {
+        let link = self.link.as_ref().filter(|link| !link.is_tls())?;
+        let raw = self.backlog.is_empty()
+            && self.inbox.is_empty()
+            && self.awaiting.is_none()
+            && !self.receiver.is_framed()
+            && !self.receiver.is_complete()
+            && self.failure.is_none();
+        raw.then(|| link.clone())
+    }
+
     /// Reads from what earlier links left behind.
     fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
         loop {
@@ -143,7 +155,7 @@ fn broken_promise(left_bytes: u64, what: &str) -> Error {
 
 impl Engine {
     /// Remembers the task of a reader that goes to sleep; called with `rx` held, so that no change comes in between.
-    fn wait_to_read(&self, waiting: &Waiting<'_, '_>) {
+    pub(super) fn wait_to_read(&self, waiting: &Waiting<'_, '_>) {
         if let Waiting::Task(context) = waiting {
             let mut reader = self.reader.lock();
             if !reader.as_ref().is_some_and(|known| known.will_wake(context.waker())) {
@@ -320,7 +332,7 @@ impl Engine {
     }
 
     /// The application has read something: lets the peer forget it.
-    fn consumed(&self, rx: MutexGuard<'_, Rx>) {
+    pub(super) fn consumed(&self, rx: MutexGuard<'_, Rx>) {
         let consumed_offset = rx.consumed_offset();
         self.received_offset.store(consumed_offset, Ordering::Release);
         let acks = rx.link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer());

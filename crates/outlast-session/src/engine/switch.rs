@@ -107,6 +107,7 @@ impl Engine {
         // The last word of the kernel on what the peer has; it keeps its count on a dead socket.
         self.learn_acked(tx);
         tx.link = None;
+        self.put_back(tx);
         tx.sender.unlink();
         rx.link = None;
         // Before its Welcome a link has brought nothing of the stream.
@@ -206,6 +207,9 @@ impl Engine {
         let resent_bytes = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
+            if let Some(failure) = &tx.failure {
+                return Err(failure.clone());
+            }
             let window = self.window_bytes(link, peer.receive_buffer_bytes);
             let confirmed = !opening;
             let linked = tx.sender.link(link.mode(), window, peer.next_offset, confirmed);

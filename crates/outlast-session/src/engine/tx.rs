@@ -1,6 +1,7 @@
 //! Writing: from the application into the ring and onto the link.
 
 use super::pool::SharedPool;
+use super::splice::Hold;
 use super::{Engine, Helper, Link, Progress};
 use crate::error::{Error, Result};
 use crate::proto::{LinkMode, Sender};
@@ -25,6 +26,8 @@ pub(crate) struct Tx {
     pub(crate) sender: Sender<SharedPool>,
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) failure: Option<Error>,
+    /// What passed the ring by.
+    pub(crate) hold: Option<Box<Hold>>,
     /// A task that waits for room.
     pub(crate) waker: Option<Waker>,
     /// Everything before `mark_offset` was written before `mark_ms`: how old the oldest unacknowledged byte is.
@@ -53,6 +56,7 @@ impl Tx {
             sender: Sender::new(SharedPool, retain_bytes_max),
             link: None,
             failure: None,
+            hold: None,
             waker: None,
             mark_offset: 0,
             mark_ms: 0,
@@ -74,7 +78,7 @@ impl Engine {
         self.tx.lock()
     }
 
-    fn check_writable(&self, tx: &Tx) -> Result<()> {
+    pub(super) fn check_writable(&self, tx: &Tx) -> Result<()> {
         if let Some(failure) = &tx.failure {
             return Err(failure.clone());
         }
@@ -96,6 +100,7 @@ impl Engine {
         if bytes.is_empty() {
             return Ok(Progress::Done(0));
         }
+        self.put_back(&mut tx);
         let joinable = self.config.coalesce && self.wrote.load(Ordering::Relaxed);
         if joinable && bytes.len() < BYPASS_BYTES_MIN {
             let pending_bytes = usize::try_from(tx.sender.pending_bytes()).unwrap_or(usize::MAX);
@@ -202,7 +207,7 @@ impl Engine {
     }
 
     /// Nothing could be taken.
-    fn stalled(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush, waker: Option<&Waker>) -> Progress<usize> {
+    pub(super) fn stalled(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush, waker: Option<&Waker>) -> Progress<usize> {
         tx.wait(waker);
         self.writer_waits.store(true, Ordering::Release);
         match flush {
@@ -224,7 +229,7 @@ impl Engine {
     }
 
     /// Takes care of what a flush left behind.
-    fn after_flush(&self, tx: MutexGuard<'_, Tx>, flush: Flush) {
+    pub(super) fn after_flush(&self, tx: MutexGuard<'_, Tx>, flush: Flush) {
         match flush {
             Flush::All => self.list_idle(),
             Flush::NoLink => {
@@ -378,6 +383,7 @@ impl Engine {
         bytes_max: usize,
     ) -> Result<&'a mut [u8]> {
         self.check_writable(tx)?;
+        self.put_back(tx);
         if tx.sender.room_bytes() < bytes_max {
             self.learn_acked(tx);
         }

@@ -63,6 +63,8 @@ struct Link {
 #[derive(Debug)]
 pub struct Sender<S: BufferSource> {
     ring: RetainRing<S>,
+    /// Retained by the shell, right behind what is in the ring.
+    aside_bytes: usize,
     /// Given to the present link (or the last one) up to here.
     sent_offset: u64,
     /// The highest offset ever given to any link.
@@ -87,6 +89,7 @@ impl<S: BufferSource> Sender<S> {
     pub fn new(source: S, retain_bytes_max: usize) -> Self {
         Self {
             ring: RetainRing::with_source(0, retain_bytes_max, source),
+            aside_bytes: 0,
             sent_offset: 0,
             sent_offset_max: 0,
             acked_offset: 0,
@@ -103,7 +106,7 @@ impl<S: BufferSource> Sender<S> {
     /// Everything the application wrote ends here.
     #[inline]
     pub fn end_offset(&self) -> u64 {
-        self.ring.end_offset()
+        self.ring.end_offset() + self.aside_bytes as u64
     }
 
     /// The earliest byte that can be sent again.
@@ -144,25 +147,26 @@ impl<S: BufferSource> Sender<S> {
     /// Bytes retained at the moment.
     #[inline]
     pub fn retained_bytes(&self) -> usize {
-        self.ring.retained_bytes()
+        self.ring.retained_bytes() + self.aside_bytes
     }
 
     /// Bytes that can be pushed before the ring is full.
     #[inline]
     pub fn room_bytes(&self) -> usize {
-        self.ring.capacity_bytes_max() - self.ring.retained_bytes()
+        self.ring.capacity_bytes_max() - self.retained_bytes()
     }
 
     /// Written by the application and not yet given to the present link.
     #[inline]
     pub fn pending_bytes(&self) -> u64 {
-        self.ring.end_offset() - self.sent_offset
+        self.end_offset() - self.sent_offset
     }
 
     /// Takes as much of `bytes` as there is room for.
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) -> usize {
         debug_assert!(!self.ended, "pushed after the end");
+        debug_assert!(self.aside_bytes == 0, "pushed behind bytes that are not in the ring");
         self.ring.push(bytes)
     }
 
@@ -308,7 +312,7 @@ impl<S: BufferSource> Sender<S> {
     fn advance(&mut self, bytes: usize) {
         let before = self.sent_offset;
         self.sent_offset += bytes as u64;
-        debug_assert!(self.sent_offset <= self.ring.end_offset());
+        debug_assert!(self.sent_offset <= self.end_offset());
         if before < self.sent_offset_max {
             self.resent_bytes += self.sent_offset.min(self.sent_offset_max) - before;
         }
@@ -365,7 +369,7 @@ impl<S: BufferSource> Sender<S> {
             self.end_acked = true;
         }
         self.acked_offset = self.acked_offset.max(acked_offset.min(self.sent_offset));
-        self.ring.trim_to(self.acked_offset);
+        self.forget_to(self.acked_offset);
     }
 
     /// The peer says that it has everything before `offset`.
@@ -379,7 +383,7 @@ impl<S: BufferSource> Sender<S> {
         if offset > self.acked_offset {
             self.acked_offset = offset;
             // Bytes of this link that are still to be sent again stay, even if an earlier copy arrived.
-            self.ring.trim_to(offset.min(self.sent_offset));
+            self.forget_to(offset.min(self.sent_offset));
         }
         Ok(())
     }
@@ -390,7 +394,7 @@ impl<S: BufferSource> Sender<S> {
         // up to and its header names.
         if self.link.is_some_and(|link| link.mode == LinkMode::Inband && link.end_sent) {
             self.acked_offset = self.end_offset();
-            self.ring.trim_to(self.acked_offset);
+            self.forget_to(self.acked_offset);
         }
         if self.ended && self.acked_offset == self.end_offset() {
             self.end_acked = true;
@@ -414,6 +418,7 @@ impl<S: BufferSource> Sender<S> {
 
     /// The link is gone. What it was given and did not acknowledge is retained.
     pub fn unlink(&mut self) {
+        debug_assert!(self.aside_bytes == 0, "bytes outside of the ring cannot be sent again");
         self.link = None;
         self.head = Vec::new();
         self.head_sent = 0;
@@ -479,5 +484,6 @@ impl<S: BufferSource> Sender<S> {
 
 const _: () = assert!(FRAME_HEADER_BYTES == 16);
 
+mod aside;
 #[cfg(test)]
 mod tests;

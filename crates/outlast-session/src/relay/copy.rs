@@ -58,8 +58,10 @@ pub struct Ended {
 /// `head` is sent to the session before anything that `local` has to say. Returns when the peer has everything.
 pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
     let mut pump = Pump::new(head);
+    let end = until_end(&mut pump, &mut session, &local, control).await;
+    session.stop_passing();
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
-    let outcome = match until_end(&mut pump, &mut session, &local, control).await {
+    let outcome = match end {
         End::Both => Box::pin(finish(&session, control)).await,
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Local(error)) => {

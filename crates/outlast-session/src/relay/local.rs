@@ -2,8 +2,9 @@
 
 use super::stdio::Stdio;
 use super::sys;
+use crate::sys::splice;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -69,6 +70,23 @@ impl Local {
             Local::Unix(stream) => try_recv!(stream, buffer),
             Local::Stdio(stdio) => stdio.try_read(buffer),
         }
+    }
+
+    /// Whether its bytes can be spliced.
+    pub(super) fn can_splice(&self) -> bool {
+        matches!(self, Local::Tcp(_))
+    }
+
+    /// Splices what is there into a pipe. `WouldBlock` clears the readiness.
+    pub(super) fn try_splice_to(&self, pipe: BorrowedFd<'_>, bytes_max: usize) -> io::Result<usize> {
+        let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        stream.try_io(Interest::READABLE, || splice(stream.as_fd(), pipe, bytes_max))
+    }
+
+    /// Takes the next `bytes` out of a pipe.
+    pub(super) fn try_splice_from(&self, pipe: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+        let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        stream.try_io(Interest::WRITABLE, || splice(pipe, stream.as_fd(), bytes))
     }
 
     pub(super) fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -27,6 +27,7 @@
 //! ends stays as it is.
 
 pub mod access;
+mod bulk;
 mod control;
 mod copy;
 mod credentials;

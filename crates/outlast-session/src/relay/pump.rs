@@ -1,11 +1,15 @@
 //! Both directions of one relay, polled in one task.
 
 use super::Local;
+use super::bulk::Bulk;
+use crate::engine::{Passed, WAY_SLOTS_BYTES};
 use crate::error::Error;
+use crate::sys::Pipe;
 use crate::tokio::Session;
 use outlast_stream::{BufferPool, BufferSource};
 use std::cell::RefCell;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -70,6 +74,10 @@ enum Down {
         start: usize,
         end: usize,
     },
+    /// So many bytes are in the pipe.
+    Passing {
+        bytes: usize,
+    },
     /// The local side takes no more. What it said before is still to be read; what it is told is thrown away.
     Broken {
         error: io::Error,
@@ -83,10 +91,16 @@ enum Down {
 pub(super) struct Pump {
     up: Up,
     up_bytes: usize,
+    up_bulk: Bulk,
+    /// Bytes are under way that the session has not counted yet.
+    up_passing: bool,
     unflushed: bool,
     listening: bool,
     drained: bool,
     down: Down,
+    down_bulk: Bulk,
+    /// While the session has bulk for the local side.
+    pipe: Option<Pipe>,
 }
 
 impl Pump {
@@ -95,10 +109,14 @@ impl Pump {
         Self {
             up,
             up_bytes: UP_BYTES_MIN,
+            up_bulk: Bulk::default(),
+            up_passing: false,
             unflushed: false,
             listening: false,
             drained: false,
             down: Down::Open,
+            down_bulk: Bulk::default(),
+            pipe: None,
         }
     }
 
@@ -118,6 +136,7 @@ impl Pump {
         if let Down::Writing { buffer, .. } = std::mem::replace(&mut self.down, broken) {
             give_buffer(buffer);
         }
+        self.pipe = None;
     }
 
     /// Why the local side takes no more, if that is so.
@@ -158,6 +177,11 @@ impl Pump {
                     }
                 }
                 Up::Open => {
+                    if (self.up_bulk.is_on() || self.up_passing)
+                        && ready!(self.poll_pass_on(cx, session, local))?
+                    {
+                        continue;
+                    }
                     let Poll::Ready(readable) = local.poll_read_ready(cx) else {
                         self.listening = true;
                         return self.poll_flush(cx, session);
@@ -201,6 +225,9 @@ impl Pump {
             (Ok(0), None) if offered > 0 => self.up = Up::Closing,
             (Ok(count), None) => {
                 self.unflushed = true;
+                if local.can_splice() {
+                    self.up_bulk.moved(count);
+                }
                 if count == offered {
                     self.up_bytes = (self.up_bytes * 2).min(UP_BYTES_MAX);
                 } else if count < self.up_bytes / 4 {
@@ -209,6 +236,34 @@ impl Pump {
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// One round without copying. False if there is nothing to pass on, or not in this way.
+    fn poll_pass_on(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &Session,
+        local: &Local,
+    ) -> Poll<Result<bool, Failure>> {
+        let bulk = &mut self.up_bulk;
+        let mut fill = |pipe: BorrowedFd<'_>, bytes_max: usize| {
+            local.try_splice_to(pipe, bytes_max).inspect(|count| bulk.moved(*count))
+        };
+        let polled = session.poll_pass_on(cx, &mut fill);
+        self.up_passing = polled.is_pending();
+        Poll::Ready(match ready!(polled).map_err(Failure::session)? {
+            Passed::End => {
+                self.up = Up::Closing;
+                Ok(true)
+            }
+            Passed::On => Ok(true),
+            Passed::Source(error) if would_block(&error) => Ok(false),
+            Passed::Source(error) => Err(Failure::Local(error)),
+            Passed::Unsuited => {
+                self.up_bulk.refused();
+                Ok(false)
+            }
+        })
     }
 
     /// The local side pauses: what it said must not wait for more. Never ready.
@@ -235,7 +290,33 @@ impl Pump {
         self.drained = false;
         for _ in 0..ROUNDS_MAX {
             match &mut self.down {
+                Down::Open if self.down_bulk.is_on() => {
+                    if !ready!(self.poll_take_pages(cx, session))? {
+                        ready!(self.poll_take(cx, session, local))?;
+                    }
+                }
                 Down::Open => ready!(self.poll_take(cx, session, local))?,
+                Down::Passing { bytes } => {
+                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
+                        self.break_down(error);
+                        continue;
+                    }
+                    let Some(pipe) = &self.pipe else { break };
+                    match local.try_splice_from(pipe.output(), *bytes) {
+                        Ok(count) => *bytes -= count,
+                        Err(error) if would_block(&error) => {}
+                        Err(error) => {
+                            self.break_down(error);
+                            continue;
+                        }
+                    }
+                    if *bytes == 0 {
+                        self.down = Down::Open;
+                        if !self.down_bulk.is_on() {
+                            self.pipe = None;
+                        }
+                    }
+                }
                 Down::Writing { buffer, start, end } => {
                     if let Err(error) = ready!(local.poll_write_ready(cx)) {
                         self.break_down(error);
@@ -272,6 +353,25 @@ impl Pump {
         Poll::Pending
     }
 
+    /// Has the session fill the pipe. False if it has nothing that can be spliced.
+    fn poll_take_pages(&mut self, cx: &mut Context<'_>, session: &Session) -> Poll<Result<bool, Failure>> {
+        let pipe = match self.pipe.take().map_or_else(|| Pipe::with_slots_for(WAY_SLOTS_BYTES), Ok) {
+            Ok(pipe) => self.pipe.insert(pipe),
+            Err(_) => {
+                self.down_bulk.refused();
+                return Poll::Ready(Ok(false));
+            }
+        };
+        let polled = session.poll_read_into(cx, pipe);
+        self.drained = polled.is_pending();
+        let taken = ready!(polled).map_err(Failure::session)?;
+        if let Some(bytes) = taken {
+            self.down_bulk.moved(bytes);
+            self.down = Down::Passing { bytes };
+        }
+        Poll::Ready(Ok(taken.is_some()))
+    }
+
     fn poll_take(
         &mut self,
         cx: &mut Context<'_>,
@@ -284,6 +384,9 @@ impl Pump {
         let end = read.filled().len();
         match polled {
             Poll::Ready(Ok(())) if end > 0 => {
+                if local.can_splice() {
+                    self.down_bulk.moved(end);
+                }
                 self.down = Down::Writing { buffer, start: 0, end };
                 Poll::Ready(Ok(()))
             }

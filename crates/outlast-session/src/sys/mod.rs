@@ -4,11 +4,13 @@
 //! tested against the real kernel in `tests/kernel_facts.rs`.
 
 mod netlink;
+mod pipe;
 mod poller;
 mod reactor;
 mod tcp;
 
 pub(crate) use netlink::RouteWatch;
+pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};
 pub(crate) use reactor::{Shared, register};
 pub(crate) use tcp::*;

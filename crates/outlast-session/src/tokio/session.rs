@@ -3,13 +3,15 @@
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 use super::reconnect;
 use crate::config::Config;
-use crate::engine::{Engine, Events, Info, Link, Progress, Waiting};
+use crate::engine::{Engine, Events, Info, Link, Passed, Progress, Waiting};
 use crate::error::{Error, Result};
 use crate::proto::SessionId;
+use crate::sys::Pipe;
 use crate::targets::Targets;
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -198,6 +200,40 @@ impl Session {
                 Progress::Wait(link) => ready!(poll_writable(&link, cx))?,
                 Progress::Stalled => return Poll::Pending,
             }
+        }
+    }
+
+    /// Has `fill` splice up to so many bytes into a pipe, which are then sent without being copied. What is under way
+    /// goes first.
+    pub(crate) fn poll_pass_on(
+        &self,
+        cx: &mut Context<'_>,
+        fill: &mut dyn FnMut(BorrowedFd<'_>, usize) -> io::Result<usize>,
+    ) -> Poll<io::Result<Passed>> {
+        loop {
+            match self.engine.pass_on(fill, Some(cx.waker()))? {
+                Progress::Done(passed) => return Poll::Ready(Ok(passed)),
+                Progress::Wait(link) => ready!(poll_writable(&link, cx))?,
+                Progress::Stalled => return Poll::Pending,
+            }
+        }
+    }
+
+    /// After [`poll_pass_on`](Self::poll_pass_on): what is under way is part of the session's output from now on.
+    pub(crate) fn stop_passing(&self) {
+        self.engine.stop_passing();
+    }
+
+    /// Splices what was received into `pipe`. `None` if that is not possible now.
+    pub(crate) fn poll_read_into(
+        &self,
+        cx: &mut Context<'_>,
+        pipe: &Pipe,
+    ) -> Poll<io::Result<Option<usize>>> {
+        match self.engine.read_into(pipe, Waiting::Task(cx))? {
+            Some(Progress::Done(count)) => Poll::Ready(Ok(Some(count))),
+            None => Poll::Ready(Ok(None)),
+            Some(Progress::Wait(_) | Progress::Stalled) => Poll::Pending,
         }
     }
 
