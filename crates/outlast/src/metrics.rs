@@ -82,6 +82,7 @@ fn registry(numbers: &Numbers) -> Registry {
         ("outages", "Links lost", totals.outages),
         ("pause_milliseconds", "Time without a link, all sessions together", totals.pause_total_ms),
         ("resent_bytes", "Bytes sent more than once", totals.resent_bytes),
+        ("spliced_bytes", "Bytes passed on without being copied, both ways", totals.spliced_bytes),
         ("written_bytes", "Bytes taken from local programs", totals.written_bytes),
         ("read_bytes", "Bytes given to local programs", totals.read_bytes),
     ] {

@@ -34,6 +34,7 @@ pub struct Totals {
     pub ended_early: u64,
     pub outages: u64,
     pub resent_bytes: u64,
+    pub spliced_bytes: u64,
     pub written_bytes: u64,
     pub read_bytes: u64,
     pub pause_total_ms: u64,
@@ -44,6 +45,7 @@ impl Totals {
     pub fn add(&mut self, info: &Info) {
         self.outages += info.outages;
         self.resent_bytes += info.resent_bytes;
+        self.spliced_bytes += info.spliced_bytes;
         self.written_bytes += info.written_bytes;
         self.read_bytes += info.read_bytes;
         self.pause_total_ms += info.pause_total_ms;

@@ -207,7 +207,12 @@ impl Engine {
     }
 
     /// Nothing could be taken.
-    pub(super) fn stalled(&self, mut tx: MutexGuard<'_, Tx>, flush: Flush, waker: Option<&Waker>) -> Progress<usize> {
+    pub(super) fn stalled(
+        &self,
+        mut tx: MutexGuard<'_, Tx>,
+        flush: Flush,
+        waker: Option<&Waker>,
+    ) -> Progress<usize> {
         tx.wait(waker);
         self.writer_waits.store(true, Ordering::Release);
         match flush {

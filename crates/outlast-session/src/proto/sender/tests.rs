@@ -110,3 +110,46 @@ fn a_ring_filled_before_the_welcome_gets_room_by_it() {
     sender.confirm(60);
     assert_eq!((sender.room_bytes(), sender.retained_offset()), (40, 40));
 }
+
+#[test]
+fn what_passes_the_ring_by_is_retained_behind_it() {
+    let mut sender = Sender::new(Heap, 100);
+    sender.link(LinkMode::Kernel, 0, 0, true).unwrap();
+    sender.push(b"ring");
+    assert!(!sender.can_pass_by(), "the ring goes first");
+    take(&mut sender, 100);
+    assert!(sender.can_pass_by());
+    sender.passed_by(40);
+    assert_eq!((sender.end_offset(), sender.sent_offset(), sender.aside_bytes()), (44, 44, 40));
+    assert_eq!((sender.room_bytes(), sender.retained_bytes()), (56, 44));
+    // Acknowledgements empty the ring before they reach what is behind it.
+    sender.kernel_holds(42);
+    assert_eq!((sender.retained_offset(), sender.aside_bytes()), (2, 40));
+    sender.kernel_holds(10);
+    assert_eq!((sender.retained_offset(), sender.aside_bytes(), sender.end_offset()), (34, 10, 44));
+    // The shell has the last ten bytes, and five that were not sent.
+    assert_eq!(sender.put_back(b"0123456789"), 10);
+    assert_eq!(sender.put_back(b"fresh"), 5);
+    assert_eq!((sender.aside_bytes(), sender.end_offset(), sender.pending_bytes()), (0, 49, 5));
+    sender.unlink();
+    sender.link(LinkMode::Inband, 0, 36, true).unwrap();
+    sender.prepare(0);
+    assert_eq!(&sender.chunks().concat()[16..], b"23456789fresh");
+}
+
+#[test]
+fn everything_that_passed_by_can_be_acknowledged() {
+    let mut sender = Sender::new(Heap, 100);
+    sender.link(LinkMode::Kernel, 0, 0, true).unwrap();
+    sender.passed_by(100);
+    assert_eq!(sender.room_bytes(), 0);
+    sender.kernel_holds(0);
+    assert_eq!((sender.aside_bytes(), sender.room_bytes(), sender.retained_offset()), (0, 100, 100));
+    sender.end();
+    assert!(sender.fin_due());
+    sender.fin_sent();
+    sender.kernel_holds(1);
+    assert!(!sender.is_delivered());
+    sender.kernel_holds(0);
+    assert!(sender.is_delivered());
+}
