@@ -1,6 +1,7 @@
 //! Bulk passes the relays without being copied, and is as exact as everything else when links break under it.
 #![allow(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::print_stderr,
     reason = "a failed expectation is the message of a test; what is skipped is said"
 )]

@@ -86,7 +86,7 @@ impl Rx {
         let link = self.link.as_ref().filter(|link| !link.is_tls())?;
         let raw = self.backlog.is_empty()
             && self.inbox.is_empty()
-            && self.awaiting.is_none()
+            && self.opening.is_none()
             && !self.receiver.is_framed()
             && !self.receiver.is_complete()
             && self.failure.is_none();

@@ -20,11 +20,10 @@
 //!
 //! The parsers are pure functions over byte slices; a short async driver reads and writes for them.
 //!
-//! # Adding a faster way to copy
+//! # Bulk
 //!
-//! Each direction is moved by one function, `Pump::poll_up` and `Pump::poll_down`. A splice path is an
-//! alternative to these two for [`Local::Tcp`] and belongs in a file of its own; everything about how a relay
-//! ends stays as it is.
+//! Each direction is moved by one function, `Pump::poll_up` and `Pump::poll_down`. They copy, until a direction of a
+//! [`Local::Tcp`] carries bulk: then they splice, as long as the session can. How a relay ends is the same for both.
 
 pub mod access;
 mod bulk;
