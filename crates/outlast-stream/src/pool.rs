@@ -7,8 +7,8 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The smallest buffer a source hands out.
-pub const BUFFER_BYTES_MIN: usize = 4 << 10;
+/// The smallest buffer a source hands out: what a session with short messages takes.
+pub const BUFFER_BYTES_MIN: usize = 512;
 /// The largest buffer a [`BufferPool`] keeps; larger ones go back to the allocator.
 pub const BUFFER_BYTES_MAX: usize = 4 << 20;
 
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn requests_are_rounded_up_to_powers_of_two() {
         let mut pool = BufferPool::new(1 << 20);
-        assert_eq!(pool.take(0).len(), 4096);
+        assert_eq!(pool.take(0).len(), BUFFER_BYTES_MIN);
         assert_eq!(pool.take(4097).len(), 8192);
         assert_eq!(pool.take(BUFFER_BYTES_MAX).len(), BUFFER_BYTES_MAX);
         assert_eq!(pool.take(BUFFER_BYTES_MAX + 1).len(), 2 * BUFFER_BYTES_MAX);
@@ -143,7 +143,7 @@ mod tests {
         buffer[17] = 42;
         pool.give(buffer);
         assert_eq!(pool.kept_bytes(), 4096);
-        assert_eq!(pool.take(1)[17], 42);
+        assert_eq!(pool.take(4000)[17], 42);
         assert_eq!(pool.kept_bytes(), 0);
     }
 
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(pool.kept_bytes(), 0);
         pool.give(zeroed(5000));
         pool.give(zeroed(0));
-        pool.give(zeroed(2048));
+        pool.give(zeroed(BUFFER_BYTES_MIN / 2));
         assert_eq!(pool.kept_bytes(), 0);
         let mut large = BufferPool::new(usize::MAX);
         large.give(zeroed(2 * BUFFER_BYTES_MAX));

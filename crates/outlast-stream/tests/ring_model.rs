@@ -2,7 +2,7 @@
 
 // Helpers of tests may unwrap as the tests themselves do.
 #![allow(clippy::unwrap_used)]
-use outlast_stream::{BufferPool, BufferSource, RetainRing, SplitMix64};
+use outlast_stream::{BUFFER_BYTES_MIN, BufferPool, BufferSource, RetainRing, SplitMix64};
 
 /// The whole stream, and from where on it must still be held.
 struct Model {
@@ -94,7 +94,7 @@ fn run<S: BufferSource>(seed: u64, source: S) {
         }
         model.check(&ring);
         assert!(ring.retained_bytes() <= capacity);
-        assert!(ring.buffer_bytes() <= (2 * capacity).next_power_of_two().max(4096));
+        assert!(ring.buffer_bytes() <= (2 * capacity).next_power_of_two().max(BUFFER_BYTES_MIN));
     }
 }
 
@@ -139,7 +139,7 @@ fn an_idle_ring_owns_no_memory() {
     let mut ring = RetainRing::new(0, 1 << 20);
     assert_eq!(ring.buffer_bytes(), 0);
     assert_eq!(ring.push(b"a"), 1);
-    assert_eq!(ring.buffer_bytes(), 4096);
+    assert_eq!(ring.buffer_bytes(), BUFFER_BYTES_MIN);
     ring.trim_to(1);
     ring.shrink();
     assert_eq!(ring.buffer_bytes(), 0);
@@ -157,7 +157,7 @@ fn short_exchanges_stay_at_the_low_end_of_a_small_buffer() {
         assert_eq!(*place.get_or_insert(older.as_ptr()), older.as_ptr());
         ring.trim_to(ring.end_offset());
     }
-    assert_eq!(ring.buffer_bytes(), 4096);
+    assert_eq!(ring.buffer_bytes(), BUFFER_BYTES_MIN);
 }
 
 #[test]

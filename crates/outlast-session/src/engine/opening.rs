@@ -52,13 +52,17 @@ impl Engine {
                 }
                 // What the link says is wrong, not the link.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => break Err(NoWelcome::Tls(error)),
-                Err(error) => return Self::read_failed(&link, &error),
+                Err(error) => {
+                    rx.inbox.shrink();
+                    return Self::read_failed(&link, &error);
+                }
             }
             let Some(Opening::Waiting(handshake)) = &mut rx.opening else { return Step::NoLink };
             match handshake.feed(rx.inbox.as_slice()) {
                 ClientStep::NeedMore => {}
                 ClientStep::Welcomed(welcomed) => {
                     rx.inbox.consume(welcomed.consumed_bytes);
+                    rx.inbox.shrink();
                     rx.opening = Some(Opening::Welcomed(welcomed));
                     rx.link = None;
                     return Step::Handshake(link, Box::new(Ok(())));
