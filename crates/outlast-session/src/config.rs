@@ -124,7 +124,8 @@ pub struct Config {
     pub watch_network: bool,
     /// Server: most sessions, attached and detached. Default 65,536.
     pub sessions_max: usize,
-    /// Server: most sessions of one peer address. Default 16,384: a NAT with an office behind it.
+    /// Server: most sessions of one peer: an IPv4 address or an IPv6 network of 64 bits. Default 16,384: a NAT with an
+    /// office behind it.
     pub sessions_per_peer_max: usize,
     /// Server: most handshakes under way. Default 1,024; more wait in the kernel's accept queue.
     pub handshakes_max: usize,

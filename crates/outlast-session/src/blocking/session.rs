@@ -2,7 +2,7 @@
 
 use super::reconnect;
 use crate::config::Config;
-use crate::engine::{Engine, Events, Info, Progress, SessionState, Tx, Waiting};
+use crate::engine::{Engine, Events, Info, Progress, Tx, Waiting};
 use crate::error::{Error, Result};
 use crate::proto::SessionId;
 use crate::targets::Targets;
@@ -160,9 +160,7 @@ impl Session {
             self.engine().flush();
             self.engine().pump_input();
             // The kernel does not tell when its queue is empty: ask, less and less often.
-            self.engine().wait_change(Some(Instant::now() + wait), |ctl| {
-                matches!(ctl.state, SessionState::Closed | SessionState::Failed)
-            });
+            self.engine().wait_change(Some(Instant::now() + wait), |ctl| ctl.life.is_over());
             wait = (wait * 2).min(Duration::from_millis(20));
         }
         Ok(())

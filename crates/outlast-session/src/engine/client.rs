@@ -8,12 +8,12 @@
 
 use super::place::Place;
 use super::switch::{PeerPosition, Position};
-use super::{Ctl, Engine, Link, SessionState, Waiting, set_link_options};
+use super::{Ctl, Engine, Link, Waiting, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Hello,
-    Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed,
+    BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
+    Hello, Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed,
 };
 use crate::sys;
 use crate::targets::Targets;
@@ -166,7 +166,7 @@ impl Engine {
             if let Some(reason) = ctl.client.owed_abort.clone() {
                 return self.begin_abort(&mut ctl, link, reason);
             }
-            if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+            if ctl.life.is_over() {
                 return Err(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
             }
             let retired = self.retire(&mut ctl, "replaced by a new link");
@@ -314,7 +314,7 @@ impl Engine {
 
     fn client_welcomed(&self, welcomed: Welcomed, link: &Arc<Link>, shake: &Shake) -> Verdict {
         let mut ctl = self.ctl.lock();
-        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+        if ctl.life.is_over() {
             return Verdict::Fatal(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }));
         }
         let welcome = &welcomed.welcome;
@@ -390,7 +390,7 @@ impl Engine {
                 && self.is_through(offset)
             {
                 // Only the confirmation was lost with the link.
-                self.conclude(ctl);
+                self.conclude(ctl, Happening::Finished);
                 return Verdict::Installed;
             }
             if let Refusal::StaleEpoch { current } = refusal {

@@ -1,9 +1,9 @@
 //! How a session ends: in order, by an error, or because the application lets go.
 
 use super::abort::reason_for_peer;
-use super::{Ctl, Engine, EventKind, Helper, SessionState};
+use super::{Ctl, Engine, EventKind, Helper};
 use crate::error::{Error, Result};
-use crate::proto::{Frame, LinkMode};
+use crate::proto::{Frame, Happening, LinkMode};
 use crate::sys;
 use parking_lot::MutexGuard;
 use std::net::Shutdown;
@@ -67,13 +67,13 @@ impl Engine {
 
     /// Whether the session is over: closed in order or failed.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.ctl.lock().state, SessionState::Closed | SessionState::Failed)
+        self.ctl.lock().life.is_over()
     }
 
     /// Concludes the session if both directions have ended and arrived. True if it is over.
     pub(crate) fn check_over(&self) -> bool {
         let ctl = self.ctl.lock();
-        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+        if ctl.life.is_over() {
             return true;
         }
         let done = {
@@ -86,14 +86,17 @@ impl Engine {
             tx.sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete())
         };
         if done {
-            self.conclude(ctl);
+            self.conclude(ctl, Happening::Finished);
         }
         done
     }
 
-    /// Everything arrived on both sides: closes the link in order.
-    pub(crate) fn conclude(&self, mut ctl: MutexGuard<'_, Ctl>) {
-        ctl.state = SessionState::Closed;
+    /// Everything that matters has arrived: closes the link in order.
+    pub(crate) fn conclude(&self, mut ctl: MutexGuard<'_, Ctl>, happening: Happening) {
+        if ctl.life.is_over() {
+            return;
+        }
+        self.happens(&mut ctl, happening);
         let link = ctl.link.take();
         if let Some(link) = link {
             let fin_acked = {
@@ -125,10 +128,14 @@ impl Engine {
     /// The session cannot go on: everybody gets `error`, the link is reset, the peer is told if possible.
     pub(crate) fn fail(&self, error: Error) {
         let mut ctl = self.ctl.lock();
-        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+        if ctl.life.is_over() {
             return;
         }
-        ctl.state = SessionState::Failed;
+        self.happens(&mut ctl, how_it_fails(&error));
+        if !ctl.life.is_over() {
+            // Whatever it was: whoever waits has to be told.
+            self.happens(&mut ctl, Happening::Killed);
+        }
         ctl.failure = Some(error.clone());
         self.note_abort(&mut ctl, &error);
         if let Some(link) = ctl.link.take() {
@@ -192,7 +199,7 @@ impl Engine {
 
     /// The peer has everything and does not end its side: closes as TCP closes an orphan.
     pub(crate) fn give_up_lingering(&self) {
-        self.conclude(self.ctl.lock());
+        self.conclude(self.ctl.lock(), Happening::Abandoned);
     }
 
     /// `inband`: tells the peer what was read.
@@ -244,5 +251,15 @@ impl Engine {
     pub(crate) fn owes_ack(&self) -> bool {
         self.received_offset.load(Ordering::Acquire) > self.ack_told_offset.load(Ordering::Relaxed)
             && self.tx.lock().link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer())
+    }
+}
+
+/// What an error means for the life of a session.
+fn how_it_fails(error: &Error) -> Happening {
+    match error {
+        Error::Killed { .. } => Happening::Killed,
+        // Nobody came back in time, or could be reached.
+        Error::PatienceExhausted { .. } | Error::Expired { .. } => Happening::GaveUp,
+        _ => Happening::Refused,
     }
 }

@@ -1,7 +1,7 @@
 //! What a session tells about itself: a snapshot on request, and events as they happen.
 
 use crate::error::Error;
-use crate::proto::{LinkMode, SessionId};
+use crate::proto::{LinkMode, SessionId, State};
 use ::tokio::sync::broadcast;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,6 +32,19 @@ pub enum SessionState {
     Closed,
     /// Ended by an error.
     Failed,
+}
+
+impl From<State> for SessionState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Opening => Self::Opening,
+            State::Connected => Self::Connected,
+            State::Lost | State::Resuming => Self::Lost,
+            State::Passive => Self::Passive,
+            State::Closed => Self::Closed,
+            State::Failed => Self::Failed,
+        }
+    }
 }
 
 /// A snapshot of a session.

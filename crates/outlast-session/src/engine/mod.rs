@@ -44,7 +44,7 @@ pub(crate) use tx::Tx;
 
 use crate::config::{Config, Security};
 use crate::error::{Error, Result};
-use crate::proto::{SessionId, SessionKey};
+use crate::proto::{Happening, Life, LifeRole, SessionId, SessionKey};
 use crate::sys;
 use ::tokio::sync::broadcast;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -107,7 +107,8 @@ pub(crate) struct Engine {
 /// What changes with the link.
 #[derive(Debug)]
 pub(crate) struct Ctl {
-    pub(crate) state: SessionState,
+    /// What happens to it goes through [`Engine::happens`].
+    pub(crate) life: Life,
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) epoch: u64,
     pub(crate) key: Option<SessionKey>,
@@ -161,7 +162,10 @@ impl Engine {
             rx: Mutex::new(Rx::new(retain_bytes_max)),
             reader: Mutex::new(None),
             ctl: Mutex::new(Ctl {
-                state: SessionState::Opening,
+                life: Life::new(match role {
+                    Role::Client => LifeRole::Client,
+                    Role::Server => LifeRole::Server,
+                }),
                 link: None,
                 epoch: 0,
                 key: None,
@@ -210,6 +214,16 @@ impl Engine {
 
     pub(crate) fn ctl(&self) -> MutexGuard<'_, Ctl> {
         self.ctl.lock()
+    }
+
+    /// Takes note of what happened to the session. PROTOCOL 8 has the table of what follows.
+    ///
+    /// Attempts that come to nothing are not told: to an application a session that is being resumed is a lost one.
+    pub(crate) fn happens(&self, ctl: &mut Ctl, happening: Happening) {
+        if let Err(illegal) = ctl.life.on(happening) {
+            debug_assert!(false, "{illegal}");
+            tracing::error!(session = %self.id, %illegal, "a mistake of the engine");
+        }
     }
 
     pub(crate) fn set_hooks(&self, hooks: Arc<dyn Hooks>) {
@@ -304,7 +318,7 @@ impl Engine {
             let ctl = self.ctl.lock();
             let link = ctl.link.as_ref();
             (
-                ctl.state,
+                SessionState::from(ctl.life.state()),
                 link.map(|link| link.mode()),
                 ctl.epoch,
                 ctl.outages,

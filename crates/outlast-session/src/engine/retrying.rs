@@ -1,8 +1,9 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
-use super::{Ctl, Engine, EventKind, SessionState};
+use super::{Ctl, Engine, EventKind};
 use crate::config::AckMode;
 use crate::error::Error;
+use crate::proto::State;
 use crate::targets::Targets;
 use outlast_stream::Backoff;
 use rand::RngExt;
@@ -25,7 +26,7 @@ impl Engine {
     /// Claims the making of a new link. False if somebody is at it, or the session is over.
     pub(crate) fn begin_reconnecting(&self) -> bool {
         let mut ctl = self.ctl.lock();
-        let over = matches!(ctl.state, SessionState::Closed | SessionState::Failed | SessionState::Passive);
+        let over = ctl.life.is_over() || ctl.life.state() == State::Passive;
         !over && !std::mem::replace(&mut ctl.reconnecting, true)
     }
 

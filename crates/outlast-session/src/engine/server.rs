@@ -6,13 +6,13 @@
 
 use super::switch::PeerPosition;
 use super::udp::Mailbox;
-use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role, SessionState};
+use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
     NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId,
-    Welcome, refuse,
+    State, Welcome, refuse,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -253,7 +253,9 @@ impl Acceptor {
         let link = Arc::new(link);
         let peer = link.peer_addr.ip();
         let mut registry = self.registry.lock();
-        let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &self.policy);
+        let draining = self.draining.load(Ordering::Relaxed);
+        let policy = Policy { draining_retry_after_ms: draining.then_some(RETRY_AFTER_MS), ..self.policy };
+        let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &policy);
         match decision {
             Decision::Refuse(refusal) => {
                 drop(registry);
@@ -263,10 +265,6 @@ impl Acceptor {
                 );
                 say_no(&link, refusal);
                 Outcome::Closed
-            }
-            Decision::Create if self.draining.load(Ordering::Relaxed) => {
-                drop(registry);
-                self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: RETRY_AFTER_MS })
             }
             Decision::Create => {
                 let engine = Engine::new(hello.id, Role::Server, self.config.clone());
@@ -306,7 +304,7 @@ impl Acceptor {
     ) -> Result<(), Refusal> {
         let hello = &greeted.hello;
         let mut ctl = engine.ctl();
-        if matches!(ctl.state, SessionState::Closed | SessionState::Failed) {
+        if ctl.life.is_over() {
             return Err(Refusal::UnknownSession);
         }
         if ctl.epoch >= hello.epoch {
@@ -316,7 +314,7 @@ impl Acceptor {
         if !engine.could_continue_at(hello.next_offset) {
             return Err(Refusal::OffsetOutOfRange);
         }
-        if ctl.state != SessionState::Opening
+        if ctl.life.state() != State::Opening
             && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err()
         {
             return Err(Refusal::StaleEpoch { current: ctl.epoch });

@@ -2,10 +2,10 @@
 
 use super::opening::{NoWelcome, Opening};
 use super::rx::Segment;
-use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, SessionState, Tx};
+use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, Tx};
 use crate::config::Patience;
 use crate::error::{Error, Result};
-use crate::proto::{ClientHandshake, LinkMode, OffsetError};
+use crate::proto::{ClientHandshake, Happening, LinkMode, OffsetError, State};
 use crate::sys;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,17 +63,18 @@ impl Engine {
         if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
             return;
         }
-        let (answer, over) = {
+        let (answer, delivered, complete) = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
             let answer = self.unload(&mut ctl, &mut tx, &mut rx, link);
-            // Both ends are through with each other, or the application has let go and nothing of it is missing.
-            (answer, tx.sender.is_delivered() && (rx.receiver.is_complete() || ctl.released))
+            (answer, tx.sender.is_delivered(), rx.receiver.is_complete())
         };
         ctl.link = None;
         ctl.last_peer = Some(link.peer_addr);
-        if over {
-            self.conclude(ctl);
+        // Both ends are through with each other, or the application has let go and nothing of it is missing.
+        if delivered && (complete || ctl.released) {
+            let happening = if complete { Happening::Finished } else { Happening::Abandoned };
+            self.conclude(ctl, happening);
             return;
         }
         self.mark_lost(&mut ctl, cause);
@@ -91,9 +92,10 @@ impl Engine {
     fn mark_lost(&self, ctl: &mut Ctl, cause: &str) {
         // An opening that has to be tried again is no outage yet.
         ctl.lost_at.get_or_insert_with(Instant::now);
-        if ctl.state == SessionState::Connected {
+        let connected = ctl.life.state() == State::Connected;
+        self.happens(ctl, Happening::LinkLost);
+        if connected {
             ctl.outages += 1;
-            ctl.state = SessionState::Lost;
             self.emit(ctl, EventKind::Lost { cause: cause.to_owned() });
         }
     }
@@ -247,8 +249,8 @@ impl Engine {
 
     /// Books the end of an outage, or the first connection.
     pub(crate) fn mark_connected(&self, ctl: &mut Ctl, link: &Arc<Link>, resent_bytes: u64) {
-        let first = ctl.state == SessionState::Opening;
-        ctl.state = SessionState::Connected;
+        let first = ctl.life.state() == State::Opening;
+        self.happens(ctl, if first { Happening::Welcomed } else { Happening::Resumed });
         let (epoch, mode, peer) = (link.epoch, link.mode(), link.peer_addr);
         let pause = ctl.lost_at.take().map(|at| at.elapsed());
         if first {
@@ -323,14 +325,12 @@ impl Engine {
                 "only the client can passivate a session: only it can make links".into(),
             ));
         }
-        // An application that only writes does not take in what the peer says about it.
-        self.pump_input();
         let mut ctl = self.ctl.lock();
-        let Some(link) = ctl.link.clone() else { return Ok(ctl.state == SessionState::Passive) };
+        let Some(link) = ctl.link.clone() else { return Ok(ctl.life.state() == State::Passive) };
         {
             let mut tx = self.tx.lock();
             self.learn_acked(&mut tx);
-            let quiet = ctl.state == SessionState::Connected
+            let quiet = ctl.life.state() == State::Connected
                 && !tx.sender.has_output()
                 && (tx.sender.acked_offset() == tx.sender.end_offset() || link.mode() == LinkMode::Window)
                 && (link.mode() != LinkMode::Window
@@ -343,21 +343,22 @@ impl Engine {
                 return Ok(false);
             }
         }
-        self.retire(&mut ctl, "passivated");
-        ctl.state = SessionState::Passive;
-        ctl.outages -= 1;
-        ctl.lost_at = None;
+        self.take_link(&mut ctl);
+        self.happens(&mut ctl, Happening::Passivated);
         self.emit(&ctl, EventKind::Passivated);
+        drop(ctl);
+        // What the link has left may have been the end.
+        self.check_over();
         Ok(true)
     }
 
     /// A passive session is wanted again.
     pub(crate) fn wake_passive(&self) {
         let mut ctl = self.ctl.lock();
-        if ctl.state != SessionState::Passive {
+        if ctl.life.state() != State::Passive {
             return;
         }
-        ctl.state = SessionState::Lost;
+        self.happens(&mut ctl, Happening::Woken);
         ctl.lost_at = Some(Instant::now());
         let hooks = ctl.hooks.clone();
         drop(ctl);

@@ -10,8 +10,8 @@
 //! One socket serves many sessions: one for every listener, and for clients one for every network namespace and
 //! address family. Whatever is not for a living session, of its present link, with its MAC, is counted and dropped.
 
-use super::{Ctl, Engine, Helper, Role, SessionState};
-use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId};
+use super::{Ctl, Engine, Helper, Role};
+use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId, State};
 use crate::sys;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -259,7 +259,7 @@ impl Engine {
     pub(crate) fn repeat_end(&self, epoch: u64, repeats: u32) -> Option<Duration> {
         let ctl = self.ctl.lock();
         let confirmed = self.udp.end_confirmed_epoch.load(Ordering::Relaxed) >= epoch;
-        if confirmed || ctl.epoch != epoch || ctl.state == SessionState::Failed || repeats >= REPEATS_MAX {
+        if confirmed || ctl.epoch != epoch || ctl.life.state() == State::Failed || repeats >= REPEATS_MAX {
             return None;
         }
         self.send_end(&ctl);

@@ -25,7 +25,7 @@ pub enum State {
     Resuming,
     /// The link was given up on purpose, until there is something to say.
     Passive,
-    /// Over, in order: everything was delivered, or the application let go.
+    /// Over, in order: everything that the applications wrote was delivered.
     Closed,
     /// Over, with an error.
     Failed,
@@ -54,8 +54,10 @@ pub enum Happening {
     GaveUp,
     /// The peer refused for good, reset the session, or broke the rules.
     Refused,
-    /// The application or an administrator ended the session.
+    /// The application has let go of it, and nothing of what it wrote is missing.
     Abandoned,
+    /// The application or an administrator ended it before its time.
+    Killed,
 }
 
 /// What the shell has to do about it.
@@ -94,7 +96,7 @@ const STATES: [State; 7] = [
     State::Failed,
 ];
 
-const HAPPENINGS: [Happening; 11] = [
+const HAPPENINGS: [Happening; 12] = [
     Happening::Welcomed,
     Happening::LinkLost,
     Happening::Attempt,
@@ -106,6 +108,7 @@ const HAPPENINGS: [Happening; 11] = [
     Happening::GaveUp,
     Happening::Refused,
     Happening::Abandoned,
+    Happening::Killed,
 ];
 
 const NEVER: Cell = None;
@@ -123,7 +126,7 @@ type Table = [[Cell; HAPPENINGS.len()]; STATES.len()];
 /// Once over, what was under way may still end; everything else would be a surprise.
 const fn over(state: State) -> [Cell; HAPPENINGS.len()] {
     let same = to(state, Nothing);
-    [NEVER, same, NEVER, same, NEVER, NEVER, NEVER, NEVER, same, same, same]
+    [NEVER, same, NEVER, same, NEVER, NEVER, NEVER, NEVER, same, same, same, same]
 }
 
 #[rustfmt::skip]
@@ -132,26 +135,31 @@ const CLIENT: Table = [
     [
         to(Connected, Announce), to(Opening, RetryLater), to(Opening, Nothing), to(Opening, RetryLater), NEVER,
         NEVER, NEVER, NEVER, to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Connected: a better link may be tried for while the old one still works.
     [
         NEVER, to(Lost, Reconnect), to(Connected, Nothing), to(Connected, Nothing), to(Connected, Switch),
         to(Passive, DropLink), NEVER, to(Closed, Release), NEVER, to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Lost: an attempt begun before the loss may still end, well or badly.
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Lost, RetryLater), to(Connected, Announce),
         NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Resuming
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Lost, RetryLater), to(Connected, Announce),
         NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
-    // Passive: as in Lost, an attempt may outlast the link that it was to replace.
+    // Passive: as in Lost, an attempt may outlast the link that it was to replace; what that has left may be the end.
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Passive, Nothing), to(Connected, Announce),
-        NEVER, to(Lost, Reconnect), NEVER, NEVER, to(Failed, Report), to(Closed, Release),
+        NEVER, to(Lost, Reconnect), to(Closed, Release), NEVER, to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     over(Closed),
     over(Failed),
@@ -163,26 +171,31 @@ const SERVER: Table = [
     [
         to(Connected, Announce), to(Lost, Keep), to(Opening, Nothing), to(Opening, Nothing), NEVER,
         NEVER, NEVER, NEVER, to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Connected: the newcomer replaces the old link as soon as it is welcomed, dead or not.
     [
         NEVER, to(Lost, Keep), to(Connected, Nothing), to(Connected, Nothing), to(Connected, Switch),
         to(Passive, Keep), NEVER, to(Closed, Release), NEVER, to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Lost: an attempt begun before the loss may still end, well or badly.
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Lost, Keep), to(Connected, Announce),
         NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Resuming
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Lost, Keep), to(Connected, Announce),
         NEVER, NEVER, to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     // Passive: a server has nobody to wake; it waits with what it has to say.
     [
         NEVER, NEVER, to(Resuming, Nothing), to(Passive, Keep), to(Connected, Announce),
-        NEVER, to(Passive, Nothing), NEVER, to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        NEVER, to(Passive, Nothing), to(Closed, Release), to(Failed, Report), to(Failed, Report), to(Closed, Release),
+        to(Failed, Report),
     ],
     over(Closed),
     over(Failed),

@@ -11,6 +11,9 @@
 //! Every count is bounded by [`RegistryLimits`]. Nothing that a session already holds is taken from it to make room:
 //! what is full turns newcomers away.
 
+mod peers;
+
+use self::peers::{PeerName, Peers};
 use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
@@ -26,11 +29,11 @@ use core::time::Duration;
 pub struct RegistryLimits {
     /// Most sessions, with a link or without.
     pub sessions_max: usize,
-    /// Most sessions of one address.
+    /// Most sessions of one peer: an IPv4 address, or an IPv6 network of 64 bits.
     pub sessions_per_peer_max: usize,
     /// No new sessions while so many have no link.
     pub detached_max: usize,
-    /// No new sessions for an address while so many of its own have no link.
+    /// No new sessions for a peer while so many of its own have no link.
     pub detached_per_peer_max: usize,
     /// How long a session without a link is kept.
     pub keep: Duration,
@@ -167,7 +170,7 @@ struct Entry<T> {
     epoch: u64,
     /// What a newcomer proves itself with.
     key: Option<SessionKey>,
-    peer: IpAddr,
+    peer: PeerName,
     /// `None` while there is a link.
     deadline: Option<Duration>,
 }
@@ -180,12 +183,6 @@ struct Tombstone {
     deadline: Duration,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct PeerCounts {
-    sessions: usize,
-    detached: usize,
-}
-
 /// The table; `T` is what the shell knows a session by.
 #[derive(Clone, Debug)]
 pub struct Registry<T> {
@@ -193,7 +190,7 @@ pub struct Registry<T> {
     sessions: BTreeMap<SessionId, Entry<T>>,
     /// Sessions without a link, by the time at which they are given up.
     deadlines: BTreeSet<(Duration, SessionId)>,
-    peers: BTreeMap<IpAddr, PeerCounts>,
+    peers: Peers,
     tombstones: BTreeMap<SessionId, Tombstone>,
     tombstone_deadlines: BTreeSet<(Duration, SessionId)>,
     stats: RegistryStats,
@@ -206,7 +203,7 @@ impl<T: Clone> Registry<T> {
             limits,
             sessions: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            peers: BTreeMap::new(),
+            peers: Peers::default(),
             tombstones: BTreeMap::new(),
             tombstone_deadlines: BTreeSet::new(),
             stats: RegistryStats::default(),
@@ -216,7 +213,8 @@ impl<T: Clone> Registry<T> {
     /// What is to become of `hello`. Books nothing but the refusal, if it is one.
     ///
     /// `peer` counts for quotas only; a session may move from one address to another. IPv4 addresses that a
-    /// dual-stack socket gives as IPv6 count as what they are.
+    /// dual-stack socket gives as IPv6 count as what they are; of others the first 64 bits count, as the rest is for
+    /// one customer, or one host, to choose.
     pub fn decide(
         &mut self,
         now: Duration,
@@ -305,7 +303,7 @@ impl<T: Clone> Registry<T> {
     }
 
     fn check_room(&self, peer: IpAddr, policy: &Policy) -> Result<(), Refusal> {
-        let counts = self.peers.get(&peer.to_canonical()).copied().unwrap_or_default();
+        let counts = self.peers.of(PeerName::of(peer));
         let limits = &self.limits;
         if counts.sessions >= limits.sessions_per_peer_max || counts.detached >= limits.detached_per_peer_max
         {
@@ -332,9 +330,9 @@ impl<T: Clone> Registry<T> {
         if self.sessions.contains_key(&id) {
             return Err(AttachError::Exists);
         }
-        let peer = peer.to_canonical();
+        let peer = PeerName::of(peer);
         self.sessions.insert(id, Entry { value, epoch, key: None, peer, deadline: None });
-        self.peers.entry(peer).or_default().sessions += 1;
+        self.peers.enter(peer);
         self.stats.created += 1;
         Ok(())
     }
@@ -352,13 +350,13 @@ impl<T: Clone> Registry<T> {
             return Err(AttachError::Stale { current: entry.epoch });
         }
         entry.epoch = epoch;
-        let peer = peer.to_canonical();
+        let peer = PeerName::of(peer);
         let old_peer = core::mem::replace(&mut entry.peer, peer);
         let deadline = entry.deadline.take();
         self.stats.resumed += 1;
         self.forget_deadline(id, old_peer, deadline);
-        self.leave(old_peer);
-        self.peers.entry(peer).or_default().sessions += 1;
+        self.peers.leave(old_peer);
+        self.peers.enter(peer);
         Ok(())
     }
 
@@ -389,7 +387,7 @@ impl<T: Clone> Registry<T> {
         let deadline = now.saturating_add(self.limits.keep);
         entry.deadline = Some(deadline);
         self.deadlines.insert((deadline, *id));
-        self.peers.entry(entry.peer).or_default().detached += 1;
+        self.peers.detach(entry.peer);
         true
     }
 
@@ -466,25 +464,14 @@ impl<T: Clone> Registry<T> {
     fn remove(&mut self, id: &SessionId) -> Option<Entry<T>> {
         let entry = self.sessions.remove(id)?;
         self.forget_deadline(id, entry.peer, entry.deadline);
-        self.leave(entry.peer);
+        self.peers.leave(entry.peer);
         Some(entry)
     }
 
-    fn forget_deadline(&mut self, id: &SessionId, peer: IpAddr, deadline: Option<Duration>) {
+    fn forget_deadline(&mut self, id: &SessionId, peer: PeerName, deadline: Option<Duration>) {
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, *id));
-            if let Some(counts) = self.peers.get_mut(&peer) {
-                counts.detached -= 1;
-            }
-        }
-    }
-
-    fn leave(&mut self, peer: IpAddr) {
-        if let Some(counts) = self.peers.get_mut(&peer) {
-            counts.sessions -= 1;
-            if counts.sessions == 0 {
-                self.peers.remove(&peer);
-            }
+            self.peers.attach(peer);
         }
     }
 

@@ -204,8 +204,74 @@ fn what_is_full_turns_newcomers_away_and_takes_nothing_from_anyone() {
     assert_eq!(decide(&mut registry, 0, &opening(6)), Decision::Create);
     // A session that moves takes its place in the counts along.
     registry.attach(&id(2), 3, OTHER_PEER).unwrap();
-    assert_eq!(registry.peers[&PEER].sessions, 1);
-    assert_eq!(registry.peers[&OTHER_PEER].sessions, 2);
+    assert_eq!(registry.peers.of(PeerName::of(PEER)).sessions, 1);
+    assert_eq!(registry.peers.of(PeerName::of(OTHER_PEER)).sessions, 2);
+}
+
+fn from(registry: &mut Registry<u8>, number: u8, peer: &str) -> Decision<u8> {
+    let peer = peer.parse().unwrap();
+    let decision = registry.decide(at(0), &opening(number), peer, Auth::Proven, DIRECT, &Policy::default());
+    if decision == Decision::Create {
+        registry.insert(id(number), number, 1, peer).unwrap();
+    }
+    decision
+}
+
+#[test]
+fn an_ipv6_network_is_one_peer_and_its_neighbour_another() {
+    let mut registry = Registry::new(RegistryLimits { sessions_max: 20, ..limits() });
+    for (number, peer) in ["2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::"].into_iter().enumerate() {
+        assert_eq!(from(&mut registry, u8::try_from(number).unwrap(), peer), Decision::Create);
+    }
+    assert_eq!(refusal(from(&mut registry, 3, "2001:db8::3")), Refusal::Quota);
+    assert_eq!(from(&mut registry, 3, "2001:db8:0:1::1"), Decision::Create);
+    // What leaves makes room, whichever address it had.
+    registry.end(&id(1), 0, at(0));
+    assert_eq!(from(&mut registry, 4, "2001:db8::4"), Decision::Create);
+}
+
+#[test]
+fn an_ipv4_address_is_the_same_peer_through_a_dual_stack_socket() {
+    let mut registry = Registry::new(RegistryLimits { sessions_max: 20, ..limits() });
+    for (number, peer) in ["192.0.2.7", "::ffff:192.0.2.7", "192.0.2.7"].into_iter().enumerate() {
+        assert_eq!(from(&mut registry, u8::try_from(number).unwrap(), peer), Decision::Create);
+    }
+    for peer in ["192.0.2.7", "::ffff:192.0.2.7"] {
+        assert_eq!(refusal(from(&mut registry, 3, peer)), Refusal::Quota);
+    }
+    // All IPv4 addresses are in one network of 64 bits when they are written so: that is not meant.
+    assert_eq!(from(&mut registry, 3, "::ffff:192.0.2.8"), Decision::Create);
+}
+
+#[test]
+fn a_server_that_drains_takes_no_new_sessions_and_all_links_of_those_it_has() {
+    let mut registry = Registry::new(limits());
+    registry.insert(id(1), 10, 1, PEER).unwrap();
+    registry.detach(&id(1), 1, at(0));
+    let policy = Policy { draining_retry_after_ms: Some(70), ..Policy::default() };
+    let mut ask = |hello: &Hello| registry.decide(at(1), hello, PEER, Auth::Proven, DIRECT, &policy);
+    assert_eq!(ask(&opening(2)), Decision::Refuse(Refusal::Draining { retry_after_ms: 70 }));
+    assert_eq!(ask(&resume(1, 2)), Decision::Resume(10));
+    // Its first Welcome was lost.
+    assert_eq!(ask(&Hello { epoch: 2, ..opening(1) }), Decision::Resume(10));
+    assert_eq!(ask(&resume(2, 2)), Decision::Refuse(Refusal::UnknownSession), "not to try again");
+}
+
+#[test]
+fn what_is_kept_for_ever_never_expires_and_asks_for_no_time() {
+    let mut registry = Registry::new(RegistryLimits { keep: Duration::MAX, ..limits() });
+    registry.insert(id(1), 10, 1, PEER).unwrap();
+    assert!(registry.detach(&id(1), 1, at(5)));
+    assert_eq!(registry.next_expiry(), None);
+    let late = Duration::MAX - Duration::from_nanos(1);
+    assert_eq!(registry.expire(late), []);
+    assert_eq!(registry.stats().detached, 1);
+    let decision = registry.decide(late, &resume(1, 2), PEER, Auth::Proven, DIRECT, &Policy::default());
+    assert_eq!(decision, Decision::Resume(10));
+    // Beside it, what has an end is not forgotten.
+    registry.insert(id(2), 20, 1, PEER).unwrap();
+    registry.end(&id(2), 0, at(10));
+    assert_eq!(registry.next_expiry(), Some(at(60)));
 }
 
 #[test]
@@ -338,7 +404,7 @@ fn check(registry: &Registry<u8>, model: &Model) {
     assert!(registry.stats().tombstones <= 3);
     assert_eq!(registry.tombstones.len(), registry.tombstone_deadlines.len());
     for peer in [PEER, OTHER_PEER] {
-        let counts = registry.peers.get(&peer).copied().unwrap_or_default();
+        let counts = registry.peers.of(PeerName::of(peer));
         let of_peer = model.sessions.values().filter(|known| known.1 == peer);
         assert_eq!(counts.sessions, of_peer.clone().count());
         assert_eq!(counts.detached, of_peer.filter(|known| known.2.is_some()).count());

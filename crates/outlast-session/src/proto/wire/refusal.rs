@@ -52,7 +52,7 @@ pub enum Refusal {
     OffsetOutOfRange,
     /// The client's address has as many sessions as one may have.
     Quota,
-    /// The server takes no new links because it is about to stop or restart.
+    /// The server takes no new sessions because it is about to stop or restart. Those that are there still get links.
     Draining {
         /// When to try again, in milliseconds from now.
         retry_after_ms: u64,
