@@ -1,0 +1,104 @@
+//! How the helper looks at one session.
+
+use super::super::{Engine, Link};
+use crate::proto::LinkMode;
+use mio::Interest;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What a look at a session came to that has sent something.
+pub(super) enum Idle {
+    /// In use: look again later.
+    Busy,
+    /// Everything is acknowledged, or nothing can be learned.
+    Forget,
+    /// The link still owes acknowledgements: watch it.
+    Unacked {
+        link: Arc<Link>,
+        interest: Interest,
+        /// And look again later.
+        again: bool,
+    },
+}
+
+impl Engine {
+    /// For a writer that waits: acknowledgements are looked for. True if there is room now.
+    pub(super) fn make_room(&self) -> bool {
+        self.pump_input();
+        let room = {
+            let mut tx = self.tx();
+            self.learn_acked(&mut tx);
+            tx.sender.room_bytes() > 0
+        };
+        if room || self.is_over() {
+            self.writer_waits.store(false, Ordering::Release);
+            self.wake_all();
+            return true;
+        }
+        false
+    }
+
+    /// Looks at a session that has sent something since it was last idle.
+    pub(super) fn check_idle(&self) -> Idle {
+        let Some(mut tx) = self.tx.try_lock() else { return Idle::Busy };
+        if let Some(link) = &tx.link {
+            link.guard(self.config.detect_timeout);
+        }
+        let end_offset = tx.sender.end_offset();
+        if tx.idle_end_offset != end_offset {
+            tx.idle_end_offset = end_offset;
+            return Idle::Busy;
+        }
+        self.learn_acked(&mut tx);
+        let acked = tx.sender.retained_bytes() == 0;
+        if acked {
+            if tx.hold.as_ref().is_some_and(|hold| hold.is_sent()) {
+                tx.hold = None;
+            }
+            tx.sender.shrink();
+        }
+        let idle = match &tx.link {
+            Some(link) if !acked => {
+                let interest = match link.mode() {
+                    // Acknowledgements come with the input.
+                    LinkMode::Inband => Interest::READABLE,
+                    LinkMode::Kernel | LinkMode::Window | LinkMode::Udp => Interest::PRIORITY,
+                };
+                // Kernels have to be asked, and datagrams get lost.
+                let again = matches!(link.mode(), LinkMode::Kernel | LinkMode::Udp);
+                Idle::Unacked { link: link.clone(), interest, again }
+            }
+            // Without a link there is nothing to learn; the next link lists the session again.
+            _ => Idle::Forget,
+        };
+        if !matches!(idle, Idle::Unacked { again: true, .. }) {
+            self.idle_listed.store(false, Ordering::Release);
+        }
+        idle
+    }
+
+    /// Something has happened on a watched link. True when the session has no more use for the helper.
+    pub(super) fn attend(&self, link: &Arc<Link>, ended: bool) -> bool {
+        if self.ctl().released && self.linger_step() {
+            return true;
+        }
+        self.pump_input();
+        // What had come before the end was taken in first: it may say why.
+        if ended && !link.is_dead() && link.is_broken() {
+            self.lost(link, "connection lost while the application did nothing");
+        }
+        false
+    }
+
+    /// Whether input is looked for on the application's behalf.
+    pub(super) fn needs_input(&self) -> bool {
+        self.ctl().released || self.tx.try_lock().is_none_or(|tx| tx.sender.retained_bytes() > 0)
+    }
+
+    pub(super) fn network_changed(&self) {
+        let hooks = self.ctl().hooks.clone();
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.network_changed(&engine);
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! What the helper thread does, tick by tick and event by event.
+
+use super::super::server::Acceptor;
+use super::super::silence::Silences;
+use super::super::udp::{Mailbox, REPEAT};
+use super::super::{Engine, Link};
+use super::looks::Idle;
+use super::{Helper, WAKE};
+use crate::sys::RouteWatch;
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Registry, Token};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often what was joined is sent, and sessions that were let go of are looked at.
+const TICK: Duration = Duration::from_millis(1);
+/// So many ticks without work, and the ticking stops: restarting it costs a system call and a thread switch.
+const QUIET_TICKS_MAX: u32 = 100;
+/// How often sessions that have sent something are checked for having fallen idle, and detached ones for their age.
+const IDLE_CHECK: Duration = Duration::from_millis(500);
+/// After so many ticks a session that was let go of is watched instead of polled.
+const LINGER_TICKS_MAX: u32 = 4;
+/// A session that was let go of and whose peer does not end its side is given up after this time, as TCP does with
+/// orphaned connections (tcp_fin_timeout).
+const LINGER_MAX: Duration = Duration::from_secs(60);
+
+const ROUTES: Token = Token(1);
+const FIRST_WATCH: usize = 2;
+/// Tokens of links are even, those of mailboxes odd; both follow from the descriptor, which is unique while it is open.
+const MAILBOX: usize = 1;
+
+/// The end of a stream that the peer has to hear of (`udp`).
+struct End {
+    engine: Arc<Engine>,
+    epoch: u64,
+    repeats: u32,
+    next: Instant,
+}
+
+/// A link that the helper watches.
+struct Watch {
+    engine: Weak<Engine>,
+    /// Weak: a link is closed when its session is through with it, watched or not.
+    link: Weak<Link>,
+    interest: Interest,
+}
+
+/// What has become of a watched link.
+#[derive(Clone, Copy)]
+struct Ready {
+    write: bool,
+    /// Hung up, or in error.
+    end: bool,
+}
+
+impl Ready {
+    fn of(event: &mio::event::Event) -> Self {
+        Self { write: event.is_writable(), end: event.is_error() || event.is_write_closed() }
+    }
+}
+
+fn link_token(fd: RawFd) -> Option<Token> {
+    usize::try_from(fd).ok().map(|fd| Token(FIRST_WATCH + 2 * fd))
+}
+
+/// What only the thread itself touches.
+pub(super) struct Thread {
+    helper: &'static Helper,
+    poll: Poll,
+    routes: Option<RouteWatch>,
+    watches: HashMap<usize, Watch>,
+    idle: Vec<Weak<Engine>>,
+    lingering: Vec<(Arc<Engine>, Instant, u32)>,
+    acceptors: Vec<Weak<Acceptor>>,
+    clients: Vec<Weak<Engine>>,
+    mailboxes: HashMap<usize, Weak<Mailbox>>,
+    ends: Vec<End>,
+    silences: Silences,
+    next_idle_check: Instant,
+    quiet_ticks: u32,
+}
+
+impl Thread {
+    pub(super) fn new(helper: &'static Helper, poll: Poll) -> Self {
+        Self {
+            helper,
+            poll,
+            routes: None,
+            watches: HashMap::new(),
+            idle: Vec::new(),
+            lingering: Vec::new(),
+            acceptors: Vec::new(),
+            clients: Vec::new(),
+            mailboxes: HashMap::new(),
+            ends: Vec::new(),
+            silences: Silences::default(),
+            next_idle_check: Instant::now() + IDLE_CHECK,
+            quiet_ticks: 0,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = mio::Events::with_capacity(256);
+        loop {
+            let timeout = self.timeout();
+            if let Err(error) = self.poll.poll(&mut events, timeout)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "the helper thread cannot wait for events");
+                return;
+            }
+            for event in &events {
+                match event.token() {
+                    WAKE => {}
+                    ROUTES => self.network_changed(),
+                    Token(token) if token % 2 == MAILBOX => self.take_datagrams(token),
+                    Token(token) => self.ready(token, Ready::of(event)),
+                }
+            }
+            self.tick();
+        }
+    }
+
+    /// Until when to sleep. Ticks while there is work; the flag tells others not to wake this thread meanwhile.
+    fn timeout(&mut self) -> Option<Duration> {
+        if self.quiet_ticks < QUIET_TICKS_MAX {
+            self.helper.ticking.store(true, Ordering::Release);
+            return Some(TICK);
+        }
+        self.helper.ticking.store(false, Ordering::Release);
+        let waiting = {
+            let requests = self.helper.requests.lock();
+            // A request that came before the flag was lowered woke nobody.
+            !requests.flush.is_empty()
+                || !requests.linger.is_empty()
+                || !requests.idle.is_empty()
+                || !requests.ends.is_empty()
+                || !requests.listened.is_empty()
+        };
+        if waiting {
+            return Some(Duration::ZERO);
+        }
+        let repeat = self.ends.iter().map(|end| end.next).min();
+        let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
+        let checks = checking.then_some(self.next_idle_check);
+        let next = checks.into_iter().chain(repeat).chain(self.silences.next()).min()?;
+        Some(next.saturating_duration_since(Instant::now()).max(TICK))
+    }
+
+    fn tick(&mut self) {
+        let (flush, watch) = {
+            let mut requests = self.helper.requests.lock();
+            self.idle.append(&mut requests.idle);
+            self.lingering.append(&mut requests.linger);
+            self.acceptors.append(&mut requests.acceptors);
+            if !requests.clients.is_empty() {
+                self.clients.append(&mut requests.clients);
+            }
+            for (engine, epoch) in requests.ends.drain(..) {
+                self.ends.push(End { engine, epoch, repeats: 0, next: Instant::now() + REPEAT });
+            }
+            if !requests.listened.is_empty() {
+                self.silences.add(std::mem::take(&mut requests.listened));
+            }
+            let mailboxes = std::mem::take(&mut requests.mailboxes);
+            let jobs = std::mem::take(&mut requests.jobs.0);
+            let work = (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch));
+            drop(requests);
+            jobs.into_iter().for_each(|job| job());
+            for mailbox in mailboxes {
+                self.open_mailbox(&mailbox);
+            }
+            work
+        };
+        self.repeat_ends();
+        self.silences.look();
+        if !self.clients.is_empty() && self.routes.is_none() {
+            self.open_routes();
+        }
+        let busy = !flush.is_empty() || !watch.is_empty();
+        for (engine, link) in watch {
+            self.watch(engine, &link, Interest::WRITABLE);
+        }
+        for engine in flush {
+            if let Some(engine) = engine.upgrade() {
+                engine.flush_listed.store(false, Ordering::Release);
+                self.look_after(&engine);
+            }
+        }
+        let busy = self.linger() || busy;
+        self.quiet_ticks = if busy { 0 } else { self.quiet_ticks.saturating_add(1) };
+        if Instant::now() >= self.next_idle_check {
+            self.next_idle_check = Instant::now() + IDLE_CHECK;
+            self.check_idle();
+            self.acceptors.retain(|acceptor| acceptor.upgrade().is_some_and(|acceptor| acceptor.expire()));
+            self.clients.retain(|client| client.strong_count() > 0);
+        }
+    }
+
+    /// Sessions that have sent something: what is acknowledged is forgotten, and a link that owes an
+    /// acknowledgement while the application looks away is watched for its end.
+    fn check_idle(&mut self) {
+        let mut watch = Vec::new();
+        self.idle.retain(|engine| {
+            let Some(engine) = engine.upgrade() else { return false };
+            let idle = engine.check_idle();
+            if let Idle::Unacked { link, interest, .. } = &idle {
+                engine.request_ack();
+                watch.push((Arc::downgrade(&engine), link.clone(), *interest));
+            }
+            matches!(idle, Idle::Busy | Idle::Unacked { again: true, .. })
+        });
+        self.idle.shrink_to(64);
+        for (engine, link, interest) in watch {
+            self.watch(engine, &link, interest);
+        }
+    }
+
+    /// Flushes, acknowledges, and looks for acknowledgements if a writer waits for them.
+    fn look_after(&mut self, engine: &Arc<Engine>) {
+        if engine.owes_ack() {
+            engine.send_ack();
+        } else {
+            engine.flush();
+        }
+        if engine.writer_waits.load(Ordering::Acquire) && !engine.make_room() {
+            // Look again at the next tick: the application has nothing else to wait for.
+            self.helper.flush_soon(engine);
+        }
+    }
+
+    /// Watches a link for one thing more. Edge-triggered: what is registered once is told again when it is news.
+    fn watch(&mut self, engine: Weak<Engine>, link: &Arc<Link>, interest: Interest) {
+        let fd = link.as_fd().as_raw_fd();
+        let Some(token) = link_token(fd) else { return };
+        let registry = self.poll.registry();
+        let known = self.watches.get(&token.0).filter(|watch| watch.link.ptr_eq(&Arc::downgrade(link)));
+        let result = match known {
+            Some(watch) if (watch.interest | interest) == watch.interest => return,
+            Some(watch) => {
+                let interest = watch.interest | interest;
+                registry.reregister(&mut SourceFd(&fd), token, interest).map(|()| interest)
+            }
+            None => registry.register(&mut SourceFd(&fd), token, interest).map(|()| interest),
+        };
+        match result {
+            Ok(interest) => {
+                self.watches.insert(token.0, Watch { engine, link: Arc::downgrade(link), interest });
+            }
+            Err(error) => tracing::warn!(%error, "cannot watch a link"),
+        }
+    }
+
+    /// Narrows what a link is watched for.
+    fn unwatch(&mut self, token: usize, link: &Link, interest: Interest) {
+        let Some(watch) = self.watches.get_mut(&token) else { return };
+        let fd = link.as_fd().as_raw_fd();
+        match watch.interest.remove(interest) {
+            Some(left) => {
+                watch.interest = left;
+                let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), left);
+            }
+            None => {
+                self.watches.remove(&token);
+                deregister(self.poll.registry(), link);
+            }
+        }
+    }
+
+    fn ready(&mut self, token: usize, event: Ready) {
+        let Some(watch) = self.watches.get(&token) else { return };
+        let interest = watch.interest;
+        let (Some(engine), Some(link)) = (watch.engine.upgrade(), watch.link.upgrade()) else {
+            // A closed descriptor leaves the poll by itself.
+            self.watches.remove(&token);
+            return;
+        };
+        if event.write && interest.is_writable() {
+            self.unwatch(token, &link, Interest::WRITABLE);
+            engine.flush();
+        }
+        let over = engine.attend(&link, event.end);
+        if over || link.is_dead() {
+            self.watches.remove(&token);
+            deregister(self.poll.registry(), &link);
+        } else if interest.is_readable() && !engine.needs_input() {
+            self.unwatch(token, &link, Interest::READABLE);
+            // The ring's memory can go.
+            engine.list_idle();
+        }
+    }
+
+    fn open_mailbox(&mut self, mailbox: &Weak<Mailbox>) {
+        // Closed descriptors leave the poll by themselves.
+        self.mailboxes.retain(|_, mailbox| mailbox.strong_count() > 0);
+        let Some(open) = mailbox.upgrade() else { return };
+        let fd = open.as_fd().as_raw_fd();
+        let Some(Token(token)) = link_token(fd).map(|token| Token(token.0 + MAILBOX)) else { return };
+        match self.poll.registry().register(&mut SourceFd(&fd), Token(token), Interest::READABLE) {
+            Ok(()) => {
+                self.mailboxes.insert(token, mailbox.clone());
+            }
+            Err(error) => tracing::error!(%error, "cannot wait for datagrams"),
+        }
+    }
+
+    fn take_datagrams(&mut self, token: usize) {
+        let Some(mailbox) = self.mailboxes.get(&token).and_then(Weak::upgrade) else { return };
+        if mailbox.receive() {
+            // The poll reports only what is new: have the rest reported again.
+            let fd = mailbox.as_fd().as_raw_fd();
+            let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), Interest::READABLE);
+        }
+    }
+
+    fn repeat_ends(&mut self) {
+        if self.ends.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        self.ends.retain_mut(|end| {
+            if end.next > now {
+                return true;
+            }
+            end.repeats += 1;
+            let pause = end.engine.repeat_end(end.epoch, end.repeats);
+            end.next = now + pause.unwrap_or_default();
+            pause.is_some()
+        });
+        self.ends.shrink_to(64);
+    }
+
+    /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.
+    fn linger(&mut self) -> bool {
+        let mut young = false;
+        let mut watch = Vec::new();
+        self.lingering.retain_mut(|(engine, since, ticks)| {
+            *ticks = ticks.saturating_add(1);
+            let due = *ticks <= LINGER_TICKS_MAX || ticks.is_power_of_two() || *ticks % 256 == 0;
+            if !due {
+                return true;
+            }
+            if engine.linger_step() {
+                return false;
+            }
+            if since.elapsed() >= LINGER_MAX && engine.is_delivered() {
+                engine.give_up_lingering();
+                return false;
+            }
+            if *ticks == LINGER_TICKS_MAX
+                && let Some(link) = engine.link()
+            {
+                watch.push((Arc::downgrade(engine), link));
+            }
+            young |= *ticks < LINGER_TICKS_MAX;
+            true
+        });
+        for (engine, link) in watch {
+            self.watch(engine, &link, Interest::READABLE);
+        }
+        young
+    }
+
+    fn open_routes(&mut self) {
+        match RouteWatch::open() {
+            Ok(routes) => {
+                let fd = routes.as_fd().as_raw_fd();
+                if let Err(error) =
+                    self.poll.registry().register(&mut SourceFd(&fd), ROUTES, Interest::READABLE)
+                {
+                    tracing::warn!(%error, "cannot watch address and route changes");
+                }
+                self.routes = Some(routes);
+            }
+            Err(error) => {
+                tracing::info!(%error, "address and route changes will not be noticed");
+                self.clients.clear();
+            }
+        }
+    }
+
+    fn network_changed(&mut self) {
+        if self.routes.as_ref().is_some_and(RouteWatch::drain) {
+            for client in self.clients.iter().filter_map(Weak::upgrade) {
+                client.network_changed();
+            }
+        }
+    }
+}
+
+fn deregister(registry: &Registry, link: &Link) {
+    let fd = link.as_fd().as_raw_fd();
+    // Gone already if the descriptor was closed: then there is nothing to undo.
+    let _ = registry.deregister(&mut SourceFd(&fd));
+}
