@@ -29,6 +29,8 @@ const RETRY_AFTER_MS: u64 = 1000;
 /// Connections are accepted with their first bytes: it saves waiting for them one by one, and a flood of silent ones
 /// stays in the kernel for so long.
 const ACCEPT_SILENCE_S: i32 = 1;
+/// Connections that wait to be accepted, at most; `net.core.somaxconn` bounds it, too.
+const BACKLOG: i32 = 4096;
 
 /// The table of a listener's sessions.
 #[derive(Debug)]
@@ -117,6 +119,8 @@ impl Acceptor {
         }
         super::set_link_options(listener)?;
         super::set_detection(listener, self.config.detect_timeout)?;
+        // The kernel's queue also holds who has not said anything yet, and when it is full SYNs are no longer kept.
+        listener.listen(BACKLOG).map_err(|error| Error::system("listen", &error))?;
         if let Err(error) = sys::defer_accept(listener, ACCEPT_SILENCE_S) {
             tracing::debug!(%error, "connections are accepted before they say anything");
         }
