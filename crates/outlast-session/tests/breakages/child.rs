@@ -62,7 +62,8 @@ fn check_when_stopped() {
     sender.send(Holdings::settled()).unwrap();
 }
 
-fn report(what: &str, info: &outlast_session::Info) {
+/// `mode` is that of the last link, from before the session ended.
+fn report(what: &str, info: &outlast_session::Info, mode: Option<LinkMode>) {
     println!(
         "REPORT {what} outages={} longest_ms={} resent={} written={} read={} mode={}",
         info.outages,
@@ -70,7 +71,7 @@ fn report(what: &str, info: &outlast_session::Info) {
         info.resent_bytes,
         info.written_bytes,
         info.read_bytes,
-        info.mode.map_or("none", LinkMode::name)
+        mode.map_or("none", LinkMode::name)
     );
 }
 
@@ -175,8 +176,9 @@ pub mod threads {
                     writer.write_all(&chunk).unwrap();
                     offset += chunk.len() as u64;
                 }
+                let mode = writer.info().mode;
                 writer.shutdown(std::net::Shutdown::Write).unwrap();
-                offset
+                (offset, mode)
             });
             let mut offset = 0;
             let mut held: Vec<u8> = Vec::new();
@@ -188,13 +190,10 @@ pub mod threads {
                 }
                 offset = checked(&mut held, &buffer[..count], offset);
             }
-            assert_eq!(
-                u64::from_be_bytes(held.try_into().unwrap()),
-                up.join().unwrap(),
-                "bytes that arrived"
-            );
+            let (sent, mode) = up.join().unwrap();
+            assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), sent, "bytes that arrived");
+            report("stream", &session.info(), mode);
         });
-        report("stream", &session.info());
     }
 
     fn echo(mut session: blocking::Session, what: &str, pause: Duration, stop: &AtomicBool) {
@@ -209,11 +208,12 @@ pub mod threads {
             offset += message.len() as u64;
             std::thread::sleep(pause);
         }
+        let mode = session.info().mode;
         session.shutdown(std::net::Shutdown::Write).unwrap();
         let mut rest = Vec::new();
         session.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty(), "{what}: bytes after the last answer");
-        report(what, &session.info());
+        report(what, &session.info(), mode);
     }
 }
 
@@ -337,8 +337,9 @@ pub mod tasks {
                 writer.write_all(&chunk).await.unwrap();
                 offset += chunk.len() as u64;
             }
+            let mode = writer.session().info().mode;
             writer.shutdown().await.unwrap();
-            offset
+            (offset, mode)
         });
         let mut offset = 0;
         let mut held: Vec<u8> = Vec::new();
@@ -350,8 +351,9 @@ pub mod tasks {
             }
             offset = checked(&mut held, &buffer[..count], offset);
         }
-        assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), up.await.unwrap(), "bytes that arrived");
-        report("stream", &reader.session().info());
+        let (sent, mode) = up.await.unwrap();
+        assert_eq!(u64::from_be_bytes(held.try_into().unwrap()), sent, "bytes that arrived");
+        report("stream", &reader.session().info(), mode);
     }
 
     async fn echo(mut session: otokio::Session, what: &'static str, pause: Duration, stop: Arc<AtomicBool>) {
@@ -366,10 +368,11 @@ pub mod tasks {
             offset += message.len() as u64;
             tokio::time::sleep(pause).await;
         }
+        let mode = session.info().mode;
         session.shutdown().await.unwrap();
         let mut rest = Vec::new();
         session.read_to_end(&mut rest).await.unwrap();
         assert!(rest.is_empty(), "{what}: bytes after the last answer");
-        report(what, &session.info());
+        report(what, &session.info(), mode);
     }
 }
