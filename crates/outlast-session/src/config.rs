@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::proto::{LinkMode, Psk};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,6 +92,31 @@ pub enum Patience {
     For(Duration),
 }
 
+/// Which addresses a listener takes connections from.
+///
+/// Asked for every connection, in the thread or task that accepts: has to answer at once, from memory.
+#[derive(Clone)]
+pub struct PeerFilter(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+
+impl PeerFilter {
+    /// Takes connections from the addresses for which `admits` is true.
+    pub fn new(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(admits))
+    }
+
+    /// Whether a connection from this address is taken.
+    #[must_use]
+    pub fn admits(&self, address: IpAddr) -> bool {
+        (self.0)(address)
+    }
+}
+
+impl std::fmt::Debug for PeerFilter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerFilter")
+    }
+}
+
 /// The settings of a session or of a listener.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -129,6 +154,8 @@ pub struct Config {
     pub sessions_per_peer_max: usize,
     /// Server: most handshakes under way. Default 1,024; more wait in the kernel's accept queue.
     pub handshakes_max: usize,
+    /// Server: whose connections are taken; others are reset before anything is read from them. Default: everybody's.
+    pub peer_filter: Option<PeerFilter>,
     /// Seed for jitter; from the system when absent.
     pub seed: Option<u64>,
     /// Client: the local address to connect from; chosen by the system when absent.
@@ -154,6 +181,7 @@ impl Default for Config {
             sessions_max: 65_536,
             sessions_per_peer_max: 16_384,
             handshakes_max: 1_024,
+            peer_filter: None,
             seed: None,
             local_address: None,
         }

@@ -45,7 +45,7 @@ pub mod tokio;
 
 #[cfg(feature = "io")]
 pub use crate::{
-    config::{AckMode, Config, Patience, Security, TlsConfig},
+    config::{AckMode, Config, Patience, PeerFilter, Security, TlsConfig},
     engine::{Event, EventKind, Events, Info, Role, SessionState},
     error::{Blame, Errno, Error, Result},
     targets::Targets,

@@ -14,10 +14,13 @@ mod common;
 use common::{Case, Protection, certificates, psk, quick, within};
 use outlast_session::proto::Psk;
 use outlast_session::{
-    AckMode, Config, Error, LinkMode, Refusal, Security, Targets, TlsConfig, blocking, tokio as async_face,
+    AckMode, Config, Error, LinkMode, PeerFilter, Refusal, Security, Targets, TlsConfig, blocking,
+    tokio as async_face,
 };
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn config(security: Security) -> Arc<Config> {
     Arc::new(Config { security, ..quick() })
@@ -251,4 +254,45 @@ fn keys_have_a_least_and_a_greatest_length() {
     assert!(Psk::from_bytes(&[1; 1025]).is_err());
     assert!(!format!("{:?}", psk(0x5a)).contains("5a"), "a key is never shown");
     assert!(!format!("{:?}", config(Security::Psk(psk(90)))).contains("90, 90"), "a key is never shown");
+}
+
+/// What becomes of a connection from 127.0.0.2 that says the first byte of a handshake and no more.
+fn first_byte_from_elsewhere(address: SocketAddr) -> ErrorKind {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+    socket.connect(&address.into()).unwrap();
+    let mut stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    // It may have been reset already.
+    let _ = stream.write_all(b"O");
+    stream.read(&mut [0]).expect_err("an answer or an orderly end").kind()
+}
+
+#[test]
+fn connections_that_the_filter_denies_are_reset_before_they_are_read() {
+    within(|| {
+        let elsewhere = IpAddr::from(Ipv4Addr::new(127, 0, 0, 2));
+        // A handshake that was begun would be waited for longer than the test waits.
+        let server = Arc::new(Config {
+            peer_filter: Some(PeerFilter::new(move |address| address != elsewhere)),
+            handshake_timeout: Duration::from_secs(60),
+            ..quick()
+        });
+        let counts = |refusals: &[(&'static str, u64)]| {
+            (count(refusals, "denied_peers"), count(refusals, "failed_handshakes"))
+        };
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &server).unwrap();
+        let reset = first_byte_from_elsewhere(listener.local_addr());
+        assert_eq!(reset, ErrorKind::ConnectionReset);
+        assert_eq!(counts(&listener.refusals()), (1, 0));
+        open(&Targets::from(listener.local_addr()), &config(Security::Open)).unwrap();
+
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(async_face::Listener::bind_with("127.0.0.1:0", &server)).unwrap();
+        let reset = first_byte_from_elsewhere(listener.local_addr());
+        assert_eq!(reset, ErrorKind::ConnectionReset);
+        assert_eq!(counts(&listener.refusals()), (1, 0));
+        open(&Targets::from(listener.local_addr()), &config(Security::Open)).unwrap();
+    });
 }

@@ -118,7 +118,7 @@ pub struct ListenArgs {
     /// Only clients from this network; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub allow: Vec<Cidr>,
-    /// No clients from this network; may be repeated
+    /// No clients from this network, their connections are reset; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub deny: Vec<Cidr>,
     /// How long a session without a link is kept [default: 24h]

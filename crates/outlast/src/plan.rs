@@ -7,7 +7,7 @@ use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
 use outlast_session::relay::dial::{Service, unix_path};
 use outlast_session::relay::{Credentials, Routes};
-use outlast_session::{Config, Security};
+use outlast_session::{Config, PeerFilter, Security};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use std::sync::Arc;
 pub struct ListenPlan {
     pub address: SocketAddr,
     pub target: Target,
-    pub access: AccessList,
     pub config: Arc<Config>,
 }
 
@@ -105,7 +104,8 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
         }
     };
     let access = AccessList { allow: args.allow.clone(), deny: args.deny.clone() };
-    Ok(ListenPlan { address, target, access, config: Arc::new(config) })
+    config.peer_filter = Some(PeerFilter::new(move |address| access.allows(address)));
+    Ok(ListenPlan { address, target, config: Arc::new(config) })
 }
 
 /// Checks the settings of `outlast connect`.

@@ -5,7 +5,7 @@ use crate::narrate::Narrator;
 use crate::plan::{ListenPlan, Target};
 use crate::registry::{Place, Registry};
 use anyhow::Result;
-use outlast_session::relay::access::{AccessList, DestinationPolicy};
+use outlast_session::relay::access::DestinationPolicy;
 use outlast_session::relay::dial::{dial, dial_any, plain};
 use outlast_session::relay::preamble::{self, PreambleError, PreambleFailure, Status};
 use outlast_session::relay::{self, Ended, Local, Outcome, PREAMBLE_TIMEOUT};
@@ -23,7 +23,6 @@ pub struct Server {
     listener: Arc<Listener>,
     address: SocketAddr,
     target: Target,
-    access: Arc<AccessList>,
 }
 
 impl Server {
@@ -32,7 +31,7 @@ impl Server {
         let socket = listen(plan.address)?;
         let listener = Listener::from_std(socket, &plan.config)?;
         let address = listener.local_addr();
-        Ok(Self { listener: Arc::new(listener), address, target: plan.target, access: Arc::new(plan.access) })
+        Ok(Self { listener: Arc::new(listener), address, target: plan.target })
     }
 
     /// What it does, on one line.
@@ -77,12 +76,6 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator)
     loop {
         match server.listener.accept().await {
             Ok(session) => {
-                let peer = session.info().peer_addr;
-                if peer.is_some_and(|peer| !server.access.allows(peer.ip())) {
-                    tracing::warn!(session = %session.id(), peer = ?peer, "not allowed by --allow and --deny");
-                    session.kill();
-                    continue;
-                }
                 let place = registry.enter(session.id(), Role::Server);
                 tokio::spawn(serve(session, server.target.clone(), place));
             }

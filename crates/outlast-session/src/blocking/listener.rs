@@ -272,6 +272,9 @@ impl Shared {
             match self.socket.accept() {
                 Ok((socket, peer)) => {
                     let Some(peer_addr) = peer.as_socket() else { continue };
+                    if !self.acceptor.admits(peer_addr) {
+                        continue;
+                    }
                     match self.acceptor.server_link(socket, peer_addr) {
                         Ok(link) => {
                             let deadline = Instant::now() + self.acceptor.config.handshake_timeout;

@@ -1,7 +1,7 @@
 //! The server's side of making links: a table of sessions and what becomes of every connection that comes in.
 //!
 //! # Contract
-//! A shell accepts a connection, makes it a link with [`Acceptor::server_link`], under TLS drives
+//! A shell accepts a connection, asks [`Acceptor::admits`], makes it a link with [`Acceptor::server_link`], under TLS drives
 //! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`].
 
 use super::switch::PeerPosition;
@@ -44,6 +44,8 @@ pub(crate) struct Acceptor {
     events: broadcast::Sender<Event>,
     /// Connections that spoke something else, or nothing, or broke off.
     failed_handshakes: AtomicU64,
+    /// Connections from addresses that are not to come.
+    denied_peers: AtomicU64,
     /// Where acknowledgement datagrams arrive, if that mode is offered.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
@@ -102,6 +104,7 @@ impl Acceptor {
             draining: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
             failed_handshakes: AtomicU64::new(0),
+            denied_peers: AtomicU64::new(0),
             mailbox: OnceLock::new(),
         })
     }
@@ -150,6 +153,17 @@ impl Acceptor {
             }
             Err(error) => Err(Error::system("make a socket for acknowledgement datagrams", &error)),
         }
+    }
+
+    /// Whether a connection that was just accepted may say anything. If not, closing it resets it: accepted sockets
+    /// inherit that from the listening one.
+    pub(crate) fn admits(&self, peer_addr: SocketAddr) -> bool {
+        let admitted = self.config.peer_filter.as_ref().is_none_or(|filter| filter.admits(peer_addr.ip()));
+        if !admitted {
+            tracing::info!(peer = %peer_addr, "not allowed to connect: reset");
+            self.denied_peers.fetch_add(1, Ordering::Relaxed);
+        }
+        admitted
     }
 
     /// A link from an accepted connection, in no mode yet.
@@ -408,6 +422,10 @@ impl Acceptor {
         let stats = self.registry.lock().stats();
         let mut counts: Vec<(&'static str, u64)> = stats.refusals().filter(|(_, count)| *count > 0).collect();
         counts.push(("failed_handshakes", self.failed_handshakes.load(Ordering::Relaxed)));
+        let denied_peers = self.denied_peers.load(Ordering::Relaxed);
+        if denied_peers > 0 {
+            counts.push(("denied_peers", denied_peers));
+        }
         let ignored_datagrams = self.mailbox.get().map_or(0, |mailbox| mailbox.ignored());
         if ignored_datagrams > 0 {
             counts.push(("ignored_datagrams", ignored_datagrams));

@@ -131,6 +131,9 @@ async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc
                 continue;
             }
         };
+        if !acceptor.admits(peer_addr) {
+            continue;
+        }
         let link = stream.into_std().and_then(|stream| {
             acceptor.server_link(socket2::Socket::from(stream), peer_addr).map_err(io::Error::from)
         });
