@@ -32,6 +32,14 @@ pub enum Error {
         /// What was received instead.
         what: String,
     },
+    /// The peer speaks another version of this protocol.
+    #[error("cannot open a session with {peer}: {what}")]
+    Version {
+        /// Address of the peer.
+        peer: String,
+        /// Which version it speaks, and which this side does.
+        what: String,
+    },
     /// The peer speaks this protocol, but one side does not trust the other: another key, or a certificate that is
     /// missing, expired or signed by somebody else.
     #[error("{peer} and this side have no key or certificate in common: {what}")]
@@ -162,6 +170,7 @@ impl Error {
         match self {
             Error::Refused { .. }
             | Error::Protocol { .. }
+            | Error::Version { .. }
             | Error::Untrusted { .. }
             | Error::BytesMissing { .. }
             | Error::Reset { .. } => Blame::Peer,
@@ -191,7 +200,9 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
             Error::Refused { .. } => io::ErrorKind::ConnectionRefused,
-            Error::Protocol { .. } | Error::BytesMissing { .. } => io::ErrorKind::InvalidData,
+            Error::Protocol { .. } | Error::Version { .. } | Error::BytesMissing { .. } => {
+                io::ErrorKind::InvalidData
+            }
             Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,
             Error::Reset { .. } | Error::Expired { .. } | Error::Killed { .. } => {
                 io::ErrorKind::ConnectionReset

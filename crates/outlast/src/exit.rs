@@ -75,9 +75,11 @@ pub fn code_of(error: &anyhow::Error) -> Code {
 /// The code for an error of a session.
 pub fn code_of_session(error: &Error) -> Code {
     match error {
-        Error::Refused { .. } | Error::Protocol { .. } | Error::Untrusted { .. } | Error::Reset { .. } => {
-            Code::Peer
-        }
+        Error::Refused { .. }
+        | Error::Protocol { .. }
+        | Error::Version { .. }
+        | Error::Untrusted { .. }
+        | Error::Reset { .. } => Code::Peer,
         Error::BytesMissing { .. } => Code::DataLost,
         Error::PatienceExhausted { .. } | Error::Connect { .. } => Code::Network,
         Error::Config(_) => Code::Usage,
@@ -145,12 +147,13 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_code() {
-        let cases: [(anyhow::Error, Code); 8] = [
+        let cases: [(anyhow::Error, Code); 9] = [
             (Failure::usage("x"), Code::Usage),
             (Failure::system("x"), Code::System),
             (Error::Config("x".into()).into(), Code::Usage),
             (Error::Connect { targets: "a:1".into(), last: "x".into() }.into(), Code::Network),
             (Error::Protocol { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
+            (Error::Version { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (Error::Untrusted { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Code::System),
             (anyhow::anyhow!("x"), Code::Internal),

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Outlast, command, ended, folder, http, nobody, output, speaking};
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
@@ -188,14 +189,59 @@ fn a_key_that_everybody_can_read_is_worth_a_warning() {
     server.address();
 }
 
+/// It is reset before it is heard, so it cannot know that this was meant: to it the server is out of reach.
 #[test]
-fn a_client_that_is_not_allowed_ends_with_3() {
+fn a_client_that_is_not_allowed_gets_no_connection() {
     let folder = folder();
     let service = http("not for you").to_string();
     let arguments = ["listen", "127.0.0.1:0", "--to", &service, "--deny", "127.0.0.0/8"];
     let mut server = Outlast::start(folder.path(), &arguments);
     let via = server.address().to_string();
-    let output = stdio(folder.path(), &via, &[]);
-    assert_eq!(output.status.code(), Some(3), "{output:?}");
-    server.wait_for("not allowed");
+    let output = stdio(folder.path(), &via, &["--patience", "500ms"]);
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    server.wait_for("not allowed to connect");
+}
+
+/// A message of a version that is not spoken here: the prefix of PROTOCOL 1.1, a body as long as it says.
+const LATER_WELCOME: &[u8] = b"\xd7OLS\x07\x02\x00\x04body";
+const LATER_HELLO: &[u8] = b"\xd7OLS\x07\x01\x00\x04body";
+/// A refusal for the version (code 8) by a server that speaks 7 to 9: PROTOCOL 1.3.
+const LATER_REFUSE: &[u8] = b"\xd7OLS\x07\x05\x00\x09\x08\0\0\0\0\0\0\x07\x09";
+
+#[test]
+fn a_server_of_another_version_ends_with_3() {
+    let folder = folder();
+    let welcome = stdio(folder.path(), &speaking(LATER_WELCOME).to_string(), &[]);
+    assert_complaint(&welcome, 3, "peer speaks protocol version 7, this side 1 to 1: update the older");
+    assert!(!String::from_utf8_lossy(&welcome.stderr).contains("--via"), "the address is right: {welcome:?}");
+    let refused = stdio(folder.path(), &speaking(LATER_REFUSE).to_string(), &[]);
+    assert_complaint(&refused, 3, "the server speaks protocol versions 7 to 9 only: update the older");
+}
+
+#[test]
+fn a_client_of_another_version_is_told_which_are_spoken() {
+    let folder = folder();
+    let service = http("still here").to_string();
+    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &service]);
+    let via = server.address();
+    let mut client = TcpStream::connect(via).unwrap();
+    client.write_all(LATER_HELLO).unwrap();
+    let mut answer = Vec::new();
+    // The connection may end in a reset; what came before counts.
+    let _ = client.read_to_end(&mut answer);
+    // PROTOCOL 1.3: a Refuse, code 8, versions 1 to 1.
+    assert_eq!(answer, b"\xd7OLS\x01\x05\x00\x09\x08\0\0\0\0\0\0\x01\x01");
+    let line = server.wait_for("peer speaks protocol version 7, this side 1 to 1: update the older");
+    assert!(line.contains(&client.local_addr().unwrap().to_string()), "which client? {line}");
+    // It serves the others.
+    let request = "GET / HTTP/1.0\r\n\r\n";
+    let mut other = command(folder.path(), &["connect", "--stdio", "--via", &via.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    other.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
+    assert_eq!(ended(&mut other).code(), Some(0));
+    let said = other.wait_with_output().unwrap().stdout;
+    assert!(String::from_utf8_lossy(&said).contains("still here"), "{said:?}");
 }

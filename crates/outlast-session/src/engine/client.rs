@@ -13,7 +13,7 @@ use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
-    Hello, Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed,
+    Hello, Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed, WireError,
 };
 use crate::sys;
 use crate::targets::Targets;
@@ -367,6 +367,9 @@ impl Engine {
                 }
                 self.fatal(match error {
                     HandshakeError::BadProof => self.untrusted(link, error.to_string()),
+                    HandshakeError::Wire(WireError::Version(_)) => {
+                        Error::Version { peer: link.peer_addr.to_string(), what: error.to_string() }
+                    }
                     _ => self.protocol_error(link, &error.to_string()),
                 })
             }
