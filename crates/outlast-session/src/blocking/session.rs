@@ -6,12 +6,12 @@ use crate::engine::{Engine, Events, Info, Progress, Tx, Waiting};
 use crate::error::{Error, Result};
 use crate::proto::SessionId;
 use crate::targets::Targets;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A byte stream that outlives the TCP connection it rides on.
@@ -31,13 +31,36 @@ pub struct Session {
 struct Handle {
     engine: Arc<Engine>,
     nonblocking: AtomicBool,
-    timeouts: Mutex<Timeouts>,
+    read_timeout: Timeout,
+    write_timeout: Timeout,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Timeouts {
-    read: Option<Duration>,
-    write: Option<Duration>,
+/// A limit that every call looks at, without a lock.
+#[derive(Debug, Default)]
+struct Timeout {
+    /// 0 for none.
+    limit_us: AtomicU64,
+}
+
+impl Timeout {
+    fn get(&self) -> Option<Duration> {
+        match self.limit_us.load(Ordering::Relaxed) {
+            0 => None,
+            limit_us => Some(Duration::from_micros(limit_us)),
+        }
+    }
+
+    fn set(&self, limit: Option<Duration>) -> io::Result<()> {
+        if limit == Some(Duration::ZERO) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a time-out of zero would never succeed",
+            ));
+        }
+        let limit_us = limit.map_or(0, |limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX).max(1));
+        self.limit_us.store(limit_us, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl Drop for Handle {
@@ -48,8 +71,12 @@ impl Drop for Handle {
 
 impl Session {
     pub(crate) fn new(engine: Arc<Engine>) -> Self {
-        let handle =
-            Handle { engine, nonblocking: AtomicBool::new(false), timeouts: Mutex::new(Timeouts::default()) };
+        let handle = Handle {
+            engine,
+            nonblocking: AtomicBool::new(false),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
+        };
         Self { handle: Arc::new(handle) }
     }
 
@@ -206,8 +233,7 @@ impl Session {
     /// # Errors
     /// `InvalidInput` for a time of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.handle.timeouts.lock().read = checked(timeout)?;
-        Ok(())
+        self.handle.read_timeout.set(timeout)
     }
 
     /// Writes fail with `TimedOut` after waiting so long.
@@ -215,8 +241,7 @@ impl Session {
     /// # Errors
     /// `InvalidInput` for a time of zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.handle.timeouts.lock().write = checked(timeout)?;
-        Ok(())
+        self.handle.write_timeout.set(timeout)
     }
 
     /// Room for up to `bytes_max` bytes right where they will be retained: fill it, then [`Reservation::commit`].
@@ -225,7 +250,7 @@ impl Session {
     /// # Errors
     /// As `write`.
     pub fn reserve(&self, bytes_max: usize) -> io::Result<Reservation<'_>> {
-        let deadline = self.deadline(self.handle.timeouts.lock().write);
+        let deadline = self.deadline(self.handle.write_timeout.get());
         loop {
             let mut tx = self.engine().tx();
             let room_bytes = self.engine().reserve(&mut tx, bytes_max)?.len();
@@ -247,7 +272,7 @@ impl Session {
     }
 
     fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let timeout = self.handle.timeouts.lock().read;
+        let timeout = self.handle.read_timeout.get();
         let wait = self.deadline(timeout);
         // Without a limit the thread sleeps in recv, which costs one system call less.
         let in_kernel = matches!(wait, Wait::Forever);
@@ -273,7 +298,7 @@ impl Session {
         match self.engine().write(bytes, None)? {
             Progress::Done(count) => Ok(count),
             waiting => {
-                let wait = self.deadline(self.handle.timeouts.lock().write);
+                let wait = self.deadline(self.handle.write_timeout.get());
                 self.wait_to_write(waiting, wait)?;
                 loop {
                     match self.engine().write(bytes, None)? {
@@ -337,13 +362,6 @@ impl Wait {
             }
         }
     }
-}
-
-fn checked(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
-    if timeout == Some(Duration::ZERO) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a time-out of zero would never succeed"));
-    }
-    Ok(timeout)
 }
 
 impl Read for &Session {
