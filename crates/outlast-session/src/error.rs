@@ -87,7 +87,7 @@ pub enum Error {
         unacked_bytes: u64,
     },
     /// The first connection could not be made.
-    #[error("cannot connect to {targets}: {last}")]
+    #[error("cannot connect to {targets}: {}", last.strip_prefix(targets.as_str()).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(last))]
     Connect {
         /// All the addresses that were tried.
         targets: String,

@@ -2,6 +2,7 @@
 
 use crate::exit::Failure;
 use crate::instance::Instance;
+use crate::unix_socket::bind_replacing;
 use anyhow::{Context, Result};
 use outlast_session::relay::dial::plain;
 use serde::{Deserialize, Serialize};
@@ -134,10 +135,11 @@ pub async fn ask_all(path: Option<&Path>, request: &Request) -> Result<Vec<(Path
         match ask(&path, request).await {
             Ok(answer) => answers.push((path, answer)),
             Err(error) => {
-                let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-                if error.downcast_ref::<io::Error>().is_some_and(refused) {
+                let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+                if kind == Some(io::ErrorKind::ConnectionRefused) {
                     std::fs::remove_file(&path).ok();
-                } else {
+                } else if kind != Some(io::ErrorKind::NotFound) {
+                    // An instance that has just ended is none.
                     tracing::warn!("{} does not answer: {error:#}", path.display());
                 }
             }
@@ -184,22 +186,10 @@ fn own_folder() -> Result<PathBuf> {
 
 /// Binds a socket that only this user can connect to. One that nobody listens on is replaced.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let abandoned = match std::os::unix::net::UnixStream::connect(path) {
-                Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-                Ok(_) => false,
-            };
-            if !abandoned {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
-        }
-        other => other?,
-    };
+    let listener = bind_replacing(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
 }
 
 fn own_uid() -> u32 {

@@ -27,7 +27,7 @@ Exit codes:
   4    no connection within the patience
   5    data is known to be lost
   6    the session was killed or has expired
-  7    the system refused: permission, address in use, unreadable file
+  7    the system refused: permission, address in use, unreadable file, closed or full output
   130  interrupted";
 
 /// An error with the code to end with. The message is one line and says what to do.
@@ -132,6 +132,7 @@ pub fn clean(text: &str) -> String {
 /// What to do about a session's error, where the message itself does not say it.
 pub fn hint(error: &Error) -> &'static str {
     match error {
+        Error::Connect { last, .. } if last.contains("lookup address") => "; is the name right?",
         Error::Connect { .. } => "; is the server running, and the address right?",
         Error::Protocol { .. } => "; --via needs the address of `outlast listen`",
         Error::PatienceExhausted { .. } => "; --patience decides how long to try",

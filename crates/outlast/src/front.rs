@@ -6,13 +6,14 @@ use crate::narrate::Narrator;
 use crate::plan::{ConnectPlan, FrontPlan};
 use crate::registry::Registry;
 use crate::server::{cannot_listen, listen};
+use crate::unix_socket::bind_replacing;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use outlast_session::relay::transparent::TransparentListener;
 use outlast_session::relay::{Destination, Local};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -60,22 +61,16 @@ fn tcp(address: SocketAddr) -> Result<TcpListener> {
     Ok(TcpListener::from_std(listen(address)?)?)
 }
 
-fn unix(path: &PathBuf) -> Result<UnixListener> {
+fn unix(path: &Path) -> Result<UnixListener> {
     let name = format!("unix:{}", path.display());
-    match UnixListener::bind(path) {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A socket that nobody listens on was left behind by a process that was killed.
-            let connected = std::os::unix::net::UnixStream::connect(path);
-            match connected {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {}
-                _ => return Err(Failure::system(format!("cannot listen on {name}: the path is in use"))),
-            }
-            std::fs::remove_file(path).map_err(|error| cannot_listen(&name, &error))?;
-            UnixListener::bind(path).map_err(|error| cannot_listen(&name, &error))
-        }
-        Err(error) => Err(cannot_listen(&name, &error)),
-    }
+    let listener = bind_replacing(path).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => Failure::system(format!(
+            "cannot listen on {name}: the path is in use: choose another, or remove it"
+        )),
+        _ => cannot_listen(&name, &error),
+    })?;
+    listener.set_nonblocking(true)?;
+    Ok(UnixListener::from_std(listener)?)
 }
 
 fn transparent(address: SocketAddr) -> Result<TransparentListener> {

@@ -82,7 +82,7 @@ impl Instance {
         if let [id] = matching.as_slice() {
             let relayed = self.registry.kill(*id);
             let held = self.listeners.iter().any(|listener| listener.kill(id));
-            tracing::info!(session = %id, relayed, held, "killed by the administrator");
+            tracing::warn!(session = %id, relayed, held, "killed by the administrator");
         }
         json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })
     }

@@ -32,7 +32,7 @@ pub fn credentials(path: &Path) -> Result<Credentials> {
 
 /// Reads a file that others should not be able to read.
 fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
-    let metadata = std::fs::metadata(path).map_err(|error| unusable(what, path, &plain(&error)))?;
+    let metadata = std::fs::metadata(path).map_err(|error| unreadable(what, path, &error))?;
     if !metadata.is_file() {
         return Err(unusable(what, path, "it is no regular file"));
     }
@@ -42,7 +42,15 @@ fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
     if metadata.mode() & 0o004 != 0 {
         tracing::warn!("everybody can read {}: chmod 600 it", path.display());
     }
-    std::fs::read(path).map(Zeroizing::new).map_err(|error| unusable(what, path, &plain(&error)))
+    std::fs::read(path).map(Zeroizing::new).map_err(|error| unreadable(what, path, &error))
+}
+
+/// The system's doing, not that of whoever wrote the command; a wrong name is.
+fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => unusable(what, path, &plain(error)),
+        _ => Failure::system(format!("cannot read {what} file {}: {}", path.display(), plain(error))),
+    }
 }
 
 fn unusable(what: &str, path: &Path, why: &str) -> anyhow::Error {
@@ -51,7 +59,7 @@ fn unusable(what: &str, path: &Path, why: &str) -> anyhow::Error {
 
 fn pem_error(what: &str, path: &Path, error: PemError) -> anyhow::Error {
     match error {
-        PemError::Io(error) => unusable(what, path, &plain(&error)),
+        PemError::Io(error) => unreadable(what, path, &error),
         PemError::NoItemsFound => {
             unusable(what, path, &format!("there is no {what} in it (PEM is expected)"))
         }

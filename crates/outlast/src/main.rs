@@ -25,6 +25,7 @@ mod server;
 mod service;
 mod signals;
 mod stdio;
+mod unix_socket;
 mod usage;
 
 use anyhow::{Context, Result};

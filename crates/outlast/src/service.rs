@@ -129,7 +129,8 @@ async fn drain(
     }
     let open = registry.open();
     tracing::warn!(
-        "{open} sessions were still open after {}; handing over what they had",
+        "{open} {} still open after {}: ended once the other side has what they had",
+        if open == 1 { "session was" } else { "sessions were" },
         crate::narrate::seconds(limit)
     );
     registry.stop_all();

@@ -90,15 +90,24 @@ fn code_of(ended: &Ended) -> Result<Code> {
         Outcome::Completed | Outcome::Stopped { delivered: true } => Ok(Code::Ok),
         Outcome::Killed => Err(failed(&Error::killed(ended.info.id))),
         Outcome::SessionFailed(error) => Err(failed(error)),
-        // Whoever used the stream has left without a farewell, as ssh does. Nobody is there to be told.
-        Outcome::LocalFailed(error) => {
+        // Whoever used the stream has left without a farewell, as ssh does. Nobody is there to be told; the code says
+        // that not everything was delivered.
+        Outcome::LocalFailed(error) if has_left(error) => {
             tracing::info!("standard input or output: {}", plain(error));
-            Ok(Code::Ok)
+            Ok(Code::System)
         }
+        Outcome::LocalFailed(error) => Err(Failure::system(format!(
+            "standard input or output failed: {}; what had not passed through it is lost",
+            plain(error)
+        ))),
         Outcome::Stopped { delivered: false } => {
             Err(Failure::new(Code::Network, format!("terminated; {}", undelivered(&ended.info))).into())
         }
     }
+}
+
+fn has_left(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset)
 }
 
 fn failed(error: &Error) -> anyhow::Error {

@@ -177,7 +177,7 @@ fn what_was_accepted_is_delivered_when_the_drain_times_out() {
     let sent = pattern(100_000);
     service.write_all(&sent).unwrap();
     pair.server.signal("TERM");
-    pair.server.wait_for("1 sessions were still open");
+    pair.server.wait_for("1 session was still open");
     assert!(pair.server.ended().success());
     let mut received = vec![0; sent.len()];
     program.read_exact(&mut received).unwrap();

@@ -166,7 +166,30 @@ fn it_ends_when_nobody_reads_its_output() {
         input.write_all(b"lost").ok();
         std::thread::sleep(std::time::Duration::from_millis(5));
     };
-    assert!(status.success());
+    // Not everything was delivered.
+    assert_eq!(status.code(), Some(7));
+    drop(input);
+}
+
+#[test]
+fn output_that_takes_nothing_is_told() {
+    let folder = folder();
+    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &echo().to_string()]);
+    let via = server.address().to_string();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut child = command(folder.path(), &["connect", "--stdio", "--via", &via])
+        .stdin(Stdio::piped())
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"an answer").unwrap();
+    let status = ended(&mut child);
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!(status.code(), Some(7), "{told}");
+    assert!(told.contains("standard input or output failed"), "{told}");
     drop(input);
 }
 

@@ -459,6 +459,12 @@ impl Engine {
             None | Some(rustls::Error::InvalidMessage(_) | rustls::Error::PeerIncompatible(_)) => {
                 return self.fatal(self.protocol_error(link, &format!("tls: {error}")));
             }
+            // What rustls has no variant of its own for.
+            Some(error) if error.to_string().contains("CaUsedAsEndEntity") => {
+                "its certificate is that of an authority (CA:TRUE): make one for the server itself, and name the \
+                 authority here"
+                    .to_owned()
+            }
             Some(error) => format!("tls: {error}"),
         };
         self.fatal(self.untrusted(link, what))

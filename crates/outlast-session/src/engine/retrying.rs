@@ -15,7 +15,8 @@ impl Engine {
     /// Whether the last refusal changed the mode, so that another attempt at once makes sense.
     pub(crate) fn has_other_mode(&self) -> bool {
         let ctl = self.ctl.lock();
-        self.config.ack == AckMode::Auto && !ctl.client.auto && !ctl.welcomed
+        let tls = matches!(self.config.security, crate::config::Security::Tls(_));
+        self.config.ack == AckMode::Auto && !tls && !ctl.client.auto && !ctl.welcomed
     }
 
     /// Whether the server has welcomed the session.

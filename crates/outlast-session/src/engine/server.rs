@@ -4,15 +4,19 @@
 //! A shell accepts a connection, asks [`Acceptor::admits`], makes it a link with [`Acceptor::server_link`], under TLS drives
 //! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`].
 
+mod hooks;
+
+use hooks::ServerHooks;
+
 use super::switch::PeerPosition;
 use super::udp::Mailbox;
-use super::{Engine, Event, Events, Helper, Hooks, Info, Link, Role};
+use super::{Engine, Event, Events, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
-    NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId,
-    State, Welcome, refuse,
+    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, HandshakeError,
+    LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep,
+    SessionId, State, Welcome, refuse,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -32,6 +36,9 @@ const ACCEPT_SILENCE_S: i32 = 1;
 /// Connections that wait to be accepted, at most; `net.core.somaxconn` bounds it, too.
 const BACKLOG: i32 = 4096;
 
+/// Between two warnings about failed handshakes.
+const WARN_PAUSE_MS: u64 = 10_000;
+
 /// The table of a listener's sessions.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
@@ -44,6 +51,8 @@ pub(crate) struct Acceptor {
     events: broadcast::Sender<Event>,
     /// Connections that spoke something else, or nothing, or broke off.
     failed_handshakes: AtomicU64,
+    /// When the last warning about them was written.
+    warned_ms: AtomicU64,
     /// Connections from addresses that are not to come.
     denied_peers: AtomicU64,
     /// Where acknowledgement datagrams arrive, if that mode is offered.
@@ -104,6 +113,7 @@ impl Acceptor {
             draining: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
             failed_handshakes: AtomicU64::new(0),
+            warned_ms: AtomicU64::new(0),
             denied_peers: AtomicU64::new(0),
             mailbox: OnceLock::new(),
         })
@@ -221,7 +231,7 @@ impl Acceptor {
                     return self.decide(greeting, link, &greeted);
                 }
                 ServerStep::Failed(error) => {
-                    tracing::info!(peer = ?link.as_ref().map(|link| link.peer_addr), %error, "handshake failed");
+                    self.note_failed(link.as_ref(), &error);
                     self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
                     return match error.refusal() {
                         Some(refusal) => self.turn_away(link.as_ref(), refusal),
@@ -229,6 +239,19 @@ impl Acceptor {
                     };
                 }
             };
+        }
+    }
+
+    /// Somebody tries keys, or speaks something else: worth a warning, but not a log full of them.
+    fn note_failed(&self, link: Option<&Link>, error: &HandshakeError) {
+        let peer = link.map(|link| link.peer_addr.to_string()).unwrap_or_default();
+        let now_ms = sys::coarse_now_ms();
+        let warned_ms = self.warned_ms.load(Ordering::Relaxed);
+        if warned_ms == 0 || now_ms.saturating_sub(warned_ms) >= WARN_PAUSE_MS {
+            self.warned_ms.store(now_ms, Ordering::Relaxed);
+            tracing::warn!(peer, %error, "handshake failed (told once in a while, counted always)");
+        } else {
+            tracing::info!(peer, %error, "handshake failed");
         }
     }
 
@@ -469,32 +492,4 @@ fn say_no(link: &Link, refusal: Refusal) {
 fn judge(link: &Link, direct_proof: Option<u32>, source_port: Option<u16>) -> DirectVerdict {
     let syn = sys::saved_syn(link).ok().and_then(|headers| SavedSyn::parse(&headers).ok());
     DirectPath::default().judge(direct_proof, source_port, syn.as_ref())
-}
-
-/// Books what happens to a server's session.
-#[derive(Debug)]
-struct ServerHooks {
-    acceptor: Weak<Acceptor>,
-}
-
-impl Hooks for ServerHooks {
-    fn lost(&self, engine: &Arc<Engine>) {
-        let Some(acceptor) = self.acceptor.upgrade() else {
-            // Nobody listens any more: the client cannot come back.
-            engine.fail(Error::Closed { id: engine.id });
-            return;
-        };
-        let epoch = engine.ctl().epoch;
-        let now = acceptor.now();
-        acceptor.registry.lock().detach(&engine.id, epoch, now);
-        Helper::get().watch_expiry(&acceptor);
-    }
-
-    fn over(&self, engine: &Arc<Engine>) {
-        if let Some(acceptor) = self.acceptor.upgrade() {
-            let received_offset = engine.position().next_offset;
-            let now = acceptor.now();
-            acceptor.registry.lock().end(&engine.id, received_offset, now);
-        }
-    }
 }

@@ -21,6 +21,7 @@ const OPENINGS_MAX: u32 = 8;
 pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
+    let mut last = String::new();
     for _ in 0..OPENINGS_MAX {
         match attempt(&engine, targets).await {
             Verdict::Installed => {
@@ -31,7 +32,8 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
             }
             Verdict::Fatal(error) => return Err(error),
             Verdict::Again { error, .. } if engine.has_other_mode() => {
-                tracing::debug!(%error, "opening again")
+                tracing::debug!(%error, "opening again");
+                last = error;
             }
             Verdict::Again { error: last, .. } => {
                 return Err(Error::Connect { targets: targets.to_string(), last });
@@ -39,7 +41,7 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
             Verdict::More(_) => {}
         }
     }
-    Err(Error::Connect { targets: targets.to_string(), last: "no mode works on this path".into() })
+    Err(Error::Connect { targets: targets.to_string(), last })
 }
 
 /// One round over all addresses of all targets.

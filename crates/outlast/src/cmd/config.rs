@@ -6,7 +6,7 @@ use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
 use crate::plan::{self, FrontPlan};
 use crate::service::{self, Plans};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ArgMatches;
 use std::path::Path;
 
@@ -20,7 +20,11 @@ pub fn run(file: &ConfigFile, process: &ProcessArgs, narrator: &Narrator) -> Res
 pub fn check(path: &Path) -> Result<Code> {
     let file = ConfigFile::load(path)?;
     file.process(&ArgMatches::default())?;
-    let plans = plans(&file).with_context(|| path.display().to_string())?;
+    let name = path.display().to_string();
+    // Most errors name the file and the line themselves.
+    let plans = plans(&file).map_err(|error| {
+        if error.to_string().starts_with(&name) { error } else { error.context(name.clone()) }
+    })?;
     println!("{}: ok, {} listen, {} connect", path.display(), plans.listen.len(), plans.connect.len());
     Ok(Code::Ok)
 }

@@ -204,7 +204,8 @@ impl fmt::Display for Refusal {
             }
             Self::Ended { offset } => write!(
                 f,
-                "the session is over at the server, which has everything up to offset {offset}: open a new one"
+                "the session was ended at the server, which had received everything up to offset {offset} (its log says \
+                 why; a target that cannot be reached ends a session, too): open a new one"
             ),
             Self::StaleEpoch { current } => write!(
                 f,
@@ -218,7 +219,7 @@ impl fmt::Display for Refusal {
                 f.write_str("the server does not offer this acknowledgement mode: use auto or inband")
             }
             Self::SecurityRequired { wanted } => {
-                write!(f, "the server wants {wanted} security: configure it on this side")
+                write!(f, "the server wants {wanted} security: use the same here (--psk-file, --tls, neither for open)")
             }
             Self::OffsetOutOfRange => f.write_str(
                 "the server cannot continue at this position, bytes that were acknowledged are gone or never existed: \

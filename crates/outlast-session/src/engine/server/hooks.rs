@@ -1,0 +1,34 @@
+//! What a listener's table hears of its sessions.
+
+use super::super::{Engine, Helper, Hooks};
+use super::Acceptor;
+use crate::error::Error;
+use std::sync::{Arc, Weak};
+
+/// Books what happens to a server's session.
+#[derive(Debug)]
+pub(super) struct ServerHooks {
+    pub(super) acceptor: Weak<Acceptor>,
+}
+
+impl Hooks for ServerHooks {
+    fn lost(&self, engine: &Arc<Engine>) {
+        let Some(acceptor) = self.acceptor.upgrade() else {
+            // Nobody listens any more: the client cannot come back.
+            engine.fail(Error::Closed { id: engine.id });
+            return;
+        };
+        let epoch = engine.ctl().epoch;
+        let now = acceptor.now();
+        acceptor.registry.lock().detach(&engine.id, epoch, now);
+        Helper::get().watch_expiry(&acceptor);
+    }
+
+    fn over(&self, engine: &Arc<Engine>) {
+        if let Some(acceptor) = self.acceptor.upgrade() {
+            let received_offset = engine.position().next_offset;
+            let now = acceptor.now();
+            acceptor.registry.lock().end(&engine.id, received_offset, now);
+        }
+    }
+}
