@@ -204,7 +204,7 @@ impl Config {
         }
         if self.retain_bytes_max < 64 << 10 {
             return Err(Error::Config(format!(
-                "retain_bytes_max is {} bytes: at least 65536 are needed to keep a link busy",
+                "retain_bytes_max (--retain) is {} bytes: at least 65536 are needed to keep a link busy",
                 self.retain_bytes_max
             )));
         }
@@ -219,7 +219,7 @@ impl Config {
         }
         if self.detect_timeout < Duration::from_millis(100) {
             return Err(Error::Config(
-                "detect_timeout is below 100 ms: every busy peer would look dead".into(),
+                "detect_timeout (--detect) is below 100 ms: every busy peer would look dead".into(),
             ));
         }
         Ok(())

@@ -58,7 +58,7 @@ pub struct ProcessArgs {
     /// Say nothing but errors
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast]
+    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast, else in /tmp/outlast-UID]
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Serve Prometheus metrics at this address, under /metrics

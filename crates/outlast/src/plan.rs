@@ -60,6 +60,17 @@ pub enum FrontPlan {
 }
 
 impl FrontPlan {
+    /// Where it listens, if that is a port.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            FrontPlan::Tcp(address)
+            | FrontPlan::Socks5(address)
+            | FrontPlan::HttpConnect(address)
+            | FrontPlan::Transparent(address) => Some(*address),
+            FrontPlan::Unix(_) | FrontPlan::Stdio => None,
+        }
+    }
+
     /// Whether the destination is named by the local program.
     fn is_dynamic(&self) -> bool {
         matches!(self, FrontPlan::Socks5(_) | FrontPlan::HttpConnect(_) | FrontPlan::Transparent(_))

@@ -77,9 +77,15 @@ fn wrong_files_end_with_2_and_name_the_line() {
         ("[[connect]]\naddress = '127.0.0.1:0'\nvia = 'a:1'\nack = 'magic'\n", ":4: "),
         ("", "nothing to do"),
         ("[[listen]]\naddress = '127.0.0.1:0'\n", "--to"),
+        (
+            "[[listen]]\naddress = '127.0.0.1:9'\nto = 'a:1'\n[[connect]]\naddress = '127.0.0.1:9'\nvia = 'a:1'\n",
+            "two sections listen on 127.0.0.1:9",
+        ),
     ] {
         let file = write(folder.path(), "outlast.toml", text);
-        assert_complaint(&output(folder.path(), &["config", "check", &file]), 2, part);
+        let checked = output(folder.path(), &["config", "check", &file]);
+        assert_complaint(&checked, 2, part);
+        assert_eq!(String::from_utf8_lossy(&checked.stderr).matches("outlast.toml").count(), 1, "{text}");
         assert_complaint(&output(folder.path(), &["--config", &file]), 2, part);
     }
 }

@@ -8,6 +8,7 @@ use crate::plan::{self, FrontPlan};
 use crate::service::{self, Plans};
 use anyhow::Result;
 use clap::ArgMatches;
+use std::net::SocketAddr;
 use std::path::Path;
 
 /// Runs everything in a file.
@@ -39,6 +40,18 @@ fn plans(file: &ConfigFile) -> Result<Plans> {
     }
     if plans.connect.iter().any(|plan| plan.fronts.contains(&FrontPlan::Stdio)) {
         return Err(Failure::usage("stdio in a file needs `outlast --config FILE connect`"));
+    }
+    let addresses: Vec<SocketAddr> = plans
+        .listen
+        .iter()
+        .map(|plan| plan.address)
+        .chain(plans.connect.iter().flat_map(|plan| plan.fronts.iter().filter_map(FrontPlan::address)))
+        .filter(|address| address.port() != 0)
+        .collect();
+    let repeated =
+        addresses.iter().enumerate().find(|(at, address)| addresses.iter().take(*at).any(|a| a == *address));
+    if let Some((_, address)) = repeated {
+        return Err(Failure::usage(format!("two sections listen on {address}: choose another port for one")));
     }
     Ok(plans)
 }

@@ -76,7 +76,7 @@ pub enum WireError {
     #[error("field {0} has an impossible value")]
     Value(&'static str),
     /// Another message was due.
-    #[error("message of kind {0} is out of turn")]
+    #[error("message of kind {0} is out of turn, as from a service that echoes")]
     OutOfTurn(u8),
 }
 
