@@ -50,4 +50,4 @@ pub use crate::{
     error::{Blame, Errno, Error, Result},
     targets::Targets,
 };
-pub use proto::{LinkMode, Psk, Refusal, SessionId};
+pub use proto::{Detached, LinkMode, Psk, Refusal, SessionId};

@@ -1,5 +1,5 @@
-//! What a client makes of an answer that it had not read when its opening link broke. The server is made by hand, so that
-//! the answer is known to be there. Both faces.
+//! What a client makes of an answer that it had not read when its opening link broke, and of an end that the server may not
+//! know of. The server is made by hand, so that it is known what is there. Both faces.
 // A failed expectation is the message.
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,8 @@ mod common;
 
 use common::{quick, within};
 use outlast_session::proto::{
-    Auth, Demand, Greeted, Hello, Intent, Refusal, ServerHandshake, ServerStep, Welcome, refuse,
+    Auth, Datagram, DatagramKind, Demand, Frame, FrameHeader, Greeted, Hello, Intent, Refusal,
+    ServerHandshake, ServerStep, Welcome, refuse,
 };
 use outlast_session::{AckMode, Config, LinkMode, Targets, blocking, tokio as async_face};
 use std::io::{Read, Write};
@@ -149,5 +150,108 @@ fn an_unread_refusal_changes_the_mode_of_the_next_link() {
             newcomer.stream
         }
         clients(AckMode::Auto, server, b"");
+    });
+}
+
+/// PROTOCOL 5.5: what is acknowledged before the Welcome is sent again all the same.
+#[test]
+fn an_acknowledgement_that_overtakes_the_welcome_does_not_count() {
+    within(|| {
+        fn server(listener: TcpListener) -> TcpStream {
+            let newcomer = greet(&listener);
+            let hello = &newcomer.hello;
+            let ack = Datagram {
+                kind: DatagramKind::Ack,
+                needs_confirm: false,
+                id: hello.id,
+                epoch: hello.epoch,
+                offset: 1,
+            };
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            let acked = ack.encode(None, false);
+            socket.send_to(acked.as_ref(), ("127.0.0.1", hello.udp_port.unwrap())).unwrap();
+            newcomer.answer_and_reset(b"");
+            let mut newcomer = greet(&listener);
+            let hello = &newcomer.hello;
+            assert_eq!((hello.intent, hello.epoch > 1, hello.retained_offset), (Intent::Open, true, 0));
+            let welcome = Welcome { udp_port: Some(1), ..Welcome::to_new(hello) };
+            let welcome = newcomer.handshake.accept(welcome);
+            newcomer.stream.write_all(&welcome).unwrap();
+            newcomer.stream
+        }
+        clients(AckMode::Fixed(LinkMode::Udp), server, b"");
+    });
+}
+
+/// PROTOCOL 2.6: both streams are through, as far as the client knows, but its link was reset.
+#[test]
+fn a_client_whose_last_link_was_reset_makes_another_to_end_in_order() {
+    fn server(listener: &TcpListener) {
+        let mut newcomer = greet(listener);
+        let mut answer = newcomer.welcome();
+        // Everything of the client's has arrived, and this is all of the server's.
+        Frame::EndAck.encode(5, &mut answer);
+        answer.extend_from_slice(&FrameHeader::data(3, 5).encode());
+        answer.extend_from_slice(b"bye");
+        Frame::End { end_offset: 3 }.encode(5, &mut answer);
+        std::thread::sleep(Duration::from_millis(100));
+        newcomer.answer_and_reset(&answer);
+        let mut newcomer = greet(listener);
+        let hello = &newcomer.hello;
+        assert_eq!((hello.intent, hello.next_offset, hello.end_offset), (Intent::Resume, 3, Some(5)));
+        let welcome = Welcome {
+            next_offset: 5,
+            retained_offset: 3,
+            sent_offset: 3,
+            end_offset: Some(3),
+            ..Welcome::to_new(hello)
+        };
+        let mut answer = newcomer.handshake.accept(welcome);
+        Frame::End { end_offset: 3 }.encode(5, &mut answer);
+        newcomer.stream.write_all(&answer).unwrap();
+        let mut end = Vec::new();
+        Frame::End { end_offset: 5 }.encode(3, &mut end);
+        let mut said = vec![0; end.len()];
+        newcomer.stream.read_exact(&mut said).unwrap();
+        let mut answer = Vec::new();
+        Frame::EndAck.encode(5, &mut answer);
+        // A client that knows so much already may have left.
+        let _ = newcomer.stream.write_all(&answer);
+        let _ = newcomer.stream.read_to_end(&mut said);
+        let mut end_ack = Vec::new();
+        Frame::EndAck.encode(3, &mut end_ack);
+        assert!(said.windows(end_ack.len()).any(|frame| frame == end_ack), "{said:?}");
+    }
+    within(|| {
+        let ack = AckMode::Fixed(LinkMode::Inband);
+        let config = Arc::new(Config { ack, watch_network: false, ..quick() });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let targets = Targets::from(listener.local_addr().unwrap());
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| server(&listener));
+            let mut session = blocking::Session::connect_with(&targets, &config).unwrap();
+            session.write_all(b"hello").unwrap();
+            session.shutdown(std::net::Shutdown::Write).unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            let mut got = Vec::new();
+            session.read_to_end(&mut got).unwrap();
+            assert_eq!(got, b"bye");
+            drop(session);
+            serving.join().unwrap();
+
+            let serving = scope.spawn(|| server(&listener));
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                use tokio::io::{AsyncReadExt, AsyncWriteExt};
+                let mut session = async_face::Session::connect_with(&targets, &config).await.unwrap();
+                session.write_all(b"hello").await.unwrap();
+                session.shutdown().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                let mut got = Vec::new();
+                session.read_to_end(&mut got).await.unwrap();
+                assert_eq!(got, b"bye");
+            });
+            serving.join().unwrap();
+        });
     });
 }

@@ -4,7 +4,7 @@ use super::Session;
 use crate::config::Config;
 use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
-use crate::proto::SessionId;
+use crate::proto::{Detached, SessionId};
 use crate::sys::{Poller, Ready};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -89,6 +89,20 @@ impl Listener {
     /// # Errors
     /// [`Error::System`] if its options cannot be set or the thread cannot be started.
     pub fn from_std(listener: TcpListener, config: &Arc<Config>) -> Result<Listener> {
+        Self::from_std_with(listener, config, &[]).map(|(listener, _)| listener)
+    }
+
+    /// Takes a listening socket over, and goes on with sessions that another process has detached: they are without a
+    /// link until their clients come back, which they can from now on. A session that this listener cannot go on with
+    /// (it was opened under another security) is an error in its place.
+    ///
+    /// # Errors
+    /// As [`from_std`](Self::from_std).
+    pub fn from_std_with(
+        listener: TcpListener,
+        config: &Arc<Config>,
+        detached: &[Detached],
+    ) -> Result<(Listener, Vec<Result<Session>>)> {
         config.check()?;
         let failed = |error: io::Error| Error::system("listen", &error);
         let acceptor = Acceptor::new(config.clone());
@@ -106,6 +120,7 @@ impl Listener {
             more_waiting: false,
             guarded: false,
         };
+        let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { acceptor, socket, poller, table: Mutex::new(table), stop });
         let background = shared.clone();
@@ -113,7 +128,7 @@ impl Listener {
             .name("outlast-listen".into())
             .spawn(move || background.run())
             .map_err(|error| Error::system("start a thread", &error))?;
-        Ok(Listener { shared, local_addr })
+        Ok((Listener { shared, local_addr }, adopted))
     }
 
     /// Waits for a new session. Resumed ones are carried on without being seen here.

@@ -4,7 +4,7 @@ use super::reconnect;
 use crate::config::Config;
 use crate::engine::{Engine, Events, Info, Progress, Tx, Waiting};
 use crate::error::{Error, Result};
-use crate::proto::SessionId;
+use crate::proto::{Detached, SessionId};
 use crate::targets::Targets;
 use parking_lot::MutexGuard;
 use std::io::{self, Read, Write};
@@ -212,6 +212,15 @@ impl Session {
     /// As [`kill`](Self::kill), and the peer's application is told why. What exceeds 255 bytes is cut off.
     pub fn kill_with(&self, reason: &str) {
         self.engine().fail(Error::Killed { id: self.engine().id, reason: reason.to_owned() });
+    }
+
+    /// Takes a server's session out of this process, for a [`Listener`] of the next one to
+    /// [go on with](super::Listener::from_std_with). Clones of it are over. Its client sees an outage, from now until that listens.
+    ///
+    /// # Errors
+    /// The session is over, or this is a client.
+    pub fn detach(self) -> Result<Detached> {
+        self.engine().detach()
     }
 
     /// After a kill: waits until the peer has heard of it, at most `timeout`. False if it has not.

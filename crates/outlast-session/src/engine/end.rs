@@ -1,7 +1,7 @@
 //! How a session ends: in order, by an error, or because the application lets go.
 
 use super::abort::reason_for_peer;
-use super::{Ctl, Engine, EventKind, Helper};
+use super::{Ctl, Engine, EventKind, Helper, Role, Rx};
 use crate::error::{Error, Result};
 use crate::proto::{Frame, Happening, LinkMode};
 use crate::sys;
@@ -83,12 +83,28 @@ impl Engine {
             }
             self.learn_acked(&mut tx);
             // A reader may be asleep with the lock: then the peer's end has not been read.
-            tx.sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete())
+            tx.sender.is_delivered()
+                && self
+                    .rx
+                    .try_lock()
+                    .is_some_and(|rx| rx.receiver.is_complete() && self.is_end_told(&ctl, &rx))
         };
         if done {
             self.conclude(ctl, Happening::Finished);
         }
         done
+    }
+
+    /// Whether the peer hears that its end has arrived, on the present link.
+    ///
+    /// A server need not care: a client that does not know comes back and is told. But nobody can ask a client that has
+    /// left, and its server would keep the session: a client without a link makes one more, to end it in order.
+    fn is_end_told(&self, ctl: &Ctl, rx: &Rx) -> bool {
+        self.role == Role::Server
+            || ctl
+                .link
+                .as_ref()
+                .is_some_and(|link| link.mode() != LinkMode::Inband || rx.receiver.has_end_come())
     }
 
     /// Everything that matters has arrived: closes the link in order.
@@ -166,7 +182,7 @@ impl Engine {
         self.finish_up(ctl);
     }
 
-    fn finish_up(&self, mut ctl: MutexGuard<'_, Ctl>) {
+    pub(super) fn finish_up(&self, mut ctl: MutexGuard<'_, Ctl>) {
         let hooks = ctl.hooks.take();
         ctl.events = None;
         self.changed.notify_all();

@@ -21,7 +21,7 @@ use super::server::Acceptor;
 use super::silence::Listened;
 use super::udp::Mailbox;
 use super::{Engine, Link};
-use mio::{Poll, Token, Waker};
+use mio::{Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -36,7 +36,7 @@ struct Requests {
     flush: Vec<Weak<Engine>>,
     idle: Vec<Weak<Engine>>,
     linger: Vec<(Arc<Engine>, Instant, u32)>,
-    watch: Vec<(Weak<Engine>, Arc<Link>)>,
+    watch: Vec<(Weak<Engine>, Arc<Link>, Interest)>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: Vec<Weak<Mailbox>>,
@@ -125,7 +125,13 @@ impl Helper {
 
     /// Go on sending when `link` can take more.
     pub(crate) fn watch_writable(&self, engine: &Engine, link: &Arc<Link>) {
-        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone())));
+        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), Interest::WRITABLE)));
+    }
+
+    /// A session that was let go of has a new link: what comes on it is for this thread, beginning with what is there.
+    pub(crate) fn attend(&self, engine: &Engine, link: &Arc<Link>) {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), interest)));
     }
 
     /// See a session to its end.

@@ -13,6 +13,7 @@
 
 mod abort;
 mod client;
+mod detach;
 mod end;
 mod helper;
 mod inbox;
@@ -126,6 +127,8 @@ pub(crate) struct Ctl {
     pub(crate) hurry: u64,
     /// The application has let go; the session ends when everything is delivered.
     pub(crate) released: bool,
+    /// It goes on in another process: whoever comes for it is asked to wait.
+    detached: bool,
     pub(crate) failure: Option<Error>,
     pub(crate) lost_at: Option<Instant>,
     outages: u64,
@@ -176,6 +179,7 @@ impl Engine {
                 reconnecting: false,
                 hurry: 0,
                 released: false,
+                detached: false,
                 failure: None,
                 lost_at: None,
                 outages: 0,

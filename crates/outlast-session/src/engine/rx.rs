@@ -94,7 +94,7 @@ impl Rx {
     }
 
     /// Reads from what earlier links left behind.
-    fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
+    pub(super) fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
         loop {
             let segment = self.backlog.front_mut()?;
             let count = match segment {
@@ -140,11 +140,16 @@ impl Rx {
         self.backlog.push_back(Segment::Bytes(inbox));
     }
 
+    /// Throws away what nobody will read. It counts as received, as the peer has been told.
     pub(crate) fn drop_input(&mut self) {
         self.backlog.clear();
         self.backlog_bytes = 0;
-        self.inbox.clear();
-        self.inbox.shrink();
+        // Between the payload of frames there is more to know, such as the peer's end; and an answer is none of it.
+        if !self.receiver.is_framed() && self.opening.is_none() {
+            self.receiver.took(self.inbox.len());
+            self.inbox.clear();
+            self.inbox.shrink();
+        }
     }
 }
 
@@ -189,6 +194,7 @@ impl Engine {
                     return Ok(Progress::Done(count));
                 }
                 Step::End => {
+                    self.note_end_read(&rx);
                     drop(rx);
                     self.tell_end();
                     self.check_over();
@@ -414,6 +420,7 @@ impl Engine {
             match step {
                 Step::Data(_) => {}
                 Step::End => {
+                    self.note_end_read(&rx);
                     drop(rx);
                     self.tell_end();
                     self.check_over();

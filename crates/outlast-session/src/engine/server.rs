@@ -10,13 +10,13 @@ use hooks::ServerHooks;
 
 use super::switch::PeerPosition;
 use super::udp::Mailbox;
-use super::{Engine, Event, Events, Info, Link, Role};
+use super::{Engine, Event, Events, Helper, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, HandshakeError,
-    LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep,
-    SessionId, State, Welcome, refuse,
+    BINDING_LABEL, Decision, Demand, Detached, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX,
+    HandshakeError, LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn,
+    ServerHandshake, ServerStep, SessionId, State, Welcome, refuse,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -117,6 +117,35 @@ impl Acceptor {
             denied_peers: AtomicU64::new(0),
             mailbox: OnceLock::new(),
         })
+    }
+
+    /// Goes on with a session that another process has detached.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it was opened under another security than this listener's, or is here already.
+    pub(crate) fn adopt(&self, detached: &Detached) -> Result<Arc<Engine>> {
+        let id = detached.id;
+        if detached.security != self.config.security_kind() {
+            return Err(Error::Config(format!(
+                "session {id} was opened with security {}, this listener has {}",
+                detached.security,
+                self.config.security_kind()
+            )));
+        }
+        let engine = Engine::adopt(detached, self.config.clone());
+        let mut registry = self.registry.lock();
+        if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
+            return Err(Error::Config(format!("session {id} is here already")));
+        }
+        registry.set_key(&id, detached.key.clone());
+        registry.detach(&id, detached.epoch, self.now());
+        drop(registry);
+        engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
+        engine.set_listener_events(self.events.clone());
+        if let Some(this) = self.this.upgrade() {
+            Helper::get().watch_expiry(&this);
+        }
+        Ok(engine)
     }
 
     fn now(&self) -> Duration {
@@ -322,6 +351,9 @@ impl Acceptor {
             }
             Decision::Abort(engine) => {
                 drop(registry);
+                if engine.ctl().is_detached() {
+                    return self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: RETRY_AFTER_MS });
+                }
                 say_no(&link, engine.aborted_by_peer(hello));
                 Outcome::Closed
             }
@@ -345,6 +377,9 @@ impl Acceptor {
     ) -> Result<(), Refusal> {
         let hello = &greeted.hello;
         let mut ctl = engine.ctl();
+        if ctl.is_detached() {
+            return Err(Refusal::Draining { retry_after_ms: RETRY_AFTER_MS });
+        }
         if ctl.life.is_over() {
             return Err(Refusal::UnknownSession);
         }

@@ -71,10 +71,14 @@ impl Engine {
         };
         ctl.link = None;
         ctl.last_peer = Some(link.peer_addr);
-        // Both ends are through with each other, or the application has let go and nothing of it is missing.
-        if delivered && (complete || ctl.released) {
-            let happening = if complete { Happening::Finished } else { Happening::Abandoned };
-            self.conclude(ctl, happening);
+        if delivered && complete && self.role == Role::Server {
+            // Both ends are through with each other, and a client that does not know is told when it comes.
+            self.conclude(ctl, Happening::Finished);
+            return;
+        }
+        if delivered && !complete && ctl.released {
+            // The application has let go and nothing of it is missing.
+            self.conclude(ctl, Happening::Abandoned);
             return;
         }
         self.mark_lost(&mut ctl, cause);
@@ -268,6 +272,13 @@ impl Engine {
         self.flush();
         self.tell_end();
         self.wake_all();
+        let released = {
+            let ctl = self.ctl.lock();
+            ctl.link.clone().filter(|_| ctl.released)
+        };
+        if let Some(link) = released {
+            Helper::get().attend(self, &link);
+        }
     }
 
     /// Whether the ring can hold a window as large as the peer's buffer makes it.

@@ -10,8 +10,9 @@
 //! One socket serves many sessions: one for every listener, and for clients one for every network namespace and
 //! address family. Whatever is not for a living session, of its present link, with its MAC, is counted and dropped.
 
+use super::rx::Rx;
 use super::{Ctl, Engine, Helper, Role};
-use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId, State};
+use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId, SessionKey, State};
 use crate::sys;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -29,7 +30,8 @@ pub(crate) const REPEAT: Duration = Duration::from_millis(50);
 const REPEATS_QUICK: u32 = 40;
 const REPEAT_SELDOM: Duration = Duration::from_secs(1);
 /// In all: about as long as TCP tries to get rid of the last bytes of an orphan.
-const REPEATS_MAX: u32 = REPEATS_QUICK + 60;
+const REPEATS_SELDOM: u32 = 60;
+const REPEATS_MAX: u32 = REPEATS_QUICK + REPEATS_SELDOM;
 /// Datagrams read in one go, so that a flood does not keep the helper thread from its work.
 const RECEIVE_MAX: usize = 1024;
 
@@ -46,9 +48,31 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug, Default)]
 struct Sessions {
-    by_id: HashMap<SessionId, Weak<Engine>>,
+    by_id: HashMap<SessionId, Recipient>,
     /// Sweep out what is gone at this size.
     sweep_at: usize,
+}
+
+/// Whom a datagram is for.
+#[derive(Clone, Debug)]
+enum Recipient {
+    Session(Weak<Engine>),
+    /// A session that is over. Its peer may not have heard that its last word has arrived, and says it again.
+    Ended {
+        last_word: Datagram,
+        key: Option<SessionKey>,
+        is_server: bool,
+        until_ms: u64,
+    },
+}
+
+impl Recipient {
+    fn is_gone(&self, now_ms: u64) -> bool {
+        match self {
+            Recipient::Session(engine) => engine.strong_count() == 0,
+            Recipient::Ended { until_ms, .. } => *until_ms < now_ms,
+        }
+    }
 }
 
 /// The clients' sockets.
@@ -109,13 +133,36 @@ impl Mailbox {
         self.ignored.load(Ordering::Relaxed)
     }
 
-    fn enter(&self, engine: &Engine) {
+    fn enter(&self, id: SessionId, recipient: Recipient) {
         let mut sessions = self.sessions.lock();
         if sessions.by_id.len() >= sessions.sweep_at {
-            sessions.by_id.retain(|_, engine| engine.strong_count() > 0);
+            let now_ms = sys::coarse_now_ms();
+            sessions.by_id.retain(|_, known| !known.is_gone(now_ms));
             sessions.sweep_at = 64.max(sessions.by_id.len() * 2);
         }
-        sessions.by_id.insert(engine.id, engine.weak());
+        sessions.by_id.insert(id, recipient);
+    }
+
+    /// True if it was worth anything.
+    fn deliver(&self, bytes: &[u8], sender: SocketAddr) -> bool {
+        let Some(id) = Datagram::claimed_id(bytes) else { return false };
+        let recipient = self.sessions.lock().by_id.get(&id).cloned();
+        match recipient {
+            Some(Recipient::Session(engine)) => {
+                engine.upgrade().is_some_and(|engine| engine.take_datagram(bytes))
+            }
+            Some(Recipient::Ended { last_word, key, is_server, .. }) => {
+                // PROTOCOL 5.4
+                let again =
+                    Datagram::decode(bytes, key.as_ref(), is_server).is_ok_and(|said| said == last_word);
+                if again && let Some(confirmation) = last_word.confirmation() {
+                    let encoded = confirmation.encode(key.as_ref(), !is_server);
+                    let _ = self.socket.send_to(encoded.as_ref(), sender);
+                }
+                again
+            }
+            None => false,
+        }
     }
 
     /// Takes in what has arrived. True if there may be more.
@@ -123,16 +170,13 @@ impl Mailbox {
         // One byte more than the longest, so that a longer one is seen to be longer.
         let mut buffer = [0; crate::proto::DATAGRAM_BYTES_MAX + 1];
         for _ in 0..RECEIVE_MAX {
-            let count = match self.socket.recv_from(&mut buffer) {
-                Ok((count, _)) => count,
+            let (count, sender) = match self.socket.recv_from(&mut buffer) {
+                Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 // A signal, or news of an earlier datagram that did not get through.
                 Err(_) => continue,
             };
-            let bytes = buffer.get(..count).unwrap_or_default();
-            let engine =
-                Datagram::claimed_id(bytes).and_then(|id| self.sessions.lock().by_id.get(&id)?.upgrade());
-            if !engine.is_some_and(|engine| engine.take_datagram(bytes)) {
+            if !self.deliver(buffer.get(..count).unwrap_or_default(), sender) {
                 self.ignored.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -146,9 +190,15 @@ impl AsFd for Mailbox {
     }
 }
 
+/// No position of a stream (PROTOCOL 1.6).
+const NOWHERE: u64 = u64::MAX;
+
 /// What a session remembers of its datagrams.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UdpState {
+    /// Where the peer's stream ends, once that was read; till then [`NOWHERE`]. Not under `rx`: the peer has to hear of
+    /// it whoever holds that, as this process may be about to exit.
+    end_read_offset: AtomicU64,
     /// The peer was told that the end was read, on this link.
     end_told_epoch: AtomicU64,
     /// And has confirmed it.
@@ -158,6 +208,19 @@ pub(crate) struct UdpState {
     /// Since when we ask and nothing at all is heard; 0: not.
     silent_since_ms: AtomicU64,
     warned: AtomicBool,
+}
+
+impl Default for UdpState {
+    fn default() -> Self {
+        Self {
+            end_read_offset: AtomicU64::new(NOWHERE),
+            end_told_epoch: AtomicU64::new(0),
+            end_confirmed_epoch: AtomicU64::new(0),
+            asked_ms: AtomicU64::new(0),
+            silent_since_ms: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
+        }
+    }
 }
 
 impl Ctl {
@@ -170,7 +233,7 @@ impl Ctl {
 impl Engine {
     /// Has the session's datagrams delivered from `mailbox`.
     pub(crate) fn use_mailbox(&self, ctl: &mut Ctl, mailbox: Arc<Mailbox>) {
-        mailbox.enter(self);
+        mailbox.enter(self.id, Recipient::Session(self.weak()));
         ctl.mailbox = Some(mailbox);
     }
 
@@ -206,12 +269,12 @@ impl Engine {
         let epoch = {
             let ctl = self.ctl.lock();
             let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
-            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch || !self.has_read_end()
-            {
+            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch {
                 return;
             }
+            let Some(end_offset) = self.end_read_offset() else { return };
             self.udp.end_told_epoch.store(ctl.epoch, Ordering::Relaxed);
-            self.send_end(&ctl);
+            self.send_end(&ctl, end_offset);
             ctl.epoch
         };
         if let Some(engine) = self.arc() {
@@ -242,17 +305,26 @@ impl Engine {
         }
     }
 
-    /// A reader at work has the lock: then it is not at the end, or about to say so itself.
-    fn has_read_end(&self) -> bool {
-        self.rx
-            .try_lock()
-            .is_some_and(|rx| rx.receiver.is_complete() && (rx.backlog_bytes == 0 || self.is_read_shut()))
+    /// Takes note of the end of the peer's stream if the application has read it, or will read no more.
+    pub(super) fn note_end_read(&self, rx: &Rx) {
+        if rx.receiver.is_complete() && (rx.backlog_bytes == 0 || self.is_read_shut()) {
+            self.udp.end_read_offset.store(rx.receiver.next_offset(), Ordering::Release);
+        }
     }
 
-    fn send_end(&self, ctl: &Ctl) {
-        if let Some(offset) = self.rx.try_lock().and_then(|rx| rx.receiver.end_offset()) {
-            self.send_datagram(ctl, DatagramKind::HalfClose, offset, true);
+    /// Where the peer's stream ends, if that was read.
+    fn end_read_offset(&self) -> Option<u64> {
+        // A reader at work has the lock: then it is not at the end, or notes it itself.
+        if self.udp.end_read_offset.load(Ordering::Acquire) == NOWHERE
+            && let Some(rx) = self.rx.try_lock()
+        {
+            self.note_end_read(&rx);
         }
+        Some(self.udp.end_read_offset.load(Ordering::Acquire)).filter(|&offset| offset != NOWHERE)
+    }
+
+    fn send_end(&self, ctl: &Ctl, end_offset: u64) {
+        self.send_datagram(ctl, DatagramKind::HalfClose, end_offset, true);
     }
 
     /// Tells the peer once more that the end was read. The pause before the next time, or none when that is enough.
@@ -262,7 +334,7 @@ impl Engine {
         if confirmed || ctl.epoch != epoch || ctl.life.state() == State::Failed || repeats >= REPEATS_MAX {
             return None;
         }
-        self.send_end(&ctl);
+        self.send_end(&ctl, self.end_read_offset()?);
         Some(if repeats < REPEATS_QUICK { REPEAT } else { REPEAT_SELDOM })
     }
 
@@ -289,16 +361,18 @@ impl Engine {
         }
         self.send_datagram(&ctl, DatagramKind::RequestAck, sent_offset, false);
         let link = ctl.link.clone();
-        let gone = self.note_silence(&ctl, now_ms) && end_sent && self.has_read_end();
+        let gone = self.note_silence(&ctl, now_ms) && end_sent && self.end_read_offset().is_some();
         drop(ctl);
         if let Some(link) = link.filter(|_| gone) {
+            self.udp.silent_since_ms.store(0, Ordering::Relaxed);
             // TCP has ended both ways and tells nothing any more. The handshake of a new link finds out whether the
             // session ended over there, or that there is nobody.
             self.lost(&link, "the end is not acknowledged");
         }
     }
 
-    /// We ask, and nothing comes: something on the way, most likely. True when that is said, once in a session.
+    /// We ask, and nothing comes: something on the way, most likely, which is said once in a session. True when that
+    /// has lasted for the time in which a dead link is detected.
     fn note_silence(&self, ctl: &Ctl, now_ms: u64) -> bool {
         let since_ms = self.udp.silent_since_ms.load(Ordering::Relaxed);
         if since_ms == 0 {
@@ -307,21 +381,24 @@ impl Engine {
         }
         let limit_ms = u64::try_from(self.config.detect_timeout.as_millis()).unwrap_or(u64::MAX);
         let overdue = now_ms.saturating_sub(since_ms) >= limit_ms;
-        let news = overdue && !self.udp.warned.swap(true, Ordering::Relaxed);
-        if news {
+        if overdue && !self.udp.warned.swap(true, Ordering::Relaxed) {
             let peer = ctl.link.as_ref().map(|link| link.peer_addr);
             tracing::warn!(
                 session = %self.id, ?peer, udp_port = ctl.peer_udp_port,
                 "no acknowledgement datagrams arrive: a firewall? use inband"
             );
         }
-        news
+        overdue
     }
 
     /// A datagram that names this session. False if it is not worth anything.
     fn take_datagram(&self, bytes: &[u8]) -> bool {
         let datagram = {
             let ctl = self.ctl.lock();
+            // PROTOCOL 5.5: until then the client opens, which it does from the first byte.
+            if !ctl.welcomed {
+                return false;
+            }
             // PROTOCOL 5.2
             match Datagram::decode(bytes, ctl.key.as_ref(), self.role == Role::Server) {
                 Ok(datagram) if datagram.epoch == ctl.epoch => datagram,
@@ -334,15 +411,19 @@ impl Engine {
             DatagramKind::HalfClose | DatagramKind::Close => {
                 let useful = self.acked_by_datagram(datagram.offset, true);
                 if useful && let Some(Datagram { kind, offset, .. }) = datagram.confirmation() {
-                    self.send_datagram(&self.ctl.lock(), kind, offset, false);
+                    let ctl = self.ctl.lock();
+                    self.send_datagram(&ctl, kind, offset, false);
+                    if ctl.life.is_over() {
+                        self.leave_answer(&ctl, datagram, now_ms);
+                    }
                 }
                 useful
             }
             DatagramKind::RequestAck => {
                 self.notice_end();
                 let ctl = self.ctl.lock();
-                if self.has_read_end() {
-                    self.send_end(&ctl);
+                if let Some(end_offset) = self.end_read_offset() {
+                    self.send_end(&ctl, end_offset);
                 } else {
                     let offset = self.received_offset.load(Ordering::Acquire);
                     self.send_datagram(&ctl, DatagramKind::Ack, offset, false);
@@ -363,6 +444,18 @@ impl Engine {
             }
         }
         useful
+    }
+
+    /// The session is over, and may be dropped: the answer to its peer's last word stays, in case it is said again.
+    fn leave_answer(&self, ctl: &Ctl, last_word: Datagram, now_ms: u64) {
+        let Some(mailbox) = &ctl.mailbox else { return };
+        let answer = Recipient::Ended {
+            last_word,
+            key: ctl.key.clone(),
+            is_server: self.role == Role::Server,
+            until_ms: now_ms + super::millis(REPEATS_QUICK * REPEAT + REPEATS_SELDOM * REPEAT_SELDOM),
+        };
+        mailbox.enter(self.id, answer);
     }
 
     /// The peer has read everything before `offset`, or even the end there. False if that cannot be: anybody can

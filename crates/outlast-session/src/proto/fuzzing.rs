@@ -4,9 +4,9 @@
 //! checks what a fuzzer once found. A function returns if all is well and panics if not.
 
 use super::{
-    ClientHandshake, ClientStep, Control, Credentials, Datagram, Decoded, Demand, DirectPath, FrameError,
-    Hello, Intent, LinkMode, Message, Piece, Psk, Receiver, SavedSyn, ServerHandshake, ServerStep, SessionId,
-    SessionKey, Welcome, decode,
+    ClientHandshake, ClientStep, Control, Credentials, Datagram, Decoded, Demand, Detached, DirectPath,
+    FrameError, Hello, Intent, LinkMode, Message, Piece, Psk, Receiver, SavedSyn, ServerHandshake,
+    ServerStep, SessionId, SessionKey, Welcome, decode,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use outlast_stream::{BufferPool, RetainRing};
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their corpus directories.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("message", message),
     ("frames", frames),
     ("datagram", datagram),
@@ -25,6 +25,7 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("client_handshake", client_handshake),
     ("server_handshake", server_handshake),
     ("ring", ring),
+    ("detached", detached),
 ];
 
 /// The key both ends hold in every target that needs one.
@@ -323,6 +324,21 @@ pub fn ring(bytes: &[u8]) {
         assert!(older == left && newer == right);
         assert!(ring.buffer_bytes() <= (2 * capacity).next_power_of_two().max(4096));
     }
+}
+
+/// A session at rest: what is read back is what was written, and can be gone on with.
+pub fn detached(bytes: &[u8]) {
+    let Ok(session) = Detached::decode(bytes) else { return };
+    assert_eq!(Detached::decode(&session.encode()), Ok(session.clone()));
+    assert!(session.encode().len() == bytes.len());
+    let sender = session.sender(BufferPool::new(0), 4096);
+    assert_eq!(sender.rest(), session.sending);
+    assert_eq!(session.unacked_bytes(), sender.end_offset() - sender.acked_offset());
+    assert!(sender.end_offset() - sender.retained_offset() == session.sending.retained.len() as u64);
+    let receiver = session.receiver();
+    assert_eq!((receiver.next_offset(), receiver.end_offset()), {
+        (session.receiving.next_offset, session.receiving.end_offset)
+    });
 }
 
 #[cfg(test)]

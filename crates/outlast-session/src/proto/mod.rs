@@ -12,12 +12,14 @@
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
 //! | noticing that nobody is there | [`Silence`] |
 //! | the server's table of sessions | [`Registry`] |
+//! | a session without a process | [`Detached`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
 //!
 //! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
 
 mod auth;
 mod datagram;
+mod detached;
 mod direct;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -38,6 +40,11 @@ pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, P
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
 };
+pub use detached::Detached;
+#[cfg(any(feature = "io", test))]
+pub(crate) use detached::Receiving;
+#[cfg(test)]
+pub(crate) use detached::Sending;
 pub use direct::{DIRECT_ELAPSED_MS_MAX, DirectPath, DirectVerdict, NotDirect, SavedSyn, SynError};
 pub use frame::{
     Control, FRAME_CONTROL_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEADER_BYTES, Frame, FrameError,

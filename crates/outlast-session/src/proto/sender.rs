@@ -485,5 +485,7 @@ impl<S: BufferSource> Sender<S> {
 const _: () = assert!(FRAME_HEADER_BYTES == 16);
 
 mod aside;
+#[cfg(any(feature = "io", feature = "fuzzing", test))]
+mod rest;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,8 @@ use tokio::sync::Notify;
 
 const GO_ON: u8 = 0;
 const STOP: u8 = 1;
-const KILL: u8 = 2;
+const DETACH: u8 = 2;
+const KILL: u8 = 3;
 
 /// A handle to one relay. Clones refer to the same relay.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,7 @@ struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Stop,
+    Detach,
     Kill,
 }
 
@@ -40,6 +42,15 @@ impl Control {
     /// Ends the relay: no more bytes are accepted, what was accepted is delivered, then both sides are reset.
     pub fn stop(&self) {
         self.0.wish.fetch_max(STOP, Ordering::SeqCst);
+        self.0.wake.notify_one();
+    }
+
+    /// Takes the relay out of this process as it is, for the next one to go on with: [`Outcome::Detached`]. A relay that is
+    /// about to end anyway is [stopped](Self::stop) instead.
+    ///
+    /// [`Outcome::Detached`]: super::Outcome::Detached
+    pub fn detach(&self) {
+        self.0.wish.fetch_max(DETACH, Ordering::SeqCst);
         self.0.wake.notify_one();
     }
 
@@ -84,6 +95,7 @@ impl Control {
         match self.0.wish.load(Ordering::SeqCst) {
             GO_ON => None,
             STOP => Some(Wish::Stop),
+            DETACH => Some(Wish::Detach),
             _ => Some(Wish::Kill),
         }
     }

@@ -1,10 +1,11 @@
 //! One relay from its first byte to its end.
 
 use super::control::{Control, Wish};
-use super::pump::{Failure, Pump, give_buffer, take_buffer};
+use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
 use super::{Local, SETTLE_TIMEOUT};
 use crate::Info;
 use crate::error::Error;
+use crate::proto::Detached;
 use crate::tokio::Session;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -42,6 +43,19 @@ pub enum Outcome {
     },
     /// Told to end at once. Both sides were reset.
     Killed,
+    /// Told to leave the process. Neither side was told anything; the session's link was reset.
+    Detached(Box<DetachedRelay>),
+}
+
+/// A relay that another process can [go on](go_on) with.
+#[derive(Debug)]
+pub struct DetachedRelay {
+    /// The session, for the next listener.
+    pub session: Detached,
+    /// The local program's connection.
+    pub local: Local,
+    /// What was under way between the two.
+    pub rest: Rest,
 }
 
 /// A relay that has ended.
@@ -56,13 +70,24 @@ pub struct Ended {
 /// Copies between `local` and `session` until both directions have ended or one side has failed.
 ///
 /// `head` is sent to the session before anything that `local` has to say. Returns when the peer has everything.
-pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
-    let mut pump = Pump::new(head);
+pub async fn run(session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
+    carry(Pump::new(head), session, local, control).await
+}
+
+/// Goes on, as [`run`] does, with a relay that another process has [detached](Outcome::Detached).
+pub async fn go_on(session: Session, local: Local, rest: Rest, control: &Control) -> Ended {
+    carry(Pump::restored(rest), session, local, control).await
+}
+
+async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Control) -> Ended {
     let end = until_end(&mut pump, &mut session, &local, control).await;
     session.stop_passing();
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match end {
-        End::Both => Box::pin(finish(&session, control)).await,
+        End::Both => match Box::pin(finish(&session, control)).await {
+            Some(outcome) => outcome,
+            None => return detach(pump, session, local),
+        },
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Local(error)) => {
             match Box::pin(deliver_the_rest(&pump, &mut session, control)).await {
@@ -76,7 +101,8 @@ pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Co
             }
         }
         End::Wish(Wish::Kill) => Outcome::Killed,
-        End::Wish(Wish::Stop) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
+        End::Wish(Wish::Detach) if pump.can_rest() => return detach(pump, session, local),
+        End::Wish(Wish::Stop | Wish::Detach) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
     };
     let info = session.info();
     match outcome {
@@ -95,6 +121,26 @@ pub async fn run(mut session: Session, local: Local, head: Vec<u8>, control: &Co
             Box::pin(session.kill_told(TELL_TIMEOUT)).await;
         }
     }
+    Ended { info, outcome }
+}
+
+/// Takes everything out of this process.
+fn detach(pump: Pump, session: Session, local: Local) -> Ended {
+    let info = session.info();
+    let Some(rest) = pump.rest() else {
+        // The pipe has lost what it was given: this cannot be gone on with.
+        session.kill();
+        local.abort();
+        return Ended { info, outcome: Outcome::Stopped { delivered: false } };
+    };
+    let ended = if rest.up_ended { session.end_writing() } else { Ok(()) };
+    let outcome = match ended.and_then(|()| session.detach()) {
+        Ok(session) => Outcome::Detached(Box::new(DetachedRelay { session, local, rest })),
+        Err(error) => {
+            local.abort();
+            Outcome::SessionFailed(error)
+        }
+    };
     Ended { info, outcome }
 }
 
@@ -145,20 +191,21 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
     .await
 }
 
-/// Both streams have ended: waits until the peer has everything.
-async fn finish(session: &Session, control: &Control) -> Outcome {
+/// Both streams have ended: waits until the peer has everything. None if told to leave the process before that.
+async fn finish(session: &Session, control: &Control) -> Option<Outcome> {
     let mut finished = pin!(session.finish());
     let wish = tokio::select! {
-        result = &mut finished => return finished_outcome(result),
+        result = &mut finished => return Some(finished_outcome(result)),
         wish = control.wish(|| Some(session.info())) => wish,
     };
-    match wish {
+    Some(match wish {
         Wish::Kill => Outcome::Killed,
+        Wish::Detach => return None,
         Wish::Stop => match tokio::time::timeout(SETTLE_TIMEOUT, finished).await {
             Ok(result) => finished_outcome(result),
             Err(_) => Outcome::Stopped { delivered: false },
         },
-    }
+    })
 }
 
 fn finished_outcome(result: crate::Result<()>) -> Outcome {
@@ -189,7 +236,9 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
         }
         match control.attend(&mut || Some(session.info())) {
             Some(Wish::Kill) => break Outcome::Killed,
-            Some(Wish::Stop) if started.elapsed() >= SETTLE_TIMEOUT => break Outcome::Stopped { delivered },
+            Some(Wish::Stop | Wish::Detach) if started.elapsed() >= SETTLE_TIMEOUT => {
+                break Outcome::Stopped { delivered };
+            }
             _ if !pump.up_ended() && started.elapsed() >= SETTLE_TIMEOUT => {
                 break Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into());
             }
@@ -208,7 +257,9 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
     };
     give_buffer(buffer);
     match outcome {
-        Outcome::LocalFailed(_) if peer_ended && pump.up_ended() => finish(session, control).await,
+        Outcome::LocalFailed(_) if peer_ended && pump.up_ended() => {
+            finish(session, control).await.unwrap_or(Outcome::Stopped { delivered: false })
+        }
         other => other,
     }
 }

@@ -4,7 +4,7 @@ use super::stdio::Stdio;
 use super::sys;
 use crate::sys::splice;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -32,6 +32,36 @@ impl From<TcpStream> for Local {
 impl From<UnixStream> for Local {
     fn from(stream: UnixStream) -> Self {
         Local::Unix(stream)
+    }
+}
+
+impl Local {
+    /// A connection that another process has left, of either kind. Has to be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// It is no stream socket, or cannot be waited for.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let socket = socket2::Socket::from(fd);
+        if socket.r#type()? != socket2::Type::STREAM {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        socket.set_nonblocking(true)?;
+        match socket.domain()? {
+            socket2::Domain::UNIX => UnixStream::from_std(OwnedFd::from(socket).into()).map(Local::from),
+            _ => TcpStream::from_std(socket.into()).map(Local::from),
+        }
+    }
+
+    /// The connection itself, for another process.
+    ///
+    /// # Errors
+    /// Standard input and output are none.
+    pub fn into_fd(self) -> io::Result<OwnedFd> {
+        match self {
+            Local::Tcp(stream) => stream.into_std().map(OwnedFd::from),
+            Local::Unix(stream) => stream.into_std().map(OwnedFd::from),
+            Local::Stdio(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 }
 

@@ -45,10 +45,11 @@ mod sys;
 pub mod transparent;
 
 pub use control::Control;
-pub use copy::{Ended, Outcome, run};
+pub use copy::{DetachedRelay, Ended, Outcome, go_on, run};
 pub use credentials::Credentials;
 pub use destination::{Destination, DestinationError, Host};
 pub use local::Local;
+pub use pump::Rest;
 pub use route::{Route, Routes};
 pub use stdio::Stdio;
 

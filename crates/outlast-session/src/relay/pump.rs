@@ -34,7 +34,10 @@ pub(super) fn take_buffer() -> Box<[u8]> {
 }
 
 pub(super) fn give_buffer(buffer: Box<[u8]>) {
-    POOL.with_borrow_mut(|pool| pool.give(buffer));
+    // One that another process has left behind has another size.
+    if buffer.len() == DOWN_BYTES {
+        POOL.with_borrow_mut(|pool| pool.give(buffer));
+    }
 }
 
 /// Which side failed.
@@ -86,6 +89,15 @@ enum Down {
     Ended,
 }
 
+/// What is under way between the two sides of a relay that has been taken out of its process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rest {
+    /// The local side has ended its stream, and the session's is ended too.
+    pub up_ended: bool,
+    /// Read from the session, to be written to the local side.
+    pub to_local: Vec<u8>,
+}
+
 /// The state of the two directions.
 #[derive(Debug)]
 pub(super) struct Pump {
@@ -118,6 +130,54 @@ impl Pump {
             down_bulk: Bulk::default(),
             pipe: None,
         }
+    }
+
+    /// Goes on where another process has stopped.
+    pub(super) fn restored(rest: Rest) -> Self {
+        let Rest { up_ended, to_local } = rest;
+        let mut pump = Self::new(Vec::new());
+        if up_ended {
+            pump.up = Up::Ended;
+        }
+        if !to_local.is_empty() {
+            let buffer = to_local.into_boxed_slice();
+            let end = buffer.len();
+            pump.down = Down::Writing { buffer, start: 0, end };
+        }
+        pump
+    }
+
+    /// What is under way between the two sides. None if the two cannot part: something is yet to come before what the
+    /// local side says, or it takes no more.
+    pub(super) fn rest(self) -> Option<Rest> {
+        let up_ended = match self.up {
+            Up::Head { .. } => return None,
+            Up::Open => false,
+            Up::Closing | Up::Ended => true,
+        };
+        let to_local = match self.down {
+            Down::Open | Down::Ended => Vec::new(),
+            Down::Writing { buffer, start, end } => buffer.get(start..end).unwrap_or_default().to_vec(),
+            Down::Passing { bytes } => {
+                let mut left = vec![0; bytes];
+                let mut filled = 0;
+                while filled < bytes {
+                    match self.pipe.as_ref()?.read(left.get_mut(filled..).unwrap_or_default()) {
+                        Ok(count) if count > 0 => filled += count,
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        _ => return None,
+                    }
+                }
+                left
+            }
+            Down::Broken { .. } => return None,
+        };
+        Some(Rest { up_ended, to_local })
+    }
+
+    /// Whether [`rest`](Self::rest) has an answer.
+    pub(super) fn can_rest(&self) -> bool {
+        !matches!(self.up, Up::Head { .. }) && !matches!(self.down, Down::Broken { .. })
     }
 
     /// Whether the local side has ended its stream in order.

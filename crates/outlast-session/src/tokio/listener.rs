@@ -5,7 +5,7 @@ use super::reconnect::wait;
 use crate::config::Config;
 use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
-use crate::proto::SessionId;
+use crate::proto::{Detached, SessionId};
 use ::tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
 use ::tokio::sync::mpsc::error::TrySendError;
 use ::tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -56,6 +56,20 @@ impl Listener {
     /// # Errors
     /// [`Error::System`] if its options cannot be set.
     pub fn from_std(listener: std::net::TcpListener, config: &Arc<Config>) -> Result<Listener> {
+        Self::from_std_with(listener, config, &[]).map(|(listener, _)| listener)
+    }
+
+    /// Takes a listening socket over, and goes on with sessions that another process has detached: they are without a
+    /// link until their clients come back, which they can from now on. A session that this listener cannot go on with
+    /// (it was opened under another security) is an error in its place.
+    ///
+    /// # Errors
+    /// As [`from_std`](Self::from_std).
+    pub fn from_std_with(
+        listener: std::net::TcpListener,
+        config: &Arc<Config>,
+        detached: &[Detached],
+    ) -> Result<(Listener, Vec<Result<Session>>)> {
         config.check()?;
         let failed = |error: io::Error| Error::system("listen", &error);
         let acceptor = Acceptor::new(config.clone());
@@ -64,9 +78,11 @@ impl Listener {
         acceptor.prepare(&socket)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let listener = TcpListener::from_std(socket.into()).map_err(failed)?;
+        // Before the first client can ask for one.
+        let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let (sender, receiver) = mpsc::channel(ACCEPTED_MAX);
         let task = ::tokio::spawn(accept_all(listener, acceptor.clone(), sender)).abort_handle();
-        Ok(Listener { acceptor, accepted: Mutex::new(receiver), task, local_addr })
+        Ok((Listener { acceptor, accepted: Mutex::new(receiver), task, local_addr }, adopted))
     }
 
     /// Waits for a new session. Resumed ones are carried on without being seen here.
@@ -103,6 +119,17 @@ impl Listener {
     /// How many connections were turned away, by reason.
     pub fn refusals(&self) -> Vec<(&'static str, u64)> {
         self.acceptor.refusals()
+    }
+
+    /// Closes the port: nobody can connect any more, and [`accept`](Self::accept) fails once the sessions are taken that
+    /// have been opened. The present ones stay as they are, for as long as their links last.
+    pub fn stop_listening(&self) {
+        self.task.abort();
+    }
+
+    /// Whether nobody can connect any more.
+    pub fn is_closed(&self) -> bool {
+        self.task.is_finished()
     }
 
     /// Whether new sessions are refused; the present ones go on and can resume.

@@ -5,7 +5,7 @@ use super::reconnect;
 use crate::config::Config;
 use crate::engine::{Engine, Events, Info, Link, Passed, Progress, Waiting};
 use crate::error::{Error, Result};
-use crate::proto::SessionId;
+use crate::proto::{Detached, SessionId};
 use crate::sys::Pipe;
 use crate::targets::Targets;
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -114,7 +114,7 @@ impl Session {
     }
 
     /// Ends the writing direction without waiting for anything.
-    pub(super) fn end_writing(&self) -> Result<()> {
+    pub(crate) fn end_writing(&self) -> Result<()> {
         self.engine.shutdown(Shutdown::Write)
     }
 
@@ -160,6 +160,15 @@ impl Session {
     /// After a kill: waits until the peer has heard of it, at most `timeout`. False if it has not.
     pub async fn kill_told(&self, timeout: Duration) -> bool {
         ::tokio::time::timeout(timeout, self.engine.abort_told()).await.is_ok()
+    }
+
+    /// Takes a server's session out of this process, for a [`Listener`] of the next one to
+    /// [go on with](super::Listener::from_std_with). Its client sees an outage, from now until that listens.
+    ///
+    /// # Errors
+    /// The session is over, or this is a client.
+    pub fn detach(self) -> Result<Detached> {
+        self.engine.detach()
     }
 
     /// Borrows the two directions.

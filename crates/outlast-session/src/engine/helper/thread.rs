@@ -182,8 +182,8 @@ impl Thread {
             self.open_routes();
         }
         let busy = !flush.is_empty() || !watch.is_empty();
-        for (engine, link) in watch {
-            self.watch(engine, &link, Interest::WRITABLE);
+        for (engine, link, interest) in watch {
+            self.watch(engine, &link, interest);
         }
         for engine in flush {
             if let Some(engine) = engine.upgrade() {

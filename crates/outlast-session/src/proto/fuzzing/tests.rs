@@ -3,7 +3,9 @@
 extern crate std;
 
 use super::*;
-use crate::proto::{Answer, Challenge, DatagramKind, Frame, FrameHeader, Refusal, SecurityKind, refuse};
+use crate::proto::{
+    Answer, Challenge, DatagramKind, Frame, FrameHeader, Receiving, Refusal, SecurityKind, Sending, refuse,
+};
 use alloc::borrow::ToOwned;
 use outlast_stream::SplitMix64;
 use std::path::PathBuf;
@@ -77,6 +79,9 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     for (name, bytes) in syns() {
         add("saved_syn", name, bytes);
     }
+    for (name, session) in sessions_at_rest() {
+        add("detached", name, session.encode());
+    }
     add("ring", "push_and_trim", [&[0, 64][..], &[0, 40, 5, 30, 1, 50, 5, 60, 7, 0, 0, 64]].concat());
     add(
         "ring",
@@ -85,6 +90,37 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     );
     add("ring", "overwrite", [&[0, 100][..], &[2, 60, 2, 60, 0x82, 3, 3, 9, 6, 5, 2, 255]].concat());
     all
+}
+
+fn sessions_at_rest() -> Vec<(&'static str, Detached)> {
+    let fresh = Detached {
+        id: SessionId::from_bytes([0x1D; 16]),
+        epoch: 1,
+        security: SecurityKind::Open,
+        key: None,
+        peer: [192, 0, 2, 1].into(),
+        outages: 0,
+        sending: Sending::default(),
+        receiving: Receiving::default(),
+    };
+    let busy = Detached {
+        epoch: 7,
+        security: SecurityKind::Tls,
+        key: Some(SessionKey::from_bytes(KEY)),
+        peer: [0x2001, 0xDB8, 0, 0, 0, 0, 0, 1].into(),
+        outages: 6,
+        sending: Sending {
+            retained_offset: 1 << 33,
+            acked_offset: (1 << 33) + 2,
+            sent_offset: (1 << 33) + 5,
+            ended: true,
+            end_acked: false,
+            retained: b"retained".to_vec(),
+        },
+        receiving: Receiving { next_offset: 9, end_offset: Some(9), unread: b"unread".to_vec() },
+        ..fresh.clone()
+    };
+    vec![("fresh", fresh), ("busy", busy)]
 }
 
 fn messages() -> Vec<(&'static str, Vec<u8>)> {

@@ -33,6 +33,18 @@ impl<'a> Fields<'a> {
         checked_offset(name, self.u64()?)
     }
 
+    /// The next `count` bytes, of which there may be fewer.
+    pub(crate) fn bytes(&mut self, count: u64) -> Result<&'a [u8], WireError> {
+        let count = usize::try_from(count).map_err(|_| WireError::Truncated)?;
+        let (bytes, rest) = self.0.split_at_checked(count).ok_or(WireError::Truncated)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Hands every tagged field, up to the end of the body, to `each`.
     ///
     /// Tags that `each` does not know are its to ignore; a tag that comes twice is an error here.

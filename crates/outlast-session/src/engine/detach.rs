@@ -1,0 +1,124 @@
+//! A server's session on its way from one process to the next: taken out of this one, put into that one.
+//!
+//! To the client it is an outage: its link is reset, and a process that listens where the first one did goes on with
+//! the session.
+
+use super::inbox::Inbox;
+use super::pool::SharedPool;
+use super::rx::Segment;
+use super::{Ctl, Engine, Role, Rx};
+use crate::config::{Config, Security};
+use crate::error::{Error, Result};
+use crate::proto::{Detached, Happening, Receiving, SecurityKind};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Config {
+    pub(crate) fn security_kind(&self) -> SecurityKind {
+        match self.security {
+            Security::Open => SecurityKind::Open,
+            Security::Psk(_) => SecurityKind::Psk,
+            Security::Tls(_) => SecurityKind::Tls,
+        }
+    }
+}
+
+impl Engine {
+    /// Takes the session out of this process: the link is reset, and here the session is over. What had arrived and was
+    /// not read is read now.
+    ///
+    /// # Errors
+    /// The session is over, or a client's: only that knows where its servers are.
+    pub(crate) fn detach(&self) -> Result<Detached> {
+        let mut ctl = self.ctl.lock();
+        if let Some(failure) = &ctl.failure {
+            return Err(failure.clone());
+        }
+        if ctl.life.is_over() {
+            return Err(Error::Closed { id: self.id });
+        }
+        if self.role == Role::Client {
+            return Err(Error::Config("only a server's session can be detached".into()));
+        }
+        let had_link = self.take_link(&mut ctl).is_some();
+        let (sending, receiving) = {
+            let mut tx = self.tx.lock();
+            let mut rx = self.rx.lock();
+            let receiving = rx.rest()?;
+            let over = Error::Closed { id: self.id };
+            rx.failure = Some(over.clone());
+            tx.failure = Some(over);
+            (tx.sender.rest(), receiving)
+        };
+        let detached = Detached {
+            id: self.id,
+            epoch: ctl.epoch,
+            security: self.config.security_kind(),
+            key: ctl.key.clone(),
+            peer: ctl.last_peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip()),
+            outages: ctl.outages + u64::from(had_link),
+            sending,
+            receiving,
+        };
+        self.happens(&mut ctl, Happening::Abandoned);
+        ctl.detached = true;
+        // The listener is not told that it is over: it has to turn the client away for the time being, not for good.
+        ctl.hooks = None;
+        self.finish_up(ctl);
+        Ok(detached)
+    }
+
+    /// Goes on with a session that another process has detached. It has no link until its client comes back.
+    pub(crate) fn adopt(detached: &Detached, config: Arc<Config>) -> Arc<Self> {
+        let engine = Engine::new(detached.id, Role::Server, config);
+        {
+            let mut ctl = engine.ctl.lock();
+            engine.happens(&mut ctl, Happening::LinkLost);
+            ctl.epoch = detached.epoch;
+            ctl.key = detached.key.clone();
+            ctl.welcomed = true;
+            ctl.outages = detached.outages;
+            ctl.lost_at = Some(Instant::now());
+            engine.tx.lock().sender = detached.sender(SharedPool, engine.config.retain_bytes_max);
+            let mut rx = engine.rx.lock();
+            rx.receiver = detached.receiver();
+            let unread = &detached.receiving.unread;
+            if !unread.is_empty() {
+                let mut inbox = Inbox::default();
+                inbox.extend(unread);
+                rx.backlog.push_back(Segment::Bytes(inbox));
+                rx.backlog_bytes = unread.len() as u64;
+            }
+            engine.received_offset.store(rx.consumed_offset(), Ordering::Release);
+        }
+        engine
+    }
+}
+
+impl Ctl {
+    /// Whether the session goes on in another process.
+    pub(super) fn is_detached(&self) -> bool {
+        self.detached
+    }
+}
+
+impl Rx {
+    /// What the next process has to know. There is no link.
+    fn rest(&mut self) -> Result<Receiving> {
+        let unread_bytes = usize::try_from(self.backlog_bytes).unwrap_or(usize::MAX);
+        let mut unread = vec![0; unread_bytes];
+        let mut filled_bytes = 0;
+        while let Some(room) = unread.get_mut(filled_bytes..).filter(|room| !room.is_empty()) {
+            let Some(count) = self.read_backlog(room).transpose()? else { break };
+            filled_bytes += count;
+        }
+        unread.truncate(filled_bytes);
+        Ok(Receiving {
+            next_offset: self.receiver.next_offset(),
+            end_offset: self.receiver.end_offset(),
+            unread,
+        })
+    }
+}

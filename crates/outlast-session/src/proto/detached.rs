@@ -1,0 +1,197 @@
+//! A server's session at rest: without a link and without a process, as bytes that the next process goes on from.
+//!
+//! These bytes never go over a link. They go from a process that stops to the one that follows it, on one machine and
+//! between programs of one user, and contain the session's key.
+
+use super::auth::SessionKey;
+use super::wire::{Fields, SecurityKind, SessionId, WireError};
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr};
+
+const MAGIC: [u8; 4] = *b"\xd7OLD";
+/// Of this layout. A next process of another version does not go on with sessions that it cannot read.
+const VERSION: u8 = 1;
+
+const FLAG_KEY: u8 = 1;
+const FLAG_END_KNOWN: u8 = 2;
+const FLAG_ENDED: u8 = 4;
+const FLAG_END_ACKED: u8 = 8;
+
+/// Everything that a server has to know of a session to go on with it: positions, the bytes that the peer may not have,
+/// the bytes that the application has not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detached {
+    pub(crate) id: SessionId,
+    /// Of the last link.
+    pub(crate) epoch: u64,
+    pub(crate) security: SecurityKind,
+    pub(crate) key: Option<SessionKey>,
+    /// Whom the session counts for, in quotas.
+    pub(crate) peer: IpAddr,
+    pub(crate) outages: u64,
+    pub(crate) sending: Sending,
+    pub(crate) receiving: Receiving,
+}
+
+/// The sending half at rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sending {
+    pub(crate) retained_offset: u64,
+    pub(crate) acked_offset: u64,
+    pub(crate) sent_offset: u64,
+    pub(crate) ended: bool,
+    pub(crate) end_acked: bool,
+    /// From `retained_offset` on.
+    pub(crate) retained: Vec<u8>,
+}
+
+/// The receiving half at rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Receiving {
+    pub(crate) next_offset: u64,
+    pub(crate) end_offset: Option<u64>,
+    /// Up to `next_offset`.
+    pub(crate) unread: Vec<u8>,
+}
+
+impl Detached {
+    /// The session's name.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// Bytes that the peer is not known to have.
+    pub fn unacked_bytes(&self) -> u64 {
+        (self.sending.retained_offset + self.sending.retained.len() as u64)
+            .saturating_sub(self.sending.acked_offset)
+    }
+
+    /// As bytes for [`decode`](Self::decode). They hold the key of the session and what it carries: keep them as secret
+    /// as both.
+    pub fn encode(&self) -> Vec<u8> {
+        let Sending { retained, .. } = &self.sending;
+        let Receiving { unread, .. } = &self.receiving;
+        let flags = [
+            (FLAG_KEY, self.key.is_some()),
+            (FLAG_END_KNOWN, self.receiving.end_offset.is_some()),
+            (FLAG_ENDED, self.sending.ended),
+            (FLAG_END_ACKED, self.sending.end_acked),
+        ];
+        let flags = flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag);
+        let mut out = Vec::with_capacity(160 + retained.len() + unread.len());
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[VERSION, flags, self.security as u8]);
+        out.extend_from_slice(self.id.as_bytes());
+        out.extend_from_slice(self.key.as_ref().map_or(&[0; 32][..], |key| key.expose()));
+        let peer = match self.peer {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        out.extend_from_slice(&peer.octets());
+        for number in [
+            self.epoch,
+            self.outages,
+            self.sending.retained_offset,
+            self.sending.acked_offset,
+            self.sending.sent_offset,
+            self.receiving.next_offset,
+            self.receiving.end_offset.unwrap_or_default(),
+            retained.len() as u64,
+            unread.len() as u64,
+        ] {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
+        out.extend_from_slice(retained);
+        out.extend_from_slice(unread);
+        out
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, all of `bytes`.
+    ///
+    /// # Errors
+    /// Another version or layout, or positions that contradict each other.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields::new(bytes);
+        if fields.array::<4>()? != MAGIC {
+            return Err(WireError::Value("magic"));
+        }
+        if fields.byte()? != VERSION {
+            return Err(WireError::Value("version"));
+        }
+        let flags = fields.byte()?;
+        let security = SecurityKind::from_u8(fields.byte()?).ok_or(WireError::Value("security"))?;
+        let id = SessionId::from_bytes(fields.array()?);
+        let key = SessionKey::from_bytes(fields.array()?);
+        let peer = Ipv6Addr::from(fields.array::<16>()?);
+        let epoch = fields.offset("epoch")?;
+        let outages = fields.u64()?;
+        let retained_offset = fields.offset("retained offset")?;
+        let acked_offset = fields.offset("acknowledged offset")?;
+        let sent_offset = fields.offset("sent offset")?;
+        let next_offset = fields.offset("next offset")?;
+        let end_offset = fields.offset("end offset")?;
+        let (retained_bytes, unread_bytes) = (fields.u64()?, fields.u64()?);
+        let retained = fields.bytes(retained_bytes)?.to_vec();
+        let unread = fields.bytes(unread_bytes)?.to_vec();
+        if !fields.is_empty() {
+            return Err(WireError::Value("length"));
+        }
+        let sending = Sending {
+            retained_offset,
+            acked_offset,
+            sent_offset,
+            ended: flags & FLAG_ENDED != 0,
+            end_acked: flags & FLAG_END_ACKED != 0,
+            retained,
+        };
+        let end_offset = (flags & FLAG_END_KNOWN != 0).then_some(end_offset);
+        let receiving = Receiving { next_offset, end_offset, unread };
+        sending.check()?;
+        receiving.check()?;
+        if epoch == 0 {
+            return Err(WireError::Value("epoch"));
+        }
+        let key = (flags & FLAG_KEY != 0).then_some(key);
+        Ok(Self { id, epoch, security, key, peer: peer.to_canonical(), outages, sending, receiving })
+    }
+}
+
+/// Going on with it.
+#[cfg(any(feature = "io", feature = "fuzzing", test))]
+mod restoring {
+    use super::Detached;
+    use crate::proto::{Receiver, Sender};
+    use outlast_stream::BufferSource;
+
+    impl Detached {
+        /// The sending half, with room for what is retained even if that is more than `retain_bytes_max`.
+        pub(crate) fn sender<S: BufferSource>(&self, source: S, retain_bytes_max: usize) -> Sender<S> {
+            Sender::restored(source, retain_bytes_max, &self.sending)
+        }
+
+        /// The receiving half.
+        pub(crate) fn receiver(&self) -> Receiver {
+            Receiver::restored(&self.receiving)
+        }
+    }
+}
+
+impl Sending {
+    fn check(&self) -> Result<(), WireError> {
+        // PROTOCOL 1.6
+        let written_offset = self.retained_offset.saturating_add(self.retained.len() as u64);
+        let sound = self.retained_offset <= self.acked_offset
+            && self.acked_offset <= self.sent_offset
+            && self.sent_offset <= written_offset
+            && (self.ended || !self.end_acked);
+        sound.then_some(()).ok_or(WireError::Value("positions of the sending half"))
+    }
+}
+
+impl Receiving {
+    fn check(&self) -> Result<(), WireError> {
+        let sound = self.unread.len() as u64 <= self.next_offset
+            && self.end_offset.is_none_or(|end_offset| end_offset >= self.next_offset);
+        sound.then_some(()).ok_or(WireError::Value("positions of the receiving half"))
+    }
+}
