@@ -161,7 +161,7 @@ fn own_sockets() -> Vec<PathBuf> {
 }
 
 /// The folder of this user's sockets: in `XDG_RUNTIME_DIR`, else in /tmp. Made if missing, and ours alone.
-fn own_folder() -> Result<PathBuf> {
+pub fn own_folder() -> Result<PathBuf> {
     let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         Some(runtime) => PathBuf::from(runtime).join("outlast"),
         None => PathBuf::from(format!("/tmp/outlast-{}", own_uid())),
@@ -192,7 +192,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-fn own_uid() -> u32 {
+pub fn own_uid() -> u32 {
     // SAFETY: geteuid takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }

@@ -263,6 +263,7 @@ fn log_end(ended: &Ended) {
             tracing::warn!(%session, "ended; {}", undelivered(&ended.info));
         }
         Outcome::Killed => tracing::info!(%session, "killed"),
+        Outcome::Detached(_) => tracing::info!(%session, "detached"),
     }
 }
 

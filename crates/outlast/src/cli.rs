@@ -40,6 +40,9 @@ pub enum Command {
     Man(ManArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
+    /// Keep the sessions of a process that stops for the next one; started by `listen`
+    #[command(hide = true)]
+    KeepDetached(KeepArgs),
 }
 
 /// Settings of the process. At the top of a configuration file.
@@ -67,6 +70,9 @@ pub struct ProcessArgs {
     /// After SIGTERM, time for sessions to end by themselves [default: 30s]
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub drain_timeout: Option<Duration>,
+    /// After that, time that sessions still open at `listen` wait for the next one at the same address; 0s: they are ended [default: 5m]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    pub hand_over_timeout: Option<Duration>,
 }
 
 /// Form of the log.
@@ -219,6 +225,17 @@ pub struct KillArgs {
     /// Session, or the beginning of its name if that is unique
     #[arg(value_name = "SESSION")]
     pub session: String,
+}
+
+/// `outlast keep-detached`.
+#[derive(Debug, Args)]
+pub struct KeepArgs {
+    /// Where the next process asks
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// How long
+    #[arg(long, value_parser = duration)]
+    pub time: Duration,
 }
 
 /// `outlast config`.

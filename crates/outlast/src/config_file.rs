@@ -311,7 +311,7 @@ mod tests {
             "to" | "via" | "socks5" | "http_connect" | "transparent" | "metrics" => "\"127.0.0.1:1\"",
             "address" => "\"unix:/tmp/x\"",
             "allow_to" | "allow" | "deny" => "[\"10.0.0.0/8\", \"192.0.2.1\"]",
-            "keep" | "detect" | "patience" | "drain_timeout" => "\"1h\"",
+            "keep" | "detect" | "patience" | "drain_timeout" | "hand_over_timeout" => "\"1h\"",
             "retain" => "\"1M\"",
             "max_sessions" => "7",
             "ack" => "\"inband\"",

@@ -13,6 +13,7 @@ mod cmd;
 mod config_file;
 mod exit;
 mod front;
+mod handover;
 mod instance;
 mod keys;
 mod logging;
@@ -93,6 +94,7 @@ fn dispatch(
         Command::Config(ConfigCommand::Check { file }) => cmd::config::check(&file),
         Command::Lab(args) => lab(*args),
         Command::Man(args) => cmd::man::run(&args),
+        Command::KeepDetached(args) => handover::keep(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     }
 }

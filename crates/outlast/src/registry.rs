@@ -93,6 +93,21 @@ impl Registry {
         }
     }
 
+    /// Tells the relays of sessions that this process has accepted to leave it, and all others to hand over and end.
+    pub fn detach_all(&self) {
+        for relay in self.relays().values() {
+            match relay.role {
+                Role::Server => relay.control.detach(),
+                Role::Client => relay.control.stop(),
+            }
+        }
+    }
+
+    /// How many relays of this role are running.
+    pub fn open_as(&self, role: Role) -> usize {
+        self.relays().values().filter(|relay| relay.role == role).count()
+    }
+
     /// Tells every relay to end at once.
     pub fn kill_all(&self) {
         for relay in self.relays().values() {
@@ -143,7 +158,7 @@ impl Place {
             Outcome::Completed => totals.completed += 1,
             Outcome::SessionFailed(_) => totals.failed += 1,
             Outcome::Stopped { .. } | Outcome::Killed => totals.ended_early += 1,
-            Outcome::LocalFailed(_) => {}
+            Outcome::LocalFailed(_) | Outcome::Detached(_) => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The far side: sessions come in, connections to services go out.
 
 use crate::exit::{Failure, hint};
+use crate::handover::{Legacy, Parcel};
 use crate::narrate::Narrator;
 use crate::plan::{ListenPlan, Target};
 use crate::registry::{Place, Registry};
@@ -8,12 +9,13 @@ use anyhow::Result;
 use outlast_session::relay::access::DestinationPolicy;
 use outlast_session::relay::dial::{dial, dial_any, plain};
 use outlast_session::relay::preamble::{self, PreambleError, PreambleFailure, Status};
-use outlast_session::relay::{self, Ended, Local, Outcome, PREAMBLE_TIMEOUT};
+use outlast_session::relay::{self, DetachedRelay, Ended, Local, Outcome, PREAMBLE_TIMEOUT, Rest};
 use outlast_session::tokio::{Listener, Session};
-use outlast_session::{Error, Info, Refusal, Role};
+use outlast_session::{Detached, Error, Info, Refusal, Role, SessionId};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// Pending connections in the kernel's accept queue. Default 1024.
 const BACKLOG: i32 = 1024;
@@ -23,15 +25,33 @@ pub struct Server {
     listener: Arc<Listener>,
     address: SocketAddr,
     target: Target,
+    /// What the process before this one has left.
+    adopted: Vec<Adopted>,
+    legacy: Legacy,
 }
+
+/// A session that another process had, with its program.
+struct Adopted {
+    session: Session,
+    local: Local,
+    rest: Rest,
+}
+
+/// Relays that leave this process, and the address they were served at. None: there are no more.
+pub type Outbox = mpsc::Sender<Option<(SocketAddr, Box<DetachedRelay>)>>;
 
 impl Server {
     /// Listens.
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
         let socket = listen(plan.address)?;
-        let listener = Listener::from_std(socket, &plan.config)?;
+        // Clients wait in the socket's queue meanwhile.
+        let mut legacy = Legacy::ask(plan.address);
+        let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
+        let (listener, adopted) = Listener::from_std_with(socket, &plan.config, &sessions)?;
         let address = listener.local_addr();
-        Ok(Self { listener: Arc::new(listener), address, target: plan.target })
+        let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
+        let adopted = adopted.collect();
+        Ok(Self { listener: Arc::new(listener), address, target: plan.target, adopted, legacy })
     }
 
     /// What it does, on one line.
@@ -42,6 +62,38 @@ impl Server {
     /// The listener, to ask and to drain.
     pub fn listener(&self) -> Arc<Listener> {
         Arc::clone(&self.listener)
+    }
+}
+
+/// The sessions of parcels, as far as this version can read them.
+fn readable(parcels: Vec<Parcel>) -> (Vec<Parcel>, Vec<Detached>) {
+    let read = |parcel: Parcel| match parcel.detached() {
+        Ok(session) => Some((parcel, session)),
+        Err(error) => {
+            tracing::error!("a session is lost: {error:#}");
+            None
+        }
+    };
+    parcels.into_iter().filter_map(read).unzip()
+}
+
+fn adopt(parcel: Parcel, session: Result<Session, Error>) -> Option<Adopted> {
+    let Parcel { local, rest, .. } = parcel;
+    let local = Local::from_fd(local);
+    match (session, local) {
+        (Ok(session), Ok(local)) => Some(Adopted { session, local, rest }),
+        (Ok(session), Err(error)) => {
+            tracing::error!(session = %session.id(), "cannot take its connection over: {error}");
+            session.kill();
+            None
+        }
+        (Err(error), local) => {
+            tracing::error!("cannot take a session over: {error}");
+            if let Ok(local) = local {
+                local.abort();
+            }
+            None
+        }
     }
 }
 
@@ -71,16 +123,35 @@ pub fn cannot_listen(address: &str, error: &std::io::Error) -> anyhow::Error {
 }
 
 /// Accepts sessions until dropped.
-pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator) {
+pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator, outbox: Outbox) {
     narrator.follow(|| server.listener.events(), "first session from");
+    let address = server.address;
+    if !server.adopted.is_empty() {
+        let adopted = server.adopted.len();
+        tracing::info!("going on with {adopted} sessions of the process before");
+        narrator.say(&format!("going on with {adopted} sessions of the process before"));
+    }
+    for Adopted { session, local, rest } in server.adopted {
+        let place = registry.enter(session.id(), Role::Server);
+        let (target, outbox) = (server.target.clone(), outbox.clone());
+        tokio::spawn(async move {
+            let id = session.id();
+            let ended = relay::go_on(session, local, rest, &place.control).await;
+            conclude(id, ended, &target, &place, address, &outbox).await;
+        });
+    }
+    server.legacy.taken();
     loop {
         match server.listener.accept().await {
             Ok(session) => {
                 let place = registry.enter(session.id(), Role::Server);
-                tokio::spawn(serve(session, server.target.clone(), place));
+                tokio::spawn(serve(session, server.target.clone(), place, address, outbox.clone()));
             }
             Err(error) => {
-                tracing::error!("cannot accept sessions on {}: {error}", server.address);
+                if server.listener.is_closed() {
+                    return;
+                }
+                tracing::error!("cannot accept sessions on {address}: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -88,7 +159,7 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator)
 }
 
 /// One session, from its target to its end.
-async fn serve(mut session: Session, target: Target, place: Place) {
+async fn serve(mut session: Session, target: Target, place: Place, address: SocketAddr, outbox: Outbox) {
     let id = session.id();
     let local = tokio::select! {
         local = Box::pin(open(&mut session, &target)) => local,
@@ -98,9 +169,27 @@ async fn serve(mut session: Session, target: Target, place: Place) {
         session.kill();
         return;
     };
-    let Ended { info, outcome } = relay::run(session, local, Vec::new(), &place.control).await;
+    let ended = relay::run(session, local, Vec::new(), &place.control).await;
+    conclude(id, ended, &target, &place, address, &outbox).await;
+}
+
+/// Notes how a relay came to its end.
+async fn conclude(
+    id: SessionId,
+    ended: Ended,
+    target: &Target,
+    place: &Place,
+    address: SocketAddr,
+    outbox: &Outbox,
+) {
+    let Ended { info, outcome } = ended;
     place.ended(&info, &outcome);
     match outcome {
+        Outcome::Detached(relay) => {
+            if outbox.send(Some((address, relay))).await.is_err() {
+                tracing::error!(session = %id, "lost: there is no process to keep it");
+            }
+        }
         Outcome::Completed => tracing::info!(session = %id, "completed"),
         Outcome::LocalFailed(error) => tracing::info!(session = %id, "{target} ended it: {}", plain(&error)),
         Outcome::SessionFailed(error) => report(&error),

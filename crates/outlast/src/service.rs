@@ -4,19 +4,23 @@ use crate::admin::AdminSocket;
 use crate::cli::ProcessArgs;
 use crate::exit::Code;
 use crate::front::{self, Front};
+use crate::handover::{HAND_OVER_TIMEOUT, Keeper};
 use crate::instance::Instance;
 use crate::metrics;
 use crate::narrate::Narrator;
 use crate::plan::{ConnectPlan, ListenPlan};
 use crate::registry::Registry;
-use crate::server::{self, Server};
+use crate::server::{self, Outbox, Server};
 use crate::signals::{Request, Signals};
 use anyhow::Result;
-use outlast_session::relay::SETTLE_TIMEOUT;
+use outlast_session::Role;
+use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// After SIGTERM, time for sessions to end by themselves. Default 30 s: what service managers allow.
@@ -26,6 +30,15 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time for the last words of sessions that have ended in order: the peer wants to know that we have everything.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Relays on their way to the process that keeps them: few, as each may have megabytes with it.
+const LEAVING_MAX: usize = 2;
+
+/// The way out for relays.
+struct Leaving {
+    inbox: mpsc::Receiver<Option<(SocketAddr, Box<DetachedRelay>)>>,
+    outbox: Outbox,
+}
 
 /// What runs in a process.
 #[derive(Debug, Default)]
@@ -78,16 +91,18 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     for front in fronts {
         accepting.spawn(front.accept(Arc::clone(&registry), narrator.clone()));
     }
+    let (outbox, inbox) = mpsc::channel(LEAVING_MAX);
     for server in servers {
-        attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone()));
+        attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone(), outbox.clone()));
     }
+    let leaving = Leaving { inbox, outbox };
     let request = signals.next().await;
     // The local listeners close; the session listeners stay for those who resume.
     accepting.shutdown().await;
     let ended_early = registry.totals().ended_early;
     let code = match request {
         Request::Now(code) => code,
-        Request::Drain => drain(&instance, &mut signals, process, narrator).await,
+        Request::Drain => drain(&instance, &mut signals, process, narrator, leaving).await,
     };
     registry.kill_all();
     tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
@@ -101,12 +116,14 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     Ok(code)
 }
 
-/// Waits for the sessions to end, then ends them with everything delivered.
+/// Waits for the sessions to end. Those that have not are detached for the next process, or ended with everything
+/// delivered.
 async fn drain(
     instance: &Instance,
     signals: &mut Signals,
     process: &ProcessArgs,
     narrator: &Narrator,
+    leaving: Leaving,
 ) -> Code {
     let limit = process.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
     let registry = &instance.registry;
@@ -127,6 +144,9 @@ async fn drain(
         () = tokio::time::sleep(limit) => {}
         request = signals.next() => return code_of(request, registry),
     }
+    if detach(instance, process, leaving).await {
+        return Code::Ok;
+    }
     let open = registry.open();
     tracing::warn!(
         "{open} {} still open after {}: ended once the other side has what they had",
@@ -140,6 +160,61 @@ async fn drain(
         () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => Code::Ok,
         request = signals.next() => code_of(request, registry),
     }
+}
+
+/// Hands the sessions that this process has accepted to a process that keeps them for the next one. False if they are
+/// to be ended, as nobody asked for more or could keep them.
+async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) -> bool {
+    let Leaving { mut inbox, outbox } = leaving;
+    let registry = &instance.registry;
+    let time = process.hand_over_timeout.unwrap_or(HAND_OVER_TIMEOUT);
+    if time.is_zero() || registry.open_as(Role::Server) == 0 {
+        return false;
+    }
+    let addresses = instance.listeners.iter().map(|listener| listener.local_addr());
+    let started: Result<Vec<Keeper>> = addresses.map(|address| Keeper::start(address, time)).collect();
+    let mut keepers = match started {
+        Ok(keepers) => keepers,
+        Err(error) => {
+            tracing::warn!("the sessions cannot be kept for the next process: {error:#}");
+            return false;
+        }
+    };
+    for listener in &instance.listeners {
+        listener.stop_listening();
+    }
+    registry.detach_all();
+    let filling = tokio::task::spawn_blocking(move || {
+        while let Some(Some((address, relay))) = inbox.blocking_recv() {
+            let Some(keeper) = keepers.iter_mut().find(|keeper| keeper.address == address) else { continue };
+            let id = relay.session.id();
+            if let Err(error) = keeper.add(*relay) {
+                tracing::error!(session = %id, "lost: {error:#}");
+            }
+        }
+        keepers
+    });
+    // Every step of a hand-over has its own limit; this is for the unforeseen.
+    tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.ok();
+    outbox.send(None).await.ok();
+    for keeper in filling.await.unwrap_or_default() {
+        let (address, pid) = (keeper.address, keeper.pid);
+        match keeper.finish() {
+            Ok(0) => {}
+            Ok(kept) => {
+                tracing::warn!(
+                    "{} detached: the next `outlast listen {address}` goes on with {} if it is started within {} \
+                     (process {pid} keeps {})",
+                    if kept == 1 { "1 session was".to_owned() } else { format!("{kept} sessions were") },
+                    if kept == 1 { "it" } else { "them" },
+                    crate::narrate::seconds(time),
+                    if kept == 1 { "it" } else { "them" },
+                );
+            }
+            Err(error) => tracing::error!("the sessions of {address} are lost: {error:#}"),
+        }
+    }
+    true
 }
 
 fn code_of(request: Request, registry: &Registry) -> Code {

@@ -100,7 +100,8 @@ fn code_of(ended: &Ended) -> Result<Code> {
             "standard input or output failed: {}; what had not passed through it is lost",
             plain(error)
         ))),
-        Outcome::Stopped { delivered: false } => {
+        // A client's session cannot be detached: it would be an error of the session.
+        Outcome::Stopped { delivered: false } | Outcome::Detached(_) => {
             Err(Failure::new(Code::Network, format!("terminated; {}", undelivered(&ended.info))).into())
         }
     }

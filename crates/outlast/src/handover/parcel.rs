@@ -1,0 +1,170 @@
+//! A relay that changes its process, as it goes over a local socket: its session, its program's connection, and what is
+//! under way between the two.
+//!
+//! Each parcel is a length, a header of that length in JSON, and the bytes that the header announces. The connection
+//! rides with the length (`SCM_RIGHTS`). A length of 0 ends the sequence: whoever stops without it has failed.
+
+use anyhow::{Context, Result, ensure};
+use outlast_session::Detached;
+use outlast_session::relay::Rest;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+/// Longest header.
+const HEADER_BYTES_MAX: u32 = 4 << 10;
+/// Longest session or rest: more than any ring and any kernel's buffer.
+const PART_BYTES_MAX: u64 = 1 << 30;
+/// Of the header. Another process may be of another version.
+const VERSION: u32 = 1;
+
+/// One relay between two processes. A process that only keeps it need not understand the session.
+#[derive(Debug)]
+pub struct Parcel {
+    /// As [`Detached::encode`] made it.
+    pub session: Vec<u8>,
+    /// The local program's connection.
+    pub local: OwnedFd,
+    /// What was under way.
+    pub rest: Rest,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    session_bytes: u64,
+    to_local_bytes: u64,
+    up_ended: bool,
+}
+
+impl Parcel {
+    /// The session that goes on.
+    pub fn detached(&self) -> Result<Detached> {
+        Detached::decode(&self.session).context("a session of another version of outlast")
+    }
+
+    /// Hands it to the other end, and keeps it.
+    pub fn send(&self, mut stream: &UnixStream) -> Result<()> {
+        let header = serde_json::to_vec(&Header {
+            version: VERSION,
+            session_bytes: self.session.len() as u64,
+            to_local_bytes: self.rest.to_local.len() as u64,
+            up_ended: self.rest.up_ended,
+        })?;
+        let length = u32::try_from(header.len())?.to_be_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        let local = [self.local.as_fd()];
+        ensure!(rights.push(SendAncillaryMessage::ScmRights(&local)), "no room for a descriptor");
+        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)?;
+        stream.write_all(length.get(sent..).unwrap_or_default())?;
+        stream.write_all(&header)?;
+        stream.write_all(&self.session)?;
+        stream.write_all(&self.rest.to_local)?;
+        Ok(())
+    }
+
+    /// Takes the next one; none when the other end has no more.
+    pub fn receive(mut stream: &UnixStream) -> Result<Option<Self>> {
+        let mut length = [0; 4];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::net::recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut length)],
+            &mut rights,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        ensure!(received.bytes > 0, "the other process has stopped");
+        let local = rights.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        stream.read_exact(length.get_mut(received.bytes..).unwrap_or_default())?;
+        let length = u32::from_be_bytes(length);
+        if length == 0 {
+            return Ok(None);
+        }
+        ensure!(length <= HEADER_BYTES_MAX, "not a header");
+        let header: Header = serde_json::from_slice(&part(stream, u64::from(length))?)?;
+        ensure!(header.version == VERSION, "of another version of outlast");
+        let session = part(stream, header.session_bytes)?;
+        let to_local = part(stream, header.to_local_bytes)?;
+        let local = local.context("a relay without its connection")?;
+        Ok(Some(Self { session, local, rest: Rest { up_ended: header.up_ended, to_local } }))
+    }
+}
+
+/// The last one was sent.
+pub fn send_end(mut stream: &UnixStream) -> Result<()> {
+    Ok(stream.write_all(&0u32.to_be_bytes())?)
+}
+
+/// So many bytes. Memory is taken as they come, not as they are announced.
+fn part(stream: &UnixStream, bytes: u64) -> Result<Vec<u8>> {
+    ensure!(bytes <= PART_BYTES_MAX, "a part of {bytes} bytes");
+    let mut part = Vec::new();
+    stream.take(bytes).read_to_end(&mut part)?;
+    ensure!(part.len() as u64 == bytes, "the other process has stopped");
+    Ok(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel(session: &[u8]) -> (Parcel, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (local, _) = listener.accept().unwrap();
+        let rest = Rest { up_ended: true, to_local: vec![7; 300_000] };
+        (Parcel { session: session.to_vec(), local: local.into(), rest }, program)
+    }
+
+    #[test]
+    fn what_is_sent_is_received_with_its_connection() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (sent, mut program) = parcel(b"session");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                sent.send(&ours).unwrap();
+                sent.send(&ours).unwrap();
+                send_end(&ours).unwrap();
+            });
+            let first = Parcel::receive(&theirs).unwrap().unwrap();
+            let second = Parcel::receive(&theirs).unwrap().unwrap();
+            assert!(Parcel::receive(&theirs).unwrap().is_none());
+            assert_eq!((&first.session[..], &first.rest), (&b"session"[..], &sent.rest));
+            let mut local = std::net::TcpStream::from(second.local);
+            local.write_all(b"hello").unwrap();
+            let mut heard = [0; 5];
+            program.read_exact(&mut heard).unwrap();
+            assert_eq!(&heard, b"hello");
+            assert!(first.detached().is_err(), "not a session");
+        });
+    }
+
+    #[test]
+    fn whoever_stops_early_or_lies_is_not_believed() {
+        for said in [
+            &b""[..],
+            b"\0",
+            b"\xff\xff\xff\xff",
+            b"\0\0\0\x02{}",
+            b"\0\0\0\x45{\"version\":1,\"session_bytes\":9999999999,\"to_local_bytes\":0,\"up_ended\":true}",
+            b"\0\0\0\x3c{\"version\":1,\"session_bytes\":1,\"to_local_bytes\":1,\"up_ended\":true}",
+            b"\0\0\0\x3c{\"version\":1,\"session_bytes\":1,\"to_local_bytes\":1,\"up_ended\":true}ab",
+        ] {
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            ours.write_all(said).unwrap();
+            drop(ours);
+            assert!(Parcel::receive(&theirs).is_err(), "{said:?}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! A listener is stopped and another one started in its place, under sessions that are in use.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+mod common;
+
+use common::{Outlast, PATIENCE, echo, folder, nobody, pattern};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Sent through an echo while listeners come and go.
+const BULK_BYTES: usize = 48 << 20;
+const RESTARTS: usize = 4;
+
+/// What differs between the listeners of a test.
+const AT_ONCE: [&str; 2] = ["--drain-timeout", "0s"];
+
+fn listen(runtime: &Path, address: SocketAddr, service: &str, flags: &[&str]) -> Outlast {
+    let address = address.to_string();
+    let mut server =
+        Outlast::start(runtime, &[&["listen", &address, "--to", service], &AT_ONCE[..], flags].concat());
+    server.address();
+    server
+}
+
+fn connect(runtime: &Path, via: SocketAddr, flags: &[&str]) -> (Outlast, SocketAddr) {
+    let via = via.to_string();
+    let mut client = Outlast::start(runtime, &[&["connect", "127.0.0.1:0", "--via", &via], flags].concat());
+    let address = client.address();
+    (client, address)
+}
+
+fn open(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    say(&mut stream, b"x");
+    stream
+}
+
+/// Through the echo and back.
+fn say(stream: &mut TcpStream, words: &[u8]) {
+    stream.write_all(words).unwrap();
+    let mut answer = vec![0; words.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, words);
+}
+
+/// Tells a listener to go, and waits until it has left `count` sessions behind.
+fn stop(server: &mut Outlast, count: usize) -> u32 {
+    server.signal("TERM");
+    let line = server.wait_for("detached: the next");
+    let counted = if count == 1 { "1 session was".to_owned() } else { format!("{count} sessions were") };
+    assert!(line.contains(&counted), "{line}");
+    assert!(server.ended().success());
+    line.split("(process ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+fn is_running(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("State:\tZ")
+}
+
+fn ends(pid: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    while is_running(pid) {
+        assert!(Instant::now() < deadline, "the keeper {pid} does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn sessions_go_on_in_the_next_process_whatever_their_state() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = service.local_addr().unwrap().to_string();
+    let mut server = listen(runtime, address, &to, &[]);
+    let (client, front) = connect(runtime, address, &[]);
+    let pair = || {
+        let mut program = TcpStream::connect(front).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program.write_all(b"x").unwrap();
+        let (mut served, _) = service.accept().unwrap();
+        served.set_read_timeout(Some(PATIENCE)).unwrap();
+        served.read_exact(&mut [0]).unwrap();
+        (program, served)
+    };
+    let (mut quiet, mut quiet_served) = pair();
+    // Its program has said all it has to say.
+    let (mut asked, mut asked_served) = pair();
+    asked.write_all(b"the question").unwrap();
+    asked.shutdown(Shutdown::Write).unwrap();
+    let mut question = Vec::new();
+    asked_served.read_to_end(&mut question).unwrap();
+    assert_eq!(question, b"the question");
+    // Its service has, and has not been heard; nobody reads on either side.
+    let (mut full, mut full_served) = pair();
+    let content = pattern(300_000);
+    full.write_all(&content).unwrap();
+    full_served.write_all(&content).unwrap();
+    full_served.shutdown(Shutdown::Write).unwrap();
+    // Its client is away when the listener goes.
+    std::thread::sleep(Duration::from_millis(200));
+    client.signal("STOP");
+    let keeper = stop(&mut server, 3);
+    client.signal("CONT");
+
+    let mut server = listen(runtime, address, &to, &[]);
+    server.wait_for("going on with 3 sessions");
+    quiet.write_all(b"hello").unwrap();
+    let mut heard = [0; 5];
+    quiet_served.read_exact(&mut heard).unwrap();
+    quiet_served.write_all(&heard).unwrap();
+    quiet.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+    asked_served.write_all(b"the answer").unwrap();
+    drop(asked_served);
+    let mut answer = Vec::new();
+    asked.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"the answer");
+    for (mut reader, ends) in [(full_served.try_clone().unwrap(), false), (full.try_clone().unwrap(), true)] {
+        let mut received = vec![0; content.len()];
+        reader.read_exact(&mut received).unwrap();
+        assert!(received == content, "the bytes differ");
+        if ends {
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
+    }
+    full.write_all(b"bye").unwrap();
+    full.shutdown(Shutdown::Write).unwrap();
+    let mut rest = Vec::new();
+    full_served.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"bye");
+    ends(keeper);
+    // Nothing is left to be kept but the quiet one, which ends in order in the process that has taken it over.
+    drop(quiet);
+    assert_eq!(quiet_served.read(&mut [0]).unwrap(), 0);
+    drop(quiet_served);
+    server.signal("TERM");
+    assert!(server.ended().success());
+}
+
+#[test]
+fn bulk_goes_on_through_one_listener_after_another() {
+    for flags in [&[][..], &["--ack", "inband"], &["--ack", "udp"]] {
+        let folder = folder();
+        let runtime = folder.path();
+        let (address, to) = (nobody(), echo().to_string());
+        let mut server = listen(runtime, address, &to, &[]);
+        let (_client, front) = connect(runtime, address, flags);
+        let mut idle = open(front);
+        let stream = open(front);
+        let sent = pattern(BULK_BYTES);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (&stream).write_all(&sent).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+            });
+            let (progress, restarts) = std::sync::mpsc::channel();
+            let reader = scope.spawn(|| {
+                let progress = progress;
+                let mut received = Vec::new();
+                for _ in 0..=RESTARTS {
+                    let part = BULK_BYTES / (RESTARTS + 1);
+                    (&stream).take(part as u64).read_to_end(&mut received).unwrap();
+                    let _ = progress.send(());
+                }
+                (&stream).read_to_end(&mut received).unwrap();
+                received
+            });
+            for _ in 0..RESTARTS {
+                restarts.recv().unwrap();
+                stop(&mut server, 2);
+                server = listen(runtime, address, &to, &[]);
+            }
+            let received = reader.join().unwrap();
+            assert_eq!(received.len(), sent.len(), "{flags:?}");
+            assert!(received == sent, "{flags:?}: the bytes differ");
+        });
+        say(&mut idle, b"still there");
+    }
+}
+
+#[test]
+fn a_session_with_a_key_proves_itself_to_the_next_process() {
+    let folder = folder();
+    let runtime = folder.path();
+    let key = runtime.join("key");
+    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    let with_key = ["--psk-file", key.to_str().unwrap()];
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &with_key);
+    let (_client, front) = connect(runtime, address, &with_key);
+    let mut stream = open(front);
+    stop(&mut server, 1);
+    let server = listen(runtime, address, &to, &with_key);
+    say(&mut stream, b"the same session");
+    drop(server);
+}
+
+#[test]
+fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = service.local_addr().unwrap().to_string();
+    let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "300ms"]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut program = TcpStream::connect(front).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"x").unwrap();
+    let (mut served, _) = service.accept().unwrap();
+    served.read_exact(&mut [0]).unwrap();
+    let keeper = stop(&mut server, 1);
+    assert!(is_running(keeper));
+    ends(keeper);
+    assert!(served.read(&mut [0]).is_err(), "the service was told that this is the end of the stream");
+    // The next one knows nothing of it, and says so.
+    let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "0s"]);
+    assert!(program.read(&mut [0]).is_err());
+
+    let mut program = TcpStream::connect(front).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"x").unwrap();
+    let (mut served, _) = service.accept().unwrap();
+    served.read_exact(&mut [0]).unwrap();
+    server.signal("TERM");
+    server.wait_for("1 session was still open");
+    assert!(server.ended().success());
+    assert!(program.read(&mut [0]).is_err());
+    assert_eq!(
+        std::fs::read_dir(runtime.join("outlast")).map_or(0, |files| {
+            files.flatten().filter(|file| file.file_name().to_string_lossy().ends_with(".kept")).count()
+        }),
+        0
+    );
+}
+
+#[test]
+fn a_listener_with_other_security_does_not_go_on_and_says_so() {
+    let folder = folder();
+    let runtime = folder.path();
+    let key = runtime.join("key");
+    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut stream = open(front);
+    stop(&mut server, 1);
+    let arguments = ["listen", &address.to_string(), "--to", &to, "--psk-file", key.to_str().unwrap()];
+    let mut server = Outlast::start(runtime, &arguments);
+    server.wait_for("was opened with security open, this listener has psk");
+    assert!(stream.read(&mut [0]).is_err());
+}
