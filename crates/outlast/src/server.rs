@@ -43,11 +43,11 @@ pub type Outbox = mpsc::Sender<Option<(SocketAddr, Box<DetachedRelay>)>>;
 impl Server {
     /// Listens.
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
-        let socket = listen(plan.address)?;
-        // Clients wait in the socket's queue meanwhile.
+        // It listens when all is ready: clients have to find their sessions.
+        let socket = bind(plan.address).map_err(|error| cannot_listen(&plan.address.to_string(), &error))?;
         let mut legacy = Legacy::ask(plan.address);
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
-        let (listener, adopted) = Listener::from_std_with(socket, &plan.config, &sessions)?;
+        let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
         let address = listener.local_addr();
         let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
         let adopted = adopted.collect();
@@ -57,6 +57,27 @@ impl Server {
     /// What it does, on one line.
     pub fn describe(&self) -> String {
         format!("listening on {} for sessions to {}", self.address, self.target)
+    }
+
+    /// Goes on with what the process before this one has left. In the registry when this returns: a signal may come at
+    /// any time.
+    pub fn go_on(&mut self, registry: &Arc<Registry>, narrator: &Narrator, outbox: &Outbox) {
+        let adopted = std::mem::take(&mut self.adopted);
+        if !adopted.is_empty() {
+            let line = format!("going on with {} sessions of the process before", adopted.len());
+            tracing::info!("{line}");
+            narrator.say(&line);
+        }
+        for Adopted { session, local, rest } in adopted {
+            let place = registry.enter(session.id(), Role::Server);
+            let (target, address, outbox) = (self.target.clone(), self.address, outbox.clone());
+            tokio::spawn(async move {
+                let id = session.id();
+                let ended = relay::go_on(session, local, rest, &place.control).await;
+                conclude(id, ended, &target, &place, address, &outbox).await;
+            });
+        }
+        std::mem::take(&mut self.legacy).taken();
     }
 
     /// The listener, to ask and to drain.
@@ -97,15 +118,20 @@ fn adopt(parcel: Parcel, session: Result<Session, Error>) -> Option<Adopted> {
     }
 }
 
+/// A TCP socket that is bound.
+fn bind(address: SocketAddr) -> std::io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 /// A listening TCP socket, or a failure that names the address.
 pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener> {
     let make = || {
-        let socket =
-            socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
+        let socket = bind(address)?;
         socket.listen(BACKLOG)?;
-        socket.set_nonblocking(true)?;
         Ok(socket.into())
     };
     make().map_err(|error: std::io::Error| cannot_listen(&address.to_string(), &error))
@@ -126,21 +152,6 @@ pub fn cannot_listen(address: &str, error: &std::io::Error) -> anyhow::Error {
 pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator, outbox: Outbox) {
     narrator.follow(|| server.listener.events(), "first session from");
     let address = server.address;
-    if !server.adopted.is_empty() {
-        let adopted = server.adopted.len();
-        tracing::info!("going on with {adopted} sessions of the process before");
-        narrator.say(&format!("going on with {adopted} sessions of the process before"));
-    }
-    for Adopted { session, local, rest } in server.adopted {
-        let place = registry.enter(session.id(), Role::Server);
-        let (target, outbox) = (server.target.clone(), outbox.clone());
-        tokio::spawn(async move {
-            let id = session.id();
-            let ended = relay::go_on(session, local, rest, &place.control).await;
-            conclude(id, ended, &target, &place, address, &outbox).await;
-        });
-    }
-    server.legacy.taken();
     loop {
         match server.listener.accept().await {
             Ok(session) => {

@@ -92,7 +92,8 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         accepting.spawn(front.accept(Arc::clone(&registry), narrator.clone()));
     }
     let (outbox, inbox) = mpsc::channel(LEAVING_MAX);
-    for server in servers {
+    for mut server in servers {
+        server.go_on(&registry, narrator, &outbox);
         attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone(), outbox.clone()));
     }
     let leaving = Leaving { inbox, outbox };

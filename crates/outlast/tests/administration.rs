@@ -167,7 +167,8 @@ fn what_was_accepted_is_delivered_when_the_drain_times_out() {
     let folder = folder();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let service = listener.local_addr().unwrap().to_string();
-    let mut pair = Pair::start(folder.path(), &service, &["--drain-timeout", "100ms"], &[]);
+    let mut pair =
+        Pair::start(folder.path(), &service, &["--drain-timeout", "100ms", "--hand-over-timeout", "0s"], &[]);
     let mut program = TcpStream::connect(pair.address).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
     program.write_all(b"x").unwrap();

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Sent through an echo while listeners come and go.
-const BULK_BYTES: usize = 48 << 20;
+const BULK_BYTES: usize = 64 << 20;
 const RESTARTS: usize = 4;
 
 /// What differs between the listeners of a test.
@@ -49,6 +49,10 @@ fn say(stream: &mut TcpStream, words: &[u8]) {
 /// Tells a listener to go, and waits until it has left `count` sessions behind.
 fn stop(server: &mut Outlast, count: usize) -> u32 {
     server.signal("TERM");
+    stopped(server, count)
+}
+
+fn stopped(server: &mut Outlast, count: usize) -> u32 {
     let line = server.wait_for("detached: the next");
     let counted = if count == 1 { "1 session was".to_owned() } else { format!("{count} sessions were") };
     assert!(line.contains(&counted), "{line}");
@@ -157,23 +161,30 @@ fn bulk_goes_on_through_one_listener_after_another() {
                 (&stream).write_all(&sent).unwrap();
                 stream.shutdown(Shutdown::Write).unwrap();
             });
+            // What is not read yet holds the rest up, so that there is always something under way.
             let (progress, restarts) = std::sync::mpsc::channel();
+            let (go_on, going_on) = std::sync::mpsc::channel();
             let reader = scope.spawn(|| {
-                let progress = progress;
+                let (progress, going_on) = (progress, going_on);
                 let mut received = Vec::new();
-                for _ in 0..=RESTARTS {
-                    let part = BULK_BYTES / (RESTARTS + 1);
+                for _ in 0..RESTARTS {
+                    // More is left in the end than all buffers hold.
+                    let part = BULK_BYTES / (2 * RESTARTS);
                     (&stream).take(part as u64).read_to_end(&mut received).unwrap();
                     let _ = progress.send(());
+                    let _ = going_on.recv();
                 }
                 (&stream).read_to_end(&mut received).unwrap();
                 received
             });
             for _ in 0..RESTARTS {
                 restarts.recv().unwrap();
-                stop(&mut server, 2);
+                server.signal("TERM");
+                go_on.send(()).unwrap();
+                stopped(&mut server, 2);
                 server = listen(runtime, address, &to, &[]);
             }
+            drop(go_on);
             let received = reader.join().unwrap();
             assert_eq!(received.len(), sent.len(), "{flags:?}");
             assert!(received == sent, "{flags:?}: the bytes differ");

@@ -86,6 +86,8 @@ impl Listener {
 
     /// Takes a listening socket over.
     ///
+    /// It need only be bound. One that listens already may have taken connections that prove no direct path.
+    ///
     /// # Errors
     /// [`Error::System`] if its options cannot be set or the thread cannot be started.
     pub fn from_std(listener: TcpListener, config: &Arc<Config>) -> Result<Listener> {

@@ -6,7 +6,8 @@
 use super::inbox::Inbox;
 use super::pool::SharedPool;
 use super::rx::Segment;
-use super::{Ctl, Engine, Role, Rx};
+use super::server::ServerHooks;
+use super::{Acceptor, Ctl, Engine, Helper, Role, Rx};
 use crate::config::{Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, Happening, Receiving, SecurityKind};
@@ -94,6 +95,37 @@ impl Engine {
             engine.received_offset.store(rx.consumed_offset(), Ordering::Release);
         }
         engine
+    }
+}
+
+impl Acceptor {
+    /// Goes on with a session that another process has detached.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it was opened under another security than this listener's, or is here already.
+    pub(crate) fn adopt(&self, detached: &Detached) -> Result<Arc<Engine>> {
+        let id = detached.id;
+        if detached.security != self.config.security_kind() {
+            return Err(Error::Config(format!(
+                "session {id} was opened with security {}, this listener has {}",
+                detached.security,
+                self.config.security_kind()
+            )));
+        }
+        let engine = Engine::adopt(detached, self.config.clone());
+        let mut registry = self.registry.lock();
+        if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
+            return Err(Error::Config(format!("session {id} is here already")));
+        }
+        registry.set_key(&id, detached.key.clone());
+        registry.detach(&id, detached.epoch, self.now());
+        drop(registry);
+        engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
+        engine.set_listener_events(self.events.clone());
+        if let Some(this) = self.this.upgrade() {
+            Helper::get().watch_expiry(&this);
+        }
+        Ok(engine)
     }
 }
 

@@ -6,17 +6,17 @@
 
 mod hooks;
 
-use hooks::ServerHooks;
+pub(super) use hooks::ServerHooks;
 
 use super::switch::PeerPosition;
 use super::udp::Mailbox;
-use super::{Engine, Event, Events, Helper, Info, Link, Role};
+use super::{Engine, Event, Events, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, Detached, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX,
-    HandshakeError, LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn,
-    ServerHandshake, ServerStep, SessionId, State, Welcome, refuse,
+    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, HandshakeError,
+    LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep,
+    SessionId, State, Welcome, refuse,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -43,18 +43,20 @@ const WARN_PAUSE_MS: u64 = 10_000;
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     pub(crate) config: Arc<Config>,
-    this: Weak<Acceptor>,
-    registry: Mutex<Registry<Arc<Engine>>>,
+    pub(super) this: Weak<Acceptor>,
+    pub(super) registry: Mutex<Registry<Arc<Engine>>>,
     origin: Instant,
     policy: Policy,
     draining: AtomicBool,
-    events: broadcast::Sender<Event>,
+    pub(super) events: broadcast::Sender<Event>,
     /// Connections that spoke something else, or nothing, or broke off.
     failed_handshakes: AtomicU64,
     /// When the last warning about them was written.
     warned_ms: AtomicU64,
     /// Connections from addresses that are not to come.
     denied_peers: AtomicU64,
+    /// Connections may have been accepted by the kernel before the listening socket had its options.
+    has_early_connections: AtomicBool,
     /// Where acknowledgement datagrams arrive, if that mode is offered.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
@@ -115,40 +117,12 @@ impl Acceptor {
             failed_handshakes: AtomicU64::new(0),
             warned_ms: AtomicU64::new(0),
             denied_peers: AtomicU64::new(0),
+            has_early_connections: AtomicBool::new(false),
             mailbox: OnceLock::new(),
         })
     }
 
-    /// Goes on with a session that another process has detached.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it was opened under another security than this listener's, or is here already.
-    pub(crate) fn adopt(&self, detached: &Detached) -> Result<Arc<Engine>> {
-        let id = detached.id;
-        if detached.security != self.config.security_kind() {
-            return Err(Error::Config(format!(
-                "session {id} was opened with security {}, this listener has {}",
-                detached.security,
-                self.config.security_kind()
-            )));
-        }
-        let engine = Engine::adopt(detached, self.config.clone());
-        let mut registry = self.registry.lock();
-        if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
-            return Err(Error::Config(format!("session {id} is here already")));
-        }
-        registry.set_key(&id, detached.key.clone());
-        registry.detach(&id, detached.epoch, self.now());
-        drop(registry);
-        engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
-        engine.set_listener_events(self.events.clone());
-        if let Some(this) = self.this.upgrade() {
-            Helper::get().watch_expiry(&this);
-        }
-        Ok(engine)
-    }
-
-    fn now(&self) -> Duration {
+    pub(super) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 
@@ -159,6 +133,8 @@ impl Acceptor {
         {
             return Err(Error::Config("tls is wanted, but there is no server configuration".into()));
         }
+        let listens = listener.is_listener().map_err(|error| Error::system("listen", &error))?;
+        self.has_early_connections.store(listens, Ordering::Relaxed);
         super::set_link_options(listener)?;
         super::set_detection(listener, self.config.detect_timeout)?;
         // The kernel's queue also holds who has not said anything yet, and when it is full SYNs are no longer kept.
@@ -218,7 +194,21 @@ impl Acceptor {
             }
             Security::Open | Security::Psk(_) => None,
         };
+        if self.has_early_connections.load(Ordering::Relaxed) {
+            self.season(&socket)?;
+        }
         Ok(Link::new(socket, tls, 0, LinkMode::Inband, peer_addr, true))
+    }
+
+    /// Gives a connection the options that it has not inherited. The kernel's queue is in order: behind the first
+    /// connection that has them, all do.
+    fn season(&self, socket: &socket2::Socket) -> Result<()> {
+        if socket.linger().is_ok_and(|linger| linger.is_some()) {
+            self.has_early_connections.store(false, Ordering::Relaxed);
+            return Ok(());
+        }
+        super::set_link_options(socket)?;
+        super::set_detection(socket, self.config.detect_timeout)
     }
 
     /// The link is encrypted if it has to be: the handshake may begin.

@@ -12,7 +12,7 @@
 
 use super::rx::Rx;
 use super::{Ctl, Engine, Helper, Role};
-use crate::proto::{Datagram, DatagramKind, LinkMode, SessionId, SessionKey, State};
+use crate::proto::{Datagram, DatagramKind, EncodedDatagram, LinkMode, SessionId, SessionKey, State};
 use crate::sys;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -55,23 +55,34 @@ struct Sessions {
 
 /// Whom a datagram is for.
 #[derive(Clone, Debug)]
-enum Recipient {
-    Session(Weak<Engine>),
-    /// A session that is over. Its peer may not have heard that its last word has arrived, and says it again.
-    Ended {
-        last_word: Datagram,
-        key: Option<SessionKey>,
-        is_server: bool,
-        until_ms: u64,
-    },
+struct Recipient {
+    engine: Weak<Engine>,
+    /// Once the session is over, and for when it is gone.
+    farewell: Option<Farewell>,
+}
+
+/// What the peer of a session that is over said last. It may not have heard that this has arrived, and says it again.
+#[derive(Clone, Debug)]
+struct Farewell {
+    last_word: Datagram,
+    key: Option<SessionKey>,
+    is_server: bool,
+    until_ms: u64,
 }
 
 impl Recipient {
     fn is_gone(&self, now_ms: u64) -> bool {
-        match self {
-            Recipient::Session(engine) => engine.strong_count() == 0,
-            Recipient::Ended { until_ms, .. } => *until_ms < now_ms,
-        }
+        self.engine.strong_count() == 0
+            && self.farewell.as_ref().is_none_or(|farewell| farewell.until_ms < now_ms)
+    }
+}
+
+impl Farewell {
+    /// PROTOCOL 5.4: the answer, if the peer repeats itself.
+    fn answer(&self, bytes: &[u8]) -> Option<EncodedDatagram> {
+        let said = Datagram::decode(bytes, self.key.as_ref(), self.is_server).ok()?;
+        let confirmation = self.last_word.confirmation().filter(|_| said == self.last_word)?;
+        Some(confirmation.encode(self.key.as_ref(), !self.is_server))
     }
 }
 
@@ -146,23 +157,12 @@ impl Mailbox {
     /// True if it was worth anything.
     fn deliver(&self, bytes: &[u8], sender: SocketAddr) -> bool {
         let Some(id) = Datagram::claimed_id(bytes) else { return false };
-        let recipient = self.sessions.lock().by_id.get(&id).cloned();
-        match recipient {
-            Some(Recipient::Session(engine)) => {
-                engine.upgrade().is_some_and(|engine| engine.take_datagram(bytes))
-            }
-            Some(Recipient::Ended { last_word, key, is_server, .. }) => {
-                // PROTOCOL 5.4
-                let again =
-                    Datagram::decode(bytes, key.as_ref(), is_server).is_ok_and(|said| said == last_word);
-                if again && let Some(confirmation) = last_word.confirmation() {
-                    let encoded = confirmation.encode(key.as_ref(), !is_server);
-                    let _ = self.socket.send_to(encoded.as_ref(), sender);
-                }
-                again
-            }
-            None => false,
+        let Some(recipient) = self.sessions.lock().by_id.get(&id).cloned() else { return false };
+        if let Some(engine) = recipient.engine.upgrade() {
+            return engine.take_datagram(bytes);
         }
+        let answer = recipient.farewell.and_then(|farewell| farewell.answer(bytes));
+        answer.is_some_and(|answer| self.socket.send_to(answer.as_ref(), sender).is_ok())
     }
 
     /// Takes in what has arrived. True if there may be more.
@@ -233,7 +233,7 @@ impl Ctl {
 impl Engine {
     /// Has the session's datagrams delivered from `mailbox`.
     pub(crate) fn use_mailbox(&self, ctl: &mut Ctl, mailbox: Arc<Mailbox>) {
-        mailbox.enter(self.id, Recipient::Session(self.weak()));
+        mailbox.enter(self.id, Recipient { engine: self.weak(), farewell: None });
         ctl.mailbox = Some(mailbox);
     }
 
@@ -449,13 +449,13 @@ impl Engine {
     /// The session is over, and may be dropped: the answer to its peer's last word stays, in case it is said again.
     fn leave_answer(&self, ctl: &Ctl, last_word: Datagram, now_ms: u64) {
         let Some(mailbox) = &ctl.mailbox else { return };
-        let answer = Recipient::Ended {
+        let farewell = Farewell {
             last_word,
             key: ctl.key.clone(),
             is_server: self.role == Role::Server,
             until_ms: now_ms + super::millis(REPEATS_QUICK * REPEAT + REPEATS_SELDOM * REPEAT_SELDOM),
         };
-        mailbox.enter(self.id, answer);
+        mailbox.enter(self.id, Recipient { engine: self.weak(), farewell: Some(farewell) });
     }
 
     /// The peer has read everything before `offset`, or even the end there. False if that cannot be: anybody can

@@ -53,6 +53,8 @@ impl Listener {
 
     /// Takes a listening socket over. Has to be called in a tokio runtime.
     ///
+    /// It need only be bound. One that listens already may have taken connections that prove no direct path.
+    ///
     /// # Errors
     /// [`Error::System`] if its options cannot be set.
     pub fn from_std(listener: std::net::TcpListener, config: &Arc<Config>) -> Result<Listener> {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 /// Books what happens to a server's session.
 #[derive(Debug)]
-pub(super) struct ServerHooks {
-    pub(super) acceptor: Weak<Acceptor>,
+pub(in crate::engine) struct ServerHooks {
+    pub(in crate::engine) acceptor: Weak<Acceptor>,
 }
 
 impl Hooks for ServerHooks {
