@@ -64,7 +64,7 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
 fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
     let timeout = engine.config.handshake_timeout;
     let deadline = Instant::now() + timeout;
-    let socket = engine.client_socket(address)?;
+    let socket = engine.client_socket(address, false)?;
     engine.note_place(&socket);
     connect_within(&socket, address, timeout).map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket, target, address)?;

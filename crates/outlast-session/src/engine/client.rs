@@ -139,7 +139,8 @@ pub(crate) enum Verdict {
 }
 
 impl Engine {
-    /// A link from a socket that is connected to `peer_addr`, in no mode yet, with TLS around it if so configured.
+    /// A link from a socket that is connected to `peer_addr`, or connecting, in no mode yet, with TLS around it if so
+    /// configured.
     pub(crate) fn client_link(
         &self,
         socket: socket2::Socket,
@@ -151,16 +152,12 @@ impl Engine {
             Security::Tls(tls) => Some(client_tls(tls, target)?),
             Security::Open | Security::Psk(_) => None,
         };
-        // The unspecified address leads to this host, which then answers from an address of its own.
-        let peer_addr = match peer_addr.ip().is_unspecified() {
-            true => socket.peer_addr().ok().and_then(|address| address.as_socket()).unwrap_or(peer_addr),
-            false => peer_addr,
-        };
         Ok(Link::new(socket, tls, 0, LinkMode::Inband, peer_addr, false))
     }
 
     /// The link is connected (and encrypted): takes the old one out of service and begins the handshake.
-    pub(crate) fn client_begin(&self, link: Link) -> Result<Begun> {
+    pub(crate) fn client_begin(&self, mut link: Link) -> Result<Begun> {
+        link.name_peer();
         loop {
             let mut ctl = self.ctl.lock();
             if let Some(reason) = ctl.client.owed_abort.clone() {
@@ -435,11 +432,12 @@ impl Engine {
     }
 
     /// A socket to connect to `address` with.
-    pub(crate) fn client_socket(&self, address: SocketAddr) -> Result<socket2::Socket> {
+    pub(crate) fn client_socket(&self, address: SocketAddr, nonblocking: bool) -> Result<socket2::Socket> {
         let failed = |error: io::Error| Error::system("make a socket", &error);
         let domain = socket2::Domain::for_address(address);
-        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))
-            .map_err(failed)?;
+        let kind = socket2::Type::STREAM;
+        let kind = if nonblocking { kind.nonblocking() } else { kind };
+        let socket = socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP)).map_err(failed)?;
         if let Some(local) = self.config.local_address {
             socket.bind(&local.into()).map_err(|error| Error::system("bind the local address", &error))?;
         }

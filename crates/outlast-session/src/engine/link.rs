@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::proto::LinkMode;
-use crate::sys;
+use crate::sys::{self, Then};
 use ::tokio::io::unix::AsyncFd;
 use parking_lot::Mutex;
 use std::io::{self, IoSlice, Read, Write};
@@ -36,6 +36,14 @@ pub(crate) enum Waiting<'a, 'b> {
     Never,
     /// Say so, and have the task woken by its reactor when there is something.
     Task(&'a mut Context<'b>),
+}
+
+/// What a receive has left in the kernel.
+#[derive(Clone, Copy)]
+enum Left {
+    /// The room was not filled: what comes next is news to the reactor.
+    Nothing,
+    Perhaps,
 }
 
 /// One TCP connection.
@@ -93,6 +101,20 @@ impl Link {
             fin_seen: AtomicBool::new(false),
             cause: OnceLock::new(),
         }
+    }
+
+    /// The unspecified address leads to this host, which then answers from an address of its own.
+    pub(crate) fn name_peer(&mut self) {
+        if self.peer_addr.ip().is_unspecified()
+            && let Some(address) = self.socket.peer_addr().ok().and_then(|address| address.as_socket())
+        {
+            self.peer_addr = address;
+        }
+    }
+
+    /// Why connecting has failed, once it is decided.
+    pub(crate) fn connect_error(&self) -> io::Result<()> {
+        self.socket.take_error()?.map_or(Ok(()), Err)
     }
 
     /// Our end of the connection. Asked for when somebody wants to know: it costs a system call.
@@ -209,28 +231,28 @@ impl Link {
     }
 
     /// Sends without blocking; returns how many bytes of `chunks` were taken.
-    pub(crate) fn send(&self, chunks: &[&[u8]; 3]) -> io::Result<usize> {
+    pub(crate) fn send(&self, chunks: &[&[u8]; 3], then: Then) -> io::Result<usize> {
         if let Some(tls) = &self.tls {
             return self.send_tls(&mut tls.lock(), chunks);
         }
         match chunks {
-            [[], only, []] => sys::send(self, only),
-            [only, [], []] => sys::send(self, only),
+            [[], only, []] => sys::send(self, only, then),
+            [only, [], []] => sys::send(self, only, then),
             [a, b, []] if a.len() + b.len() <= JOINED_BYTES_MAX => {
                 // A header and a few bytes: copying them together is cheaper than having the kernel gather them.
                 let mut joined = [0; JOINED_BYTES_MAX];
                 let (head, rest) = joined.split_at_mut(a.len());
                 head.copy_from_slice(a);
                 rest.split_at_mut(b.len()).0.copy_from_slice(b);
-                sys::send(self, joined.get(..a.len() + b.len()).unwrap_or_default())
+                sys::send(self, joined.get(..a.len() + b.len()).unwrap_or_default(), then)
             }
-            [a, b, c] => sys::send_vectored(self, &[IoSlice::new(a), IoSlice::new(b), IoSlice::new(c)]),
+            [a, b, c] => sys::send_vectored(self, &[IoSlice::new(a), IoSlice::new(b), IoSlice::new(c)], then),
         }
     }
 
     /// Sends one buffer without blocking.
     pub(crate) fn send_one(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.send(&[&[], bytes, &[]])
+        self.send(&[&[], bytes, &[]], Then::Nothing)
     }
 
     fn send_tls(&self, tls: &mut rustls::Connection, chunks: &[&[u8]; 3]) -> io::Result<usize> {
@@ -270,7 +292,11 @@ impl Link {
 
     /// One `recv`, as `waiting` says.
     fn receive_raw(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
-        self.receive_by(waiting, |block| sys::receive(self, buffer, block))
+        self.receive_by(waiting, |block| {
+            let count = sys::receive(self, buffer, block)?;
+            let emptied = 0 < count && count < buffer.len();
+            Ok((count, if emptied { Left::Nothing } else { Left::Perhaps }))
+        })
     }
 
     /// Moves what was received, at most `bytes_max`, into a pipe; 0 is the end of input. Only for links of tasks.
@@ -280,7 +306,7 @@ impl Link {
         bytes_max: usize,
         waiting: &mut Waiting<'_, '_>,
     ) -> io::Result<usize> {
-        self.receive_by(waiting, |_| sys::splice(self.as_fd(), pipe, bytes_max))
+        self.receive_by(waiting, |_| Ok((sys::splice(self.as_fd(), pipe, bytes_max)?, Left::Perhaps)))
     }
 
     /// Sends the next `bytes` of a pipe. Only for links of tasks, whose sockets do not block.
@@ -291,11 +317,11 @@ impl Link {
     fn receive_by(
         &self,
         waiting: &mut Waiting<'_, '_>,
-        mut receive: impl FnMut(bool) -> io::Result<usize>,
+        mut receive: impl FnMut(bool) -> io::Result<(usize, Left)>,
     ) -> io::Result<usize> {
         let context = match waiting {
-            Waiting::Block => return receive(true),
-            Waiting::Never => return receive(false),
+            Waiting::Block => return receive(true).map(|(count, _)| count),
+            Waiting::Never => return receive(false).map(|(count, _)| count),
             Waiting::Task(context) => context,
         };
         let Some(reactor) = self.reactor.get() else {
@@ -306,8 +332,15 @@ impl Link {
             let Poll::Ready(ready) = reactor.poll_read_ready(context) else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            if let Ok(result) = ready?.try_io(|_| receive(false)) {
-                return result;
+            let mut ready = ready?;
+            match receive(false) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Ok((count, Left::Nothing)) => {
+                    // An end that has come already is not cleared with it.
+                    ready.clear_ready();
+                    return Ok(count);
+                }
+                result => return result.map(|(count, _)| count),
             }
         }
     }
@@ -443,7 +476,7 @@ struct Ciphertext<'a>(&'a Link);
 
 impl Write for Ciphertext<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        sys::send(self.0, bytes)
+        sys::send(self.0, bytes, Then::Nothing)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -86,6 +86,8 @@ pub(crate) struct Engine {
     wrote: AtomicBool,
     /// Output waits in the ring and nobody is about to send it.
     dirty: AtomicBool,
+    /// All of it is a Welcome, which a read need not send.
+    welcome_waits: AtomicBool,
     /// The receiving half has taken in everything before this.
     received_offset: AtomicU64,
     /// And the peer was told so up to here (`inband`, `udp`).
@@ -195,6 +197,7 @@ impl Engine {
             hurry: ::tokio::sync::Notify::new(),
             wrote: AtomicBool::new(false),
             dirty: AtomicBool::new(false),
+            welcome_waits: AtomicBool::new(false),
             received_offset: AtomicU64::new(0),
             ack_told_offset: AtomicU64::new(0),
             idle_listed: AtomicBool::new(false),

@@ -12,8 +12,8 @@ use crate::proto::{ClientHandshake, ClientStep, LinkMode, Welcomed};
 use std::io;
 use std::sync::Arc;
 
-/// Read while a handshake message is expected: it is small, and what follows belongs to the application.
-const HANDSHAKE_READ_BYTES: usize = 4096;
+/// Read while a handshake message is expected: it is small, but the first answer comes along with it.
+const HANDSHAKE_READ_BYTES: usize = 16 << 10;
 
 /// What is known of the answer.
 #[derive(Debug)]

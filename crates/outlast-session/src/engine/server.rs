@@ -423,7 +423,7 @@ impl Acceptor {
                 drop(ctl);
                 if early {
                     // The Welcome rides with the first answer, or follows shortly.
-                    engine.flush_with_first_write();
+                    engine.answer_with_first_write();
                 } else {
                     engine.resume_io();
                 }

@@ -5,7 +5,7 @@ use super::splice::Hold;
 use super::{Engine, Helper, Link, Progress};
 use crate::error::{Error, Result};
 use crate::proto::{LinkMode, Sender};
-use crate::sys;
+use crate::sys::{self, Then};
 use parking_lot::MutexGuard;
 use std::io;
 use std::sync::Arc;
@@ -289,6 +289,7 @@ impl Engine {
     pub(crate) fn flush_locked(&self, tx: &mut Tx) -> Flush {
         let Some(link) = tx.link.as_ref() else { return Flush::NoLink };
         self.dirty.store(false, Ordering::Relaxed);
+        self.welcome_waits.store(false, Ordering::Relaxed);
         let ask_bytes = ask_after(tx.sender.pending_bytes());
         loop {
             let received_offset = self.received_offset.load(Ordering::Acquire);
@@ -301,7 +302,8 @@ impl Engine {
             if tx.sender.fin_due() {
                 break;
             }
-            match link.send(&tx.sender.chunks()) {
+            let then = if tx.sender.fin_follows() { Then::Fin } else { Then::Nothing };
+            match link.send(&tx.sender.chunks(), then) {
                 Ok(count) => {
                     tx.sender.sent(count);
                     if acks {
@@ -348,7 +350,7 @@ impl Engine {
         if self.wrote.load(Ordering::Relaxed) {
             self.wrote.store(false, Ordering::Relaxed);
         }
-        if !self.dirty.load(Ordering::Relaxed) {
+        if !self.dirty.load(Ordering::Relaxed) || self.welcome_waits.load(Ordering::Relaxed) {
             return None;
         }
         let mut tx = self.tx.try_lock()?;
@@ -361,8 +363,16 @@ impl Engine {
         self.after_flush(self.tx.lock(), flush);
     }
 
-    /// A handshake message waits to ride with the application's first bytes; it goes alone if there are none soon.
+    /// A Hello waits to ride with the application's first bytes; it goes alone if the application reads before it
+    /// writes, or does neither.
     pub(crate) fn flush_with_first_write(&self) {
+        self.mark_dirty();
+    }
+
+    /// As [`flush_with_first_write`](Self::flush_with_first_write) for a Welcome, which is in no hurry: its client sends
+    /// already. It waits for the answer, at most until the next tick, even while the application reads.
+    pub(crate) fn answer_with_first_write(&self) {
+        self.welcome_waits.store(true, Ordering::Relaxed);
         self.mark_dirty();
     }
 

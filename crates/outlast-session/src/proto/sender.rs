@@ -237,6 +237,11 @@ impl<S: BufferSource> Sender<S> {
             && self.head_sent == self.head.len()
     }
 
+    /// Raw modes: [`fin_due`](Self::fin_due) once the link has taken what is pending.
+    pub fn fin_follows(&self) -> bool {
+        self.ended && self.link.is_some_and(|link| link.mode != LinkMode::Inband && !link.end_sent)
+    }
+
     /// Raw modes: the FIN was queued.
     pub fn fin_sent(&mut self) {
         if let Some(link) = &mut self.link {

@@ -3,10 +3,10 @@
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
 use super::{Local, SETTLE_TIMEOUT};
-use crate::Info;
 use crate::error::Error;
 use crate::proto::Detached;
 use crate::tokio::Session;
+use crate::{Info, Role};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -71,7 +71,9 @@ pub struct Ended {
 ///
 /// `head` is sent to the session before anything that `local` has to say. Returns when the peer has everything.
 pub async fn run(session: Session, local: Local, head: Vec<u8>, control: &Control) -> Ended {
-    carry(Pump::new(head), session, local, control).await
+    // Who opens a session has just been connected to, by a program that speaks first, as a rule.
+    let pump = Pump::new(head, session.role() == Role::Client);
+    carry(pump, session, local, control).await
 }
 
 /// Goes on, as [`run`] does, with a relay that another process has [detached](Outcome::Detached).
@@ -163,8 +165,9 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         if wish == Some(Wish::Kill) {
             return Poll::Ready(End::Wish(Wish::Kill));
         }
-        let down = pump.poll_down(cx, session, local);
+        // What the local side says goes first: then the opening of a session can ride with it.
         let up = pump.poll_up(cx, session, local);
+        let down = pump.poll_down(cx, session, local);
         // While nothing is read from the local side, its failure has to be asked for.
         if !pump.is_listening() && !asked_failed && pump.broken().is_none() {
             asked_failed = local_failed.as_mut().poll(cx).is_ready();

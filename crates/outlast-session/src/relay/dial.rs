@@ -3,6 +3,7 @@
 use super::access::DestinationPolicy;
 use super::preamble::Status;
 use super::{DIAL_TIMEOUT, Destination, Host, Local};
+use crate::sys::begin_connect;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -128,12 +129,26 @@ fn unknown(name: &str, why: &str) -> DialError {
 async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Result<TcpStream, DialError> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
-        match within(TcpStream::connect(address)).await {
+        match within(connect(address)).await {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(failed(&destination.to_string(), &last))
+}
+
+/// As tokio's, but a target on this machine, which is connected to when the call returns, is waited for neither with
+/// the reactor nor with a timer.
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let kind = socket2::Type::STREAM.nonblocking();
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), kind, None)?;
+    let connected = begin_connect(&socket, address)?;
+    let stream = TcpStream::from_std(socket.into())?;
+    if !connected {
+        stream.writable().await?;
+        stream.take_error()?.map_or(Ok(()), Err)?;
+    }
+    Ok(stream)
 }
 
 async fn within<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {

@@ -102,6 +102,16 @@ impl Local {
         }
     }
 
+    /// As [`try_read`](Self::try_read), before the reactor has said anything: a program that has just connected may have
+    /// spoken already.
+    pub(super) fn try_read_early(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Local::Tcp(stream) => sys::recv(stream.as_fd(), buffer),
+            Local::Unix(stream) => sys::recv(stream.as_fd(), buffer),
+            Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
     /// Whether its bytes can be spliced.
     pub(super) fn can_splice(&self) -> bool {
         matches!(self, Local::Tcp(_))
@@ -127,11 +137,25 @@ impl Local {
         }
     }
 
-    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+    /// Writes what it takes. With `last` the end of the stream follows at once, and the last bytes may wait for it.
+    pub(super) fn try_write(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
         match self {
-            Local::Tcp(stream) => stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes)),
-            Local::Unix(stream) => stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes)),
+            Local::Tcp(stream) => {
+                stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, last))
+            }
+            Local::Unix(stream) => {
+                stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, false))
+            }
             Local::Stdio(stdio) => stdio.try_write(bytes),
+        }
+    }
+
+    /// As [`try_write`](Self::try_write), whatever the reactor has said.
+    pub(super) fn try_write_early(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
+        match self {
+            Local::Tcp(stream) => sys::send(stream.as_fd(), bytes, last),
+            Local::Unix(stream) => sys::send(stream.as_fd(), bytes, false),
+            Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -142,7 +166,7 @@ impl Local {
     pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             std::future::poll_fn(|cx| self.poll_write_ready(cx)).await?;
-            match self.try_write(bytes) {
+            match self.try_write(bytes, false) {
                 Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),

@@ -19,6 +19,8 @@ pub(super) const DOWN_BYTES: usize = 64 << 10;
 /// Least and most bytes offered to a local read. It grows with what a read fills, so that quiet sessions
 /// have small rings.
 const UP_BYTES_MIN: usize = 4 << 10;
+/// Offered to the first: a short answer is one read, one segment and one wake-up of everybody on its way.
+const UP_BYTES_FIRST: usize = 16 << 10;
 const UP_BYTES_MAX: usize = 256 << 10;
 /// Free buffers kept per thread.
 const KEPT_BYTES_MAX: usize = 4 * DOWN_BYTES;
@@ -76,6 +78,8 @@ enum Down {
         buffer: Box<[u8]>,
         start: usize,
         end: usize,
+        /// The session has no more after these.
+        last: bool,
     },
     /// So many bytes are in the pipe.
     Passing {
@@ -108,6 +112,8 @@ pub(super) struct Pump {
     up_passing: bool,
     unflushed: bool,
     listening: bool,
+    /// The local side has been asked for what it has to say first.
+    asked: bool,
     drained: bool,
     down: Down,
     down_bulk: Bulk,
@@ -116,15 +122,18 @@ pub(super) struct Pump {
 }
 
 impl Pump {
-    pub(super) fn new(head: Vec<u8>) -> Self {
+    /// `head` goes before what the local side has to say. With `early` that may have said something before anybody
+    /// waited for it.
+    pub(super) fn new(head: Vec<u8>, early: bool) -> Self {
         let up = if head.is_empty() { Up::Open } else { Up::Head { bytes: head, sent: 0 } };
         Self {
             up,
-            up_bytes: UP_BYTES_MIN,
+            up_bytes: UP_BYTES_FIRST,
             up_bulk: Bulk::default(),
             up_passing: false,
             unflushed: false,
             listening: false,
+            asked: !early,
             drained: false,
             down: Down::Open,
             down_bulk: Bulk::default(),
@@ -242,12 +251,25 @@ impl Pump {
                     {
                         continue;
                     }
-                    let Poll::Ready(readable) = local.poll_read_ready(cx) else {
-                        self.listening = true;
-                        return self.poll_flush(cx, session);
-                    };
-                    readable.map_err(Failure::Local)?;
-                    ready!(self.poll_fill(cx, session, local))?;
+                    let unasked = !std::mem::replace(&mut self.asked, true);
+                    match local.poll_read_ready(cx) {
+                        Poll::Ready(readable) => {
+                            readable.map_err(Failure::Local)?;
+                            ready!(self.poll_fill(cx, session, &mut |space| local.try_read(space), local))?;
+                        }
+                        Poll::Pending if unasked => {
+                            ready!(self.poll_fill(
+                                cx,
+                                session,
+                                &mut |space| local.try_read_early(space),
+                                local
+                            ))?;
+                        }
+                        Poll::Pending => {
+                            self.listening = true;
+                            return self.poll_flush(cx, session);
+                        }
+                    }
                 }
                 Up::Closing => {
                     ready!(Pin::new(&mut *session).poll_shutdown(cx)).map_err(Failure::session)?;
@@ -265,13 +287,14 @@ impl Pump {
         &mut self,
         cx: &mut Context<'_>,
         session: &Session,
+        read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
         let mut offered = 0;
         let mut local_error = None;
         let mut fill = |space: &mut [u8]| {
             offered = space.len();
-            local.try_read(space).map_err(|error| {
+            read(space).map_err(|error| {
                 let kind = error.kind();
                 local_error = Some(error);
                 kind.into()
@@ -377,12 +400,12 @@ impl Pump {
                         }
                     }
                 }
-                Down::Writing { buffer, start, end } => {
+                Down::Writing { buffer, start, end, last } => {
                     if let Err(error) = ready!(local.poll_write_ready(cx)) {
                         self.break_down(error);
                         continue;
                     }
-                    match local.try_write(buffer.get(*start..*end).unwrap_or_default()) {
+                    match local.try_write(buffer.get(*start..*end).unwrap_or_default(), *last) {
                         Ok(count) => *start += count,
                         Err(error) if would_block(&error) => {}
                         Err(error) => {
@@ -440,14 +463,29 @@ impl Pump {
     ) -> Poll<Result<(), Failure>> {
         let mut buffer = take_buffer();
         let mut read = ReadBuf::new(&mut buffer);
-        let polled = Pin::new(session).poll_read(cx, &mut read);
-        let end = read.filled().len();
+        let polled = Pin::new(&mut *session).poll_read(cx, &mut read);
+        let mut end = read.filled().len();
         match polled {
             Poll::Ready(Ok(())) if end > 0 => {
+                // What came just behind it goes along, the end above all. An error will be there next time, too.
+                let again = match read.remaining() {
+                    0 => Poll::Pending,
+                    _ => Pin::new(session).poll_read(cx, &mut read),
+                };
+                let last = matches!(again, Poll::Ready(Ok(()))) && read.filled().len() == end;
+                end = read.filled().len();
                 if local.can_splice() {
                     self.down_bulk.moved(end);
                 }
-                self.down = Down::Writing { buffer, start: 0, end };
+                // It has room, as a rule: asking the reactor first would cost a new connection a wait.
+                let taken = local.try_write_early(buffer.get(..end).unwrap_or_default(), last);
+                let start = taken.unwrap_or(0);
+                if start == end {
+                    give_buffer(buffer);
+                } else {
+                    // What was wrong, if anything, is found again.
+                    self.down = Down::Writing { buffer, start, end, last };
+                }
                 Poll::Ready(Ok(()))
             }
             other => {

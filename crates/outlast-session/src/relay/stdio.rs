@@ -71,7 +71,7 @@ impl Stdio {
 
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match &*self.output() {
-            Some(End::Socket(fd)) => fd.try_io(Interest::WRITABLE, |fd| sys::send(fd.as_fd(), bytes)),
+            Some(End::Socket(fd)) => fd.try_io(Interest::WRITABLE, |fd| sys::send(fd.as_fd(), bytes, false)),
             Some(End::File(fd)) => fd.try_io(Interest::WRITABLE, |fd| sys::write(fd.as_fd(), bytes)),
             Some(End::Ready(fd)) => sys::write(fd.as_fd(), bytes),
             None => Err(io::ErrorKind::BrokenPipe.into()),

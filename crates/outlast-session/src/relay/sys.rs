@@ -15,9 +15,9 @@ pub(super) fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usiz
     })
 }
 
-/// Sends without blocking and without SIGPIPE.
-pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+/// Sends without blocking and without SIGPIPE; with `more` what does not fill a segment waits for what follows.
+pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], more: bool) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     // SAFETY: the pointer and length describe `bytes`, which is valid for reads during the call.
     count(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
 }

@@ -2,7 +2,7 @@
 
 use ::tokio::io::unix::AsyncFd;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// A share in a socket, as the reactor holds it.
@@ -12,6 +12,12 @@ pub(crate) struct Shared(Arc<socket2::Socket>);
 impl AsRawFd for Shared {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

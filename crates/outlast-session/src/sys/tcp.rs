@@ -2,7 +2,8 @@
 
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -154,21 +155,40 @@ pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Resul
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// What follows what is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// Nothing that is known of.
+    Nothing,
+    /// At once the FIN: the last bytes wait for it, so that both go in one segment.
+    Fin,
+}
+
+impl Then {
+    const fn send_flags(self) -> libc::c_int {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        match self {
+            Then::Nothing => flags,
+            Then::Fin => flags | libc::MSG_MORE,
+        }
+    }
+}
+
 /// Sends one buffer; never blocks, never raises SIGPIPE.
-pub(crate) fn send(fd: impl AsFd, buffer: &[u8]) -> io::Result<usize> {
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+pub(crate) fn send(fd: impl AsFd, buffer: &[u8], then: Then) -> io::Result<usize> {
+    let flags = then.send_flags();
     // SAFETY: `buffer` is readable for its length.
     let count = unsafe { libc::send(fd.as_fd().as_raw_fd(), buffer.as_ptr().cast(), buffer.len(), flags) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
 /// Sends several buffers as one write; never blocks, never raises SIGPIPE.
-pub(crate) fn send_vectored(fd: impl AsFd, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+pub(crate) fn send_vectored(fd: impl AsFd, buffers: &[IoSlice<'_>], then: Then) -> io::Result<usize> {
     // SAFETY: msghdr is plain data for which zero is valid.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     message.msg_iov = buffers.as_ptr().cast_mut().cast();
     message.msg_iovlen = buffers.len() as _;
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    let flags = then.send_flags();
     // SAFETY: IoSlice is ABI-compatible with iovec, every slice is live and only read, and the count is right.
     let count = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &message, flags) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
@@ -219,6 +239,37 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
             if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
         }
     }
+}
+
+/// Has a socket that does not block connect. True if it is connected already: within a machine that takes no longer
+/// than the call. Otherwise it will be writable when it is decided.
+pub(crate) fn begin_connect(socket: &socket2::Socket, address: SocketAddr) -> io::Result<bool> {
+    match socket.connect(&address.into()) {
+        Ok(()) => return Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+        Err(error) => return Err(error),
+    }
+    if !wait_ready(socket, false, true, 0)? {
+        return Ok(false);
+    }
+    socket.take_error()?.map_or(Ok(true), Err)
+}
+
+/// Accepts a connection, if there is one, whose socket does not block.
+pub(crate) fn accept(listener: impl AsFd) -> io::Result<(socket2::Socket, SocketAddr)> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: `try_init` hands out a live sockaddr_storage and its length, and the kernel writes an address of that
+    // length or none.
+    let (fd, address) = unsafe {
+        socket2::SockAddr::try_init(|storage, length| {
+            let fd = libc::accept4(listener.as_fd().as_raw_fd(), storage.cast(), length, flags);
+            check(fd).map(|()| fd)
+        })
+    }?;
+    // SAFETY: the kernel has just made it, and nobody else has it.
+    let socket = unsafe { socket2::Socket::from_raw_fd(fd) };
+    let address = address.as_socket().ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    Ok((socket, address))
 }
 
 /// As [`wait_ready`], for a socket that is connecting.

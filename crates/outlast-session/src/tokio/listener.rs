@@ -6,7 +6,10 @@ use crate::config::Config;
 use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
-use ::tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
+use crate::sys;
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+use ::tokio::net::{ToSocketAddrs, lookup_host};
 use ::tokio::sync::mpsc::error::TrySendError;
 use ::tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use ::tokio::task::AbortHandle;
@@ -79,7 +82,7 @@ impl Listener {
         let socket = socket2::Socket::from(listener);
         acceptor.prepare(&socket)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let listener = TcpListener::from_std(socket.into()).map_err(failed)?;
+        let listener = sys::register(&Arc::new(socket)).map_err(failed)?;
         // Before the first client can ask for one.
         let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let (sender, receiver) = mpsc::channel(ACCEPTED_MAX);
@@ -147,26 +150,28 @@ impl Drop for Listener {
     }
 }
 
-async fn accept_all(listener: TcpListener, acceptor: Arc<Acceptor>, sender: mpsc::Sender<Arc<Engine>>) {
+async fn accept_all(
+    listener: AsyncFd<sys::Shared>,
+    acceptor: Arc<Acceptor>,
+    sender: mpsc::Sender<Arc<Engine>>,
+) {
     let handshakes = Arc::new(Semaphore::new(acceptor.config.handshakes_max));
     loop {
         let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
-        let (stream, peer_addr) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
-                tracing::warn!(%error, "cannot accept");
-                ::tokio::time::sleep(Duration::from_millis(10)).await;
-                continue;
-            }
-        };
+        let (socket, peer_addr) =
+            match listener.async_io(Interest::READABLE, |socket| sys::accept(socket)).await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
+                    tracing::warn!(%error, "cannot accept");
+                    ::tokio::time::sleep(Duration::from_millis(10)).await;
+                    continue;
+                }
+            };
         if !acceptor.admits(peer_addr) {
             continue;
         }
-        let link = stream.into_std().and_then(|stream| {
-            acceptor.server_link(socket2::Socket::from(stream), peer_addr).map_err(io::Error::from)
-        });
-        match link {
+        match acceptor.server_link(socket, peer_addr) {
             Ok(link) => {
                 let mut shaking = Shaking::new(link);
                 // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no task.

@@ -3,14 +3,13 @@
 use crate::config::Config;
 use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, new_session_id};
 use crate::error::{Error, Result};
+use crate::sys;
 use crate::targets::Targets;
 use ::tokio::io::Interest;
-use ::tokio::net::TcpSocket;
 use ::tokio::runtime::Handle;
 use ::tokio::time::timeout_at;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,13 +87,15 @@ async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr
 }
 
 async fn connect_link(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Link> {
-    let socket = engine.client_socket(address)?;
-    socket.set_nonblocking(true).map_err(|error| Error::system("make a socket", &error))?;
-    let stream =
-        tokio_socket(socket).connect(address).await.map_err(|error| Error::system("connect", &error))?;
-    let stream = stream.into_std().map_err(|error| Error::system("connect", &error))?;
-    let link = engine.client_link(socket2::Socket::from(stream), target, address)?;
+    let failed = |error: io::Error| Error::system("connect", &error);
+    let socket = engine.client_socket(address, true)?;
+    let connected = sys::begin_connect(&socket, address).map_err(failed)?;
+    let link = engine.client_link(socket, target, address)?;
     link.register().map_err(|error| Error::system("watch a socket", &error))?;
+    if !connected {
+        wait(&link, true).await.map_err(failed)?;
+        link.connect_error().map_err(failed)?;
+    }
     Ok(link)
 }
 
@@ -107,11 +108,6 @@ async fn agree_on_tls(link: &Link) -> io::Result<()> {
             other => return other.map(drop),
         }
     }
-}
-
-/// Our options, tokio's connecting.
-fn tokio_socket(socket: socket2::Socket) -> TcpSocket {
-    TcpSocket::from_std_stream(std::net::TcpStream::from(OwnedFd::from(socket)))
 }
 
 /// Until there is a verdict.

@@ -3,7 +3,7 @@
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 use super::reconnect;
 use crate::config::Config;
-use crate::engine::{Engine, Events, Info, Link, Passed, Progress, Waiting};
+use crate::engine::{Engine, Events, Info, Link, Passed, Progress, Role, Waiting};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::sys::Pipe;
@@ -85,6 +85,10 @@ impl Session {
     /// The session's name, the same on both sides. In `open` security whoever knows it can resume the session.
     pub fn id(&self) -> SessionId {
         self.engine.id
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.engine.role
     }
 
     /// A snapshot: bytes, outages, the link now.

@@ -8,6 +8,7 @@ use crate::plan::{self, FrontPlan};
 use crate::service::{self, Plans};
 use crate::stdio;
 use anyhow::{Context, Result};
+use std::num::NonZero;
 use std::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
@@ -30,7 +31,11 @@ pub fn run(args: &ConnectArgs, process: &ProcessArgs, narrator: &Narrator) -> Re
     })
 }
 
-/// The runtime for many streams: a thread per processor.
+/// The runtime for many streams: a thread per processor. With one processor that is this thread: a second one would
+/// only have work handed over to it.
 pub fn runtime() -> Result<Runtime> {
-    Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mut builder =
+        if processors == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    builder.enable_all().build().context("cannot start the runtime")
 }
