@@ -244,15 +244,17 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
 /// Has a socket that does not block connect. True if it is connected already: within a machine that takes no longer
 /// than the call. Otherwise it will be writable when it is decided.
 pub(crate) fn begin_connect(socket: &socket2::Socket, address: SocketAddr) -> io::Result<bool> {
-    match socket.connect(&address.into()) {
-        Ok(()) => return Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
+    let address = address.into();
+    let begun = socket.connect(&address);
+    let result = match begun {
+        // Asking again says what has become of it.
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => socket.connect(&address),
+        other => other,
+    };
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::EALREADY) => Ok(false),
+        other => other.map(|()| true),
     }
-    if !wait_ready(socket, false, true, 0)? {
-        return Ok(false);
-    }
-    socket.take_error()?.map_or(Ok(true), Err)
 }
 
 /// Accepts a connection, if there is one, whose socket does not block.

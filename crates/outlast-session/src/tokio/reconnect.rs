@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Openings tried in other modes or with later numbers before it counts as a failure.
 const OPENINGS_MAX: u32 = 8;
 
+/// Read at a time while hands are shaken.
+const HANDSHAKE_READ_BYTES: usize = 4096;
+
 /// Opens a session on the first address that works.
 pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
@@ -117,7 +120,8 @@ async fn shake_hands(
     mut shake: Box<Shake>,
     deadline: ::tokio::time::Instant,
 ) -> Verdict {
-    let mut buffer = [0u8; 4096];
+    // Not in the future itself, which is larger with it for openings that have nothing to wait for, too.
+    let mut buffer = vec![0; HANDSHAKE_READ_BYTES];
     loop {
         let exchanged = timeout_at(deadline, exchange(link, &mut shake, &mut buffer)).await;
         let count = match exchanged.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
