@@ -144,14 +144,14 @@ impl Pump {
     /// Goes on where another process has stopped.
     pub(super) fn restored(rest: Rest) -> Self {
         let Rest { up_ended, to_local } = rest;
-        let mut pump = Self::new(Vec::new());
+        let mut pump = Self::new(Vec::new(), false);
         if up_ended {
             pump.up = Up::Ended;
         }
         if !to_local.is_empty() {
             let buffer = to_local.into_boxed_slice();
             let end = buffer.len();
-            pump.down = Down::Writing { buffer, start: 0, end };
+            pump.down = Down::Writing { buffer, start: 0, end, last: false };
         }
         pump
     }
@@ -166,7 +166,7 @@ impl Pump {
         };
         let to_local = match self.down {
             Down::Open | Down::Ended => Vec::new(),
-            Down::Writing { buffer, start, end } => buffer.get(start..end).unwrap_or_default().to_vec(),
+            Down::Writing { buffer, start, end, .. } => buffer.get(start..end).unwrap_or_default().to_vec(),
             Down::Passing { bytes } => {
                 let mut left = vec![0; bytes];
                 let mut filled = 0;
