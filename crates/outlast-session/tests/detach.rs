@@ -1,6 +1,6 @@
 //! A server's session is taken out of one listener and gone on with by another, as bytes. Both faces, every mode.
 // A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
 
 #[path = "conformance/common.rs"]
 mod common;

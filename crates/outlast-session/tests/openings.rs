@@ -134,6 +134,27 @@ fn an_unread_welcome_counts_and_so_does_what_follows_it() {
     });
 }
 
+/// More than fits into what the handshake reads at a time, and all there before that: nothing announces the rest.
+#[test]
+fn what_comes_with_a_welcome_is_read_to_its_end() {
+    static PLENTY: [u8; 1 << 20] = [7; 1 << 20];
+    within(|| {
+        fn server(listener: TcpListener) -> TcpStream {
+            let mut newcomer = greet(&listener);
+            let welcome = newcomer.welcome();
+            newcomer.answer_and_reset(&welcome);
+            let mut newcomer = greet(&listener);
+            let welcome = Welcome { sent_offset: 0, ..Welcome::to_new(&newcomer.hello) };
+            let welcome = Welcome { next_offset: newcomer.hello.retained_offset, ..welcome };
+            let answer = [&newcomer.handshake.accept(welcome)[..], &PLENTY].concat();
+            std::thread::sleep(Duration::from_millis(20));
+            newcomer.stream.write_all(&answer).unwrap();
+            newcomer.stream
+        }
+        clients(AckMode::Fixed(LinkMode::Kernel), server, &PLENTY);
+    });
+}
+
 /// The mode of the next link is chosen when the answer on the last one is known, not before.
 #[test]
 fn an_unread_refusal_changes_the_mode_of_the_next_link() {

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::proto::LinkMode;
 use crate::sys::{self, Then};
+use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 use parking_lot::Mutex;
 use std::io::{self, IoSlice, Read, Write};
@@ -51,6 +52,8 @@ enum Left {
 pub(crate) struct Link {
     /// Registration with tokio's reactor, where the session lives in one.
     reactor: OnceLock<AsyncFd<sys::Shared>>,
+    /// The reactor may not know of input that is there: it was told that there is none, and somebody has read some since.
+    may_hide_input: AtomicBool,
     socket: Arc<socket2::Socket>,
     tls: Option<Mutex<Box<rustls::Connection>>>,
     /// Rises with every link of a session.
@@ -88,6 +91,7 @@ impl Link {
         });
         Self {
             reactor: OnceLock::new(),
+            may_hide_input: AtomicBool::new(false),
             socket: Arc::new(socket),
             tls,
             epoch,
@@ -146,6 +150,19 @@ impl Link {
             // An already registered link keeps its registration.
             let _ = self.reactor.set(sys::register(&self.socket)?);
         }
+        Ok(())
+    }
+
+    /// Waits until somebody who has the link to himself may try again, with input or without: what the reactor knows is
+    /// taken back, and what he leaves unread is not announced again.
+    pub(crate) async fn ready(&self, write: bool) -> io::Result<()> {
+        let Some(reactor) = self.reactor() else {
+            return Err(io::Error::other("the link belongs to no tokio runtime"));
+        };
+        let interest = if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        let mut ready = reactor.ready(interest).await?;
+        self.may_hide_input.store(true, Ordering::Relaxed);
+        ready.clear_ready();
         Ok(())
     }
 
@@ -327,6 +344,19 @@ impl Link {
         let Some(reactor) = self.reactor.get() else {
             return Err(io::Error::other("the link belongs to no tokio runtime"));
         };
+        if self.may_hide_input.load(Ordering::Relaxed) {
+            match receive(false) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok((count, Left::Perhaps)) => return Ok(count),
+                Ok((count, Left::Nothing)) => {
+                    self.may_hide_input.store(false, Ordering::Relaxed);
+                    return Ok(count);
+                }
+                Err(error) => return Err(error),
+            }
+            // From here on whatever comes is news.
+            self.may_hide_input.store(false, Ordering::Relaxed);
+        }
         loop {
             // The reactor knows whether a system call is worth while.
             let Poll::Ready(ready) = reactor.poll_read_ready(context) else {

@@ -1,7 +1,6 @@
 //! Accepting sessions with tasks.
 
 use super::Session;
-use super::reconnect::wait;
 use crate::config::Config;
 use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
@@ -239,7 +238,7 @@ async fn shake(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken>
     loop {
         let write = shaking.wants_write();
         let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
-        wait(link, write).await?;
+        link.ready(write).await?;
         match shaking.step(acceptor)? {
             Shaken::Wait => {}
             done => return Ok(done),

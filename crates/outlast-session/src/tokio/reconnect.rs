@@ -5,7 +5,6 @@ use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, 
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::targets::Targets;
-use ::tokio::io::Interest;
 use ::tokio::runtime::Handle;
 use ::tokio::time::timeout_at;
 use std::io;
@@ -96,7 +95,7 @@ async fn connect_link(engine: &Arc<Engine>, target: &str, address: SocketAddr) -
     let link = engine.client_link(socket, target, address)?;
     link.register().map_err(|error| Error::system("watch a socket", &error))?;
     if !connected {
-        wait(&link, true).await.map_err(failed)?;
+        link.ready(true).await.map_err(failed)?;
         link.connect_error().map_err(failed)?;
     }
     Ok(link)
@@ -106,7 +105,7 @@ async fn agree_on_tls(link: &Link) -> io::Result<()> {
     loop {
         match link.handshake() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait(link, link.handshake_wants_write()).await?;
+                link.ready(link.handshake_wants_write()).await?;
             }
             other => return other.map(drop),
         }
@@ -140,21 +139,11 @@ async fn exchange(link: &Link, shake: &mut Shake, buffer: &mut [u8]) -> io::Resu
     loop {
         match shake.step(link, buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait(link, !shake.output.is_empty()).await?;
+                link.ready(!shake.output.is_empty()).await?;
             }
             other => return other,
         }
     }
-}
-
-/// Waits for a link that nobody else uses yet.
-pub(super) async fn wait(link: &Link, write: bool) -> io::Result<()> {
-    let Some(reactor) = link.reactor() else {
-        return Err(io::Error::other("the link belongs to no tokio runtime"));
-    };
-    let interest = if write { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-    reactor.ready(interest).await?.clear_ready();
-    Ok(())
 }
 
 /// What a client does about a lost link.
