@@ -4,7 +4,7 @@
 //! hosts with an unknown path between them.
 
 use crate::error::{Error, Result};
-use crate::proto::{LinkMode, Psk};
+use crate::proto::{LinkMode, Psk, SecurityKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +59,17 @@ pub enum Security {
     Psk(Psk),
     /// TLS by rustls on every link; a resume is bound to the link that carries it.
     Tls(TlsConfig),
+}
+
+impl Security {
+    /// Which one it is.
+    pub(crate) fn kind(&self) -> SecurityKind {
+        match self {
+            Self::Open => SecurityKind::Open,
+            Self::Psk(_) => SecurityKind::Psk,
+            Self::Tls(_) => SecurityKind::Tls,
+        }
+    }
 }
 
 /// The rustls configurations of either side; an endpoint needs only its own.

@@ -13,7 +13,10 @@ pub fn start(process: &ProcessArgs) -> Result<()> {
         (None, true) => "error",
         (None, false) => "warn",
     };
-    let filter = EnvFilter::try_new(filter).map_err(|_| {
+    // What rustls warns of also comes back as an error, with the name of the peer.
+    let directives =
+        if filter.contains("rustls") { filter.to_owned() } else { format!("{filter},rustls=error") };
+    let filter = EnvFilter::try_new(directives).map_err(|_| {
         Failure::usage(format!("--log {filter:?} is neither a level nor a filter; try info or debug"))
     })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Outlast, command, ended, folder, http, nobody, output, speaking};
+use common::{Outlast, command, echo, ended, folder, http, nobody, output, speaking};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -182,6 +182,59 @@ fn a_wrong_key_ends_with_3() {
     let wrong = stdio(folder.path(), &via, &["--psk-file", &theirs]);
     assert_complaint(&wrong, 3, "check that both sides use the same key file");
     assert_complaint(&stdio(folder.path(), &via, &[]), 3, "refused");
+}
+
+/// The flags of a listener and of a client, for each kind of security.
+fn securities(folder: &Path) -> [(&'static str, Vec<String>, Vec<String>); 3] {
+    let psk = write(folder, "psk", "00112233445566778899aabbccddeeff\n");
+    let certified = rcgen::generate_simple_self_signed(vec!["outlast.test".into()]).unwrap();
+    let certificate = write(folder, "certificate.pem", &certified.cert.pem());
+    let key = write(folder, "key.pem", &certified.signing_key.serialize_pem());
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let with_key = words(&["--psk-file", &psk]);
+    let client = words(&["--tls", "--tls-ca", &certificate, "--tls-name", "outlast.test"]);
+    [
+        ("open", Vec::new(), Vec::new()),
+        ("psk", with_key.clone(), with_key),
+        ("tls", words(&["--tls-cert", &certificate, "--tls-key", &key]), client),
+    ]
+}
+
+#[test]
+fn sides_that_differ_in_security_end_with_3_and_are_told_which_is_wanted() {
+    let folder = folder();
+    let service = http("secret").to_string();
+    let securities = securities(folder.path());
+    for (wanted, listening, _) in &securities {
+        let mut arguments = vec!["listen", "127.0.0.1:0", "--to", &service];
+        arguments.extend(listening.iter().map(String::as_str));
+        let mut server = Outlast::start(folder.path(), &arguments);
+        let via = server.address().to_string();
+        for (used, _, connecting) in securities.iter().filter(|(used, ..)| used != wanted) {
+            let flags: Vec<&str> = connecting.iter().map(String::as_str).collect();
+            println!("{used} client, {wanted} listener");
+            let told = stdio(folder.path(), &via, &flags);
+            let advice = match *wanted {
+                "open" => "does not speak tls: leave --psk-file and --tls away here",
+                "psk" => "wants a shared key and does not speak tls: use the same --psk-file",
+                _ => "speaks tls only: use --tls here",
+            };
+            assert_complaint(&told, 3, advice);
+            let line = server.wait_for(&format!("peer uses {used} security, this side wants {wanted}"));
+            assert!(line.contains("handshake failed"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn tls_against_what_is_no_tls_is_one_line_and_ends_with_3() {
+    let folder = folder();
+    let [.., (_, _, tls)] = securities(folder.path());
+    let tls: Vec<&str> = tls.iter().map(String::as_str).collect();
+    for peer in [echo(), speaking(b"SSH-2.0-OpenSSH_9.2\r\n"), http("not a session")] {
+        let told = stdio(folder.path(), &peer.to_string(), &tls);
+        assert_complaint(&told, 3, "does not speak tls");
+    }
 }
 
 #[test]

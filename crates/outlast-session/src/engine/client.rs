@@ -8,6 +8,7 @@
 
 use super::place::Place;
 use super::switch::{PeerPosition, Position};
+use super::tls::client_tls;
 use super::{Ctl, Engine, Link, Waiting, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
@@ -16,7 +17,6 @@ use crate::proto::{
     Hello, Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed, WireError,
 };
 use crate::sys;
-use crate::targets::Targets;
 use parking_lot::MutexGuard;
 use rand::RngExt;
 use std::io;
@@ -443,45 +443,4 @@ impl Engine {
         }
         Ok(socket)
     }
-
-    /// TLS could not be agreed on: a wrong peer at first, something in the way later.
-    pub(crate) fn tls_failed(&self, link: &Link, error: &io::Error) -> Verdict {
-        if self.ctl.lock().welcomed {
-            return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
-        }
-        let what = match error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>()) {
-            Some(rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired)) => {
-                "it wants a client certificate, and none is configured".to_owned()
-            }
-            // Not TLS at all, or no version of it that both have.
-            None | Some(rustls::Error::InvalidMessage(_) | rustls::Error::PeerIncompatible(_)) => {
-                return self.fatal(self.protocol_error(link, &format!("tls: {error}")));
-            }
-            // What rustls has no variant of its own for.
-            Some(error) if error.to_string().contains("CaUsedAsEndEntity") => {
-                "its certificate is that of an authority (CA:TRUE): make one for the server itself, and name the \
-                 authority here"
-                    .to_owned()
-            }
-            Some(error) => format!("tls: {error}"),
-        };
-        self.fatal(self.untrusted(link, what))
-    }
-
-    fn untrusted(&self, link: &Link, what: String) -> Error {
-        Error::Untrusted { peer: link.peer_addr.to_string(), what }
-    }
-}
-
-fn client_tls(tls: &crate::config::TlsConfig, target: &str) -> Result<rustls::Connection> {
-    let config = tls
-        .client
-        .clone()
-        .ok_or_else(|| Error::Config("tls is wanted, but there is no client configuration".into()))?;
-    let name = tls.server_name.clone().unwrap_or_else(|| Targets::host_of(target).to_owned());
-    let server_name = rustls_pki_types::ServerName::try_from(name.clone())
-        .map_err(|_| Error::Config(format!("{name:?} cannot be a name in a certificate")))?;
-    rustls::ClientConnection::new(config, server_name)
-        .map(rustls::Connection::Client)
-        .map_err(|error| Error::Config(format!("cannot start tls: {error}")))
 }

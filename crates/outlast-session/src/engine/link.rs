@@ -28,6 +28,11 @@ const SHORT_PATH_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Two pieces of so many bytes together are sent as one.
 const JOINED_BYTES_MAX: usize = 256;
 
+/// What came first where TLS was expected.
+#[derive(Debug, thiserror::Error)]
+#[error("the peer does not speak tls")]
+pub(crate) struct NotTls(pub(crate) Vec<u8>);
+
 /// What to do when there is nothing to receive yet.
 #[derive(Debug)]
 pub(crate) enum Waiting<'a, 'b> {
@@ -272,6 +277,11 @@ impl Link {
         self.send(&[&[], bytes, &[]], Then::Nothing)
     }
 
+    /// Sends past TLS, which has not begun: for a peer that does not speak it.
+    pub(crate) fn send_in_the_clear(&self, bytes: &[u8]) -> io::Result<usize> {
+        sys::send(self, bytes)
+    }
+
     fn send_tls(&self, tls: &mut rustls::Connection, chunks: &[&[u8]; 3]) -> io::Result<usize> {
         let mut taken = 0;
         for chunk in chunks {
@@ -427,6 +437,11 @@ impl Link {
                 return Err(io::Error::from_raw_os_error(libc::ECONNRESET));
             }
             let mut fresh = scratch.get(..count).unwrap_or_default();
+            // RFC 8446, 5.1: the first record is a handshake's, or an alert.
+            if self.heard() == 0 && !matches!(fresh, [21 | 22, ..]) {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, NotTls(fresh.to_vec())));
+            }
+            self.note_heard();
             while !fresh.is_empty() {
                 tls.read_tls(&mut fresh)?;
                 if let Err(error) = tls.process_new_packets() {

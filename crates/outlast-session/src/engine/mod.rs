@@ -29,6 +29,7 @@ mod shaking;
 mod silence;
 mod splice;
 mod switch;
+mod tls;
 mod tx;
 mod udp;
 
@@ -36,14 +37,14 @@ pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
-pub(crate) use link::{Link, Waiting, set_detection, set_link_options};
+pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome};
 pub(crate) use shaking::{Shaken, Shaking};
 pub(crate) use splice::{Passed, WAY_SLOTS_BYTES};
 pub(crate) use tx::Tx;
 
-use crate::config::{Config, Security};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::proto::{Happening, Life, LifeRole, SessionId, SessionKey};
 use crate::sys;
@@ -310,15 +311,6 @@ impl Engine {
         }
     }
 
-    /// The name of the security in use.
-    pub(crate) fn security_name(&self) -> &'static str {
-        match self.config.security {
-            Security::Open => "open",
-            Security::Psk(_) => "psk",
-            Security::Tls(_) => "tls",
-        }
-    }
-
     /// A snapshot.
     pub(crate) fn info(&self) -> Info {
         let (state, mode, epoch, outages, longest, total, lost_at, local_addr, peer_addr) = {
@@ -348,7 +340,7 @@ impl Engine {
             state,
             mode,
             epoch,
-            security: self.security_name(),
+            security: self.config.security.kind().name(),
             written_bytes: tx.sender.end_offset(),
             read_bytes: self.received_offset.load(Ordering::Acquire),
             unacked_bytes,

@@ -9,12 +9,13 @@ mod hooks;
 pub(super) use hooks::ServerHooks;
 
 use super::switch::PeerPosition;
+use super::tls::server_tls;
 use super::udp::Mailbox;
 use super::{Engine, Event, Events, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, HandshakeError,
+    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX,
     LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep,
     SessionId, State, Welcome, refuse,
 };
@@ -22,6 +23,7 @@ use crate::sys;
 use ::tokio::sync::broadcast;
 use parking_lot::Mutex;
 use rand::RngExt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -184,14 +186,7 @@ impl Acceptor {
     /// A link from an accepted connection, in no mode yet.
     pub(crate) fn server_link(&self, socket: socket2::Socket, peer_addr: SocketAddr) -> Result<Link> {
         let tls = match &self.config.security {
-            Security::Tls(tls) => {
-                let config = tls.server.clone().ok_or_else(|| {
-                    Error::Config("tls is wanted, but there is no server configuration".into())
-                })?;
-                let connection = rustls::ServerConnection::new(config)
-                    .map_err(|error| Error::Config(format!("cannot start tls: {error}")))?;
-                Some(rustls::Connection::Server(connection))
-            }
+            Security::Tls(tls) => Some(server_tls(tls)?),
             Security::Open | Security::Psk(_) => None,
         };
         if self.has_early_connections.load(Ordering::Relaxed) {
@@ -250,8 +245,9 @@ impl Acceptor {
                     return self.decide(greeting, link, &greeted);
                 }
                 ServerStep::Failed(error) => {
+                    let error = error.at_listener(self.config.security.kind());
                     self.note_failed(link.as_ref(), &error);
-                    self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+                    self.count_failed();
                     return match error.refusal() {
                         Some(refusal) => self.turn_away(link.as_ref(), refusal),
                         None => Outcome::Closed,
@@ -262,7 +258,7 @@ impl Acceptor {
     }
 
     /// Somebody tries keys, or speaks something else: worth a warning, but not a log full of them.
-    fn note_failed(&self, link: Option<&Link>, error: &HandshakeError) {
+    pub(super) fn note_failed(&self, link: Option<&Link>, error: &dyn std::fmt::Display) {
         let peer = link.map(|link| link.peer_addr.to_string()).unwrap_or_default();
         let now_ms = sys::coarse_now_ms();
         let warned_ms = self.warned_ms.load(Ordering::Relaxed);
@@ -275,16 +271,20 @@ impl Acceptor {
     }
 
     fn turn_away(&self, link: Option<&Link>, refusal: Refusal) -> Outcome {
-        self.registry.lock().count_refusal(&refusal);
+        self.count_refusal(&refusal);
         if let Some(link) = link {
             say_no(link, refusal);
         }
         Outcome::Closed
     }
 
-    /// A connection broke off or took too long.
+    /// A connection broke off, took too long or was no use.
     pub(crate) fn count_failed(&self) {
         self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_refusal(&self, refusal: &Refusal) {
+        self.registry.lock().count_refusal(refusal);
     }
 
     fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
@@ -509,8 +509,13 @@ impl Acceptor {
 /// Sends a refusal so that it arrives even though the connection is closed right after it: what the peer's kernel has
 /// received before a reset stays readable.
 fn say_no(link: &Link, refusal: Refusal) {
+    say_no_by(link, refusal, Link::send_one);
+}
+
+/// The same by another way of sending.
+pub(super) fn say_no_by(link: &Link, refusal: Refusal, send: fn(&Link, &[u8]) -> io::Result<usize>) {
     let _ = sys::reset_on_close(link, false);
-    let _ = link.send_one(&refuse(refusal));
+    let _ = send(link, &refuse(refusal));
     let _ = sys::shut_write(link);
 }
 

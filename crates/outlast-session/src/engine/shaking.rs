@@ -57,7 +57,13 @@ impl Shaking {
         loop {
             let Some(link) = &self.link else { return Ok(Shaken::Done) };
             let Some(greeting) = &mut self.greeting else {
-                link.handshake()?;
+                match link.handshake() {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        acceptor.tls_failed(link, &error);
+                        return Ok(Shaken::Done);
+                    }
+                    other => other?,
+                };
                 self.greeting = Some(acceptor.greeting(link));
                 continue;
             };

@@ -18,6 +18,7 @@
 //! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
 
 mod auth;
+mod clear;
 mod datagram;
 mod detached;
 mod direct;
@@ -37,6 +38,7 @@ mod silence;
 mod wire;
 
 pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
+pub use clear::{client_in_the_clear, server_in_the_clear};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
 };

@@ -135,14 +135,19 @@ impl SecurityKind {
             _ => None,
         }
     }
+
+    /// The kind's name in settings and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Psk => "psk",
+            Self::Tls => "tls",
+        }
+    }
 }
 
 impl fmt::Display for SecurityKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Open => "open",
-            Self::Psk => "psk",
-            Self::Tls => "tls",
-        })
+        f.write_str(self.name())
     }
 }

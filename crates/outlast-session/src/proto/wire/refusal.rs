@@ -218,8 +218,14 @@ impl fmt::Display for Refusal {
             Self::ModeRefused => {
                 f.write_str("the server does not offer this acknowledgement mode: use auto or inband")
             }
-            Self::SecurityRequired { wanted } => {
-                write!(f, "the server wants {wanted} security: use the same here (--psk-file, --tls, neither for open)")
+            Self::SecurityRequired { wanted: SecurityKind::Open } => f.write_str(
+                "the server has no key and does not speak tls: leave --psk-file and --tls away here, or set them up there",
+            ),
+            Self::SecurityRequired { wanted: SecurityKind::Psk } => f.write_str(
+                "the server wants a shared key and does not speak tls: use the same --psk-file here, without --tls",
+            ),
+            Self::SecurityRequired { wanted: SecurityKind::Tls } => {
+                f.write_str("the server speaks tls only: use --tls here, without --psk-file")
             }
             Self::OffsetOutOfRange => f.write_str(
                 "the server cannot continue at this position, bytes that were acknowledged are gone or never existed: \
