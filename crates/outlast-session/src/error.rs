@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     // ---- the peer
     /// The peer understood and said no.
-    #[error("{peer} refused session {id}: {refusal}")]
+    #[error("{}", refused(peer, id, refusal, why.as_deref()))]
     Refused {
         /// Address of the peer.
         peer: String,
@@ -23,6 +23,8 @@ pub enum Error {
         id: SessionId,
         /// What it said.
         refusal: Refusal,
+        /// What it said to people, if anything: up to 255 bytes, printable.
+        why: Option<String>,
     },
     /// The peer does not speak this protocol, or broke its rules.
     #[error("{peer} does not speak the outlast session protocol: {what}")]
@@ -139,6 +141,14 @@ pub enum Error {
         /// The system's answer.
         errno: Errno,
     },
+}
+
+fn refused(peer: &str, id: &SessionId, refusal: &Refusal, why: Option<&str>) -> String {
+    match (why, refusal) {
+        (Some(why), Refusal::Ended { .. }) => format!("session {id} was ended by {peer}: {why}"),
+        (Some(why), _) => format!("{peer} refused session {id}: {refusal} ({why})"),
+        (None, _) => format!("{peer} refused session {id}: {refusal}"),
+    }
 }
 
 /// An operating-system error number that can be cloned and compared.

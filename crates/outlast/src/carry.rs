@@ -12,7 +12,7 @@ use outlast_session::relay::preamble::{self, PreambleFailure, Reply, Status};
 use outlast_session::relay::socks5;
 use outlast_session::relay::{self, Destination, Ended, FRONT_TIMEOUT, Local, Outcome};
 use outlast_session::tokio::Session;
-use outlast_session::{Error, Patience, Role, Targets};
+use outlast_session::{Error, Patience, Refusal, Role, Targets};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -257,6 +257,10 @@ fn log_end(ended: &Ended) {
         Outcome::LocalFailed(error) => {
             tracing::info!(%session, "the local program ended it: {}", plain(error))
         }
+        // The program got nothing but a reset: its user will look here.
+        Outcome::SessionFailed(error) if ended.info.read_bytes == 0 && is_peers_wish(error) => {
+            tracing::warn!("{error}");
+        }
         Outcome::SessionFailed(error) => report(error),
         Outcome::Stopped { delivered: true } => tracing::info!(%session, "ended, everything delivered"),
         Outcome::Stopped { delivered: false } => {
@@ -265,6 +269,11 @@ fn log_end(ended: &Ended) {
         Outcome::Killed => tracing::info!(%session, "killed"),
         Outcome::Detached(_) => tracing::info!(%session, "detached"),
     }
+}
+
+/// Whether the other side ended the session, and said why.
+fn is_peers_wish(error: &Error) -> bool {
+    matches!(error, Error::Reset { .. } | Error::Refused { refusal: Refusal::Ended { .. }, why: Some(_), .. })
 }
 
 fn log_no_session(why: &NoSession) {

@@ -172,13 +172,13 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator,
 /// One session, from its target to its end.
 async fn serve(mut session: Session, target: Target, place: Place, address: SocketAddr, outbox: Outbox) {
     let id = session.id();
-    let local = tokio::select! {
-        local = Box::pin(open(&mut session, &target)) => local,
-        () = place.control.told_to_end() => None,
+    let opened = tokio::select! {
+        opened = Box::pin(open(&mut session, &target)) => opened,
+        () = place.control.told_to_end() => Err("the relay at the other end was stopped".to_owned()),
     };
-    let Some(local) = local else {
-        session.kill();
-        return;
+    let local = match opened {
+        Ok(local) => local,
+        Err(why) => return session.kill_with(&why),
     };
     let ended = relay::run(session, local, Vec::new(), &place.control).await;
     conclude(id, ended, &target, &place, address, &outbox).await;
@@ -233,21 +233,19 @@ pub fn report(error: &Error) {
     }
 }
 
-/// Connects to what is behind the session. What goes wrong is logged, and told to a client that asked.
-async fn open(session: &mut Session, target: &Target) -> Option<Local> {
+/// Connects to what is behind the session. What goes wrong is logged, and told to a client that asked; the error is for
+/// the people at the client.
+async fn open(session: &mut Session, target: &Target) -> Result<Local, String> {
     match target {
-        Target::Fixed(service) => match dial(service).await {
-            Ok(local) => Some(local),
-            Err(error) => {
-                tracing::warn!(session = %session.id(), "{error}");
-                None
-            }
-        },
+        Target::Fixed(service) => dial(service).await.map_err(|error| {
+            tracing::warn!(session = %session.id(), "{error}");
+            format!("the server {error}")
+        }),
         Target::Any(policy) => open_any(session, policy).await,
     }
 }
 
-async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Option<Local> {
+async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<Local, String> {
     let id = session.id();
     // RP 9
     let request = tokio::time::timeout(PREAMBLE_TIMEOUT, preamble::receive_request(session)).await;
@@ -255,29 +253,32 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Option<L
         Ok(Ok(destination)) => destination,
         Ok(Err(PreambleFailure::Wrong(PreambleError::Magic))) => {
             // RP 8: it would not understand an answer.
-            tracing::warn!(session = %id, "the client names no destination: it needs --socks5, --http-connect or --transparent");
-            return None;
+            let why = "the client names no destination: it needs --socks5, --http-connect or --transparent";
+            tracing::warn!(session = %id, "{why}");
+            return Err(why.to_owned());
         }
         Ok(Err(error)) => {
             tracing::warn!(session = %id, "{error}");
             let _ = tell(session, Status::Malformed, &error.to_string()).await;
-            return None;
+            return Err(error.to_string());
         }
         Err(_) => {
-            tracing::warn!(session = %id, "no destination within {PREAMBLE_TIMEOUT:?}");
-            return None;
+            let why = format!("no destination within {PREAMBLE_TIMEOUT:?}");
+            tracing::warn!(session = %id, "{why}");
+            return Err(why);
         }
     };
     match dial_any(&destination, policy).await {
         Ok(local) => {
-            preamble::answer(session, Status::Connected, "").await.ok()?;
+            let answered = preamble::answer(session, Status::Connected, "").await;
+            answered.map_err(|error| error.to_string())?;
             tracing::info!(session = %id, %destination, "connected");
-            Some(local)
+            Ok(local)
         }
         Err(error) => {
             tracing::info!(session = %id, %destination, "{error}");
             let _ = tell(session, error.status, &error.reason).await;
-            None
+            Err(error.reason)
         }
     }
 }

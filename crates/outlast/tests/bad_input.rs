@@ -184,6 +184,32 @@ fn a_wrong_key_ends_with_3() {
     assert_complaint(&stdio(folder.path(), &via, &[]), 3, "refused");
 }
 
+#[test]
+fn a_target_that_cannot_be_reached_is_named_at_the_client() {
+    let folder = folder();
+    let target = nobody().to_string();
+    let why = format!("the server cannot connect to {target}: connection refused");
+    for (security, listening, connecting) in &securities(folder.path()) {
+        let mut arguments = vec!["listen", "127.0.0.1:0", "--to", &target];
+        arguments.extend(listening.iter().map(String::as_str));
+        let mut server = Outlast::start(folder.path(), &arguments);
+        let via = server.address().to_string();
+        let modes: &[&str] = if *security == "tls" { &["auto"] } else { &["kernel", "udp", "inband"] };
+        for mode in modes {
+            println!("{security}, {mode}");
+            let mut flags: Vec<&str> = connecting.iter().map(String::as_str).collect();
+            flags.extend(["--ack", mode]);
+            assert_complaint(&stdio(folder.path(), &via, &flags), 3, &why);
+            // A relay says it at the level that is always shown.
+            let arguments = [&["connect", "127.0.0.1:0", "--via", &via], &flags[..]].concat();
+            let mut relay = Outlast::start(folder.path(), &arguments);
+            let _program = TcpStream::connect(relay.address()).unwrap();
+            let line = relay.wait_for("WARN session");
+            assert!(line.contains(&why), "{line}");
+        }
+    }
+}
+
 /// The flags of a listener and of a client, for each kind of security.
 fn securities(folder: &Path) -> [(&'static str, Vec<String>, Vec<String>); 3] {
     let psk = write(folder, "psk", "00112233445566778899aabbccddeeff\n");

@@ -8,7 +8,7 @@
 use super::client::{Begun, Shake, Verdict};
 use super::{Ctl, Engine, Link, Role};
 use crate::error::{Error, Result};
-use crate::proto::{ClientHandshake, ClientStep, Hello, Intent, LinkMode, Refusal};
+use crate::proto::{ClientHandshake, ClientStep, Hello, Intent, LinkMode, Refusal, Refuse};
 use rand::RngExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Engine {
     /// The server has said something to it. Whatever it is, unless it is "later", it will not help to repeat it.
     pub(super) fn abort_answered(&self, step: &ClientStep) -> Verdict {
         let mut ctl = self.ctl();
-        if let ClientStep::Refused(refusal) = step {
+        if let ClientStep::Refused(Refuse { refusal, .. }) = step {
             if let Refusal::StaleEpoch { current } = refusal {
                 ctl.client.saw_epoch(*current);
             }
@@ -91,6 +91,19 @@ impl Engine {
         let reason = hello.reason.clone().unwrap_or_else(|| NO_REASON.into());
         self.fail(Error::Reset { id: self.id, reason });
         Refusal::Ended { offset: self.position().next_offset }
+    }
+}
+
+impl Engine {
+    /// What a link is told that comes for a session which has just ended, with `failure` or without.
+    pub(super) fn ended_refusal(&self, failure: Option<&Error>) -> Refuse {
+        match failure {
+            Some(Error::Expired { .. }) => Refusal::Expired.into(),
+            _ => {
+                let offset = self.position().next_offset;
+                Refuse { refusal: Refusal::Ended { offset }, why: failure.map(reason_for_peer) }
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
-    Hello, Intent, LinkMode, Refusal, SessionId, SessionKey, Welcomed, WireError,
+    Hello, Intent, LinkMode, Refusal, Refuse, SessionId, SessionKey, Welcomed, WireError,
 };
 use crate::sys;
 use parking_lot::MutexGuard;
@@ -355,7 +355,7 @@ impl Engine {
 
     pub(super) fn client_refused(&self, step: &ClientStep, link: &Arc<Link>) -> Verdict {
         match step {
-            ClientStep::Refused(refusal) => self.refused(*refusal, link),
+            ClientStep::Refused(refuse) => self.refused(refuse, link),
             ClientStep::Failed(error) => {
                 // Before the first Welcome a wrong peer is a wrong address; later something is in the way.
                 let welcomed = self.ctl.lock().welcomed;
@@ -376,8 +376,9 @@ impl Engine {
         }
     }
 
-    fn refused(&self, refusal: Refusal, link: &Arc<Link>) -> Verdict {
-        let error = Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal };
+    fn refused(&self, Refuse { refusal, why }: &Refuse, link: &Arc<Link>) -> Verdict {
+        let (refusal, why) = (*refusal, why.clone());
+        let error = Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal, why };
         {
             let mut ctl = self.ctl.lock();
             if refusal == Refusal::NotDirect && ctl.client.auto {

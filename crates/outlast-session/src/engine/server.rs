@@ -16,8 +16,8 @@ use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX,
-    LinkMode, NotDirect, Policy, Refusal, Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep,
-    SessionId, State, Welcome, refuse,
+    LinkMode, Message, NotDirect, Policy, Refusal, Refuse, Registry, RegistryLimits, SavedSyn,
+    ServerHandshake, ServerStep, SessionId, State, Welcome,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -270,10 +270,11 @@ impl Acceptor {
         }
     }
 
-    fn turn_away(&self, link: Option<&Link>, refusal: Refusal) -> Outcome {
-        self.count_refusal(&refusal);
+    fn turn_away(&self, link: Option<&Link>, refuse: impl Into<Refuse>) -> Outcome {
+        let refuse = refuse.into();
+        self.count_refusal(&refuse.refusal);
         if let Some(link) = link {
-            say_no(link, refusal);
+            say_no(link, refuse);
         }
         Outcome::Closed
     }
@@ -318,12 +319,14 @@ impl Acceptor {
         let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &policy);
         match decision {
             Decision::Refuse(refusal) => {
+                let ended = matches!(refusal, Refusal::Ended { .. });
+                let why = registry.why_ended(&hello.id).filter(|_| ended).map(str::to_owned);
                 drop(registry);
                 let proof = greeted.auth;
                 tracing::info!(
                     session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), ?proof, "refused"
                 );
-                say_no(&link, refusal);
+                say_no(&link, Refuse { refusal, why });
                 Outcome::Closed
             }
             Decision::Create => {
@@ -364,26 +367,26 @@ impl Acceptor {
         greeting: &mut Greeting,
         link: &Arc<Link>,
         greeted: &Greeted,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Refuse> {
         let hello = &greeted.hello;
         let mut ctl = engine.ctl();
         if ctl.is_detached() {
-            return Err(Refusal::Draining { retry_after_ms: RETRY_AFTER_MS });
+            return Err(Refusal::Draining { retry_after_ms: RETRY_AFTER_MS }.into());
         }
         if ctl.life.is_over() {
-            return Err(Refusal::UnknownSession);
+            return Err(engine.ended_refusal(ctl.failure.as_ref()));
         }
         if ctl.epoch >= hello.epoch {
-            return Err(Refusal::StaleEpoch { current: ctl.epoch });
+            return Err(Refusal::StaleEpoch { current: ctl.epoch }.into());
         }
         // PROTOCOL 3.6: what cannot be is refused before anything is touched.
         if !engine.could_continue_at(hello.next_offset) {
-            return Err(Refusal::OffsetOutOfRange);
+            return Err(Refusal::OffsetOutOfRange.into());
         }
         if ctl.life.state() != State::Opening
             && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err()
         {
-            return Err(Refusal::StaleEpoch { current: ctl.epoch });
+            return Err(Refusal::StaleEpoch { current: ctl.epoch }.into());
         }
         if let Some(mailbox) = self.mailbox.get().filter(|_| hello.mode == LinkMode::Udp) {
             engine.use_mailbox(&mut ctl, mailbox.clone());
@@ -432,7 +435,7 @@ impl Acceptor {
             Err(error) => {
                 drop(ctl);
                 engine.fail(error);
-                Err(Refusal::OffsetOutOfRange)
+                Err(Refusal::OffsetOutOfRange.into())
             }
         }
     }
@@ -508,14 +511,14 @@ impl Acceptor {
 
 /// Sends a refusal so that it arrives even though the connection is closed right after it: what the peer's kernel has
 /// received before a reset stays readable.
-fn say_no(link: &Link, refusal: Refusal) {
-    say_no_by(link, refusal, Link::send_one);
+fn say_no(link: &Link, refuse: impl Into<Refuse>) {
+    say_no_by(link, refuse.into(), Link::send_one);
 }
 
 /// The same by another way of sending.
-pub(super) fn say_no_by(link: &Link, refusal: Refusal, send: fn(&Link, &[u8]) -> io::Result<usize>) {
+pub(super) fn say_no_by(link: &Link, refuse: Refuse, send: fn(&Link, &[u8]) -> io::Result<usize>) {
     let _ = sys::reset_on_close(link, false);
-    let _ = send(link, &refuse(refusal));
+    let _ = send(link, &Message::Refuse(refuse).to_bytes());
     let _ = sys::shut_write(link);
 }
 

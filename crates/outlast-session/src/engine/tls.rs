@@ -20,7 +20,10 @@ impl Engine {
         let cause = error.get_ref();
         if let Some(NotTls(bytes)) = cause.and_then(|error| error.downcast_ref()) {
             return self.fatal(match server_in_the_clear(bytes) {
-                Ok(refusal) => Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal },
+                Ok(refusal) => {
+                    let peer = link.peer_addr.to_string();
+                    Error::Refused { peer, id: self.id, refusal, why: None }
+                }
                 Err(foreign) => self.protocol_error(link, &format!("it does not speak tls; {foreign}")),
             });
         }
@@ -66,7 +69,7 @@ impl Acceptor {
         if let Some(refusal) = error.refusal() {
             self.count_refusal(&refusal);
             // PROTOCOL 6.8
-            say_no_by(link, refusal, Link::send_in_the_clear);
+            say_no_by(link, refusal.into(), Link::send_in_the_clear);
         }
     }
 }

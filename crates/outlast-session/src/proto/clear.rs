@@ -1,7 +1,7 @@
 //! Where one end speaks TLS and the other does not: making out who is there, so that both are told.
 
 use super::handshake::HandshakeError;
-use super::wire::{Decoded, ForeignProtocol, Message, Refusal, SecurityKind, WireError, decode};
+use super::wire::{Decoded, ForeignProtocol, Message, Refusal, Refuse, SecurityKind, WireError, decode};
 
 impl HandshakeError {
     /// What the error is to a listener that wants `wanted`: a client that begins with TLS uses another security.
@@ -39,9 +39,11 @@ pub fn client_in_the_clear(bytes: &[u8]) -> HandshakeError {
 pub fn server_in_the_clear(bytes: &[u8]) -> Result<Refusal, ForeignProtocol> {
     match decode(bytes) {
         // PROTOCOL 6.8: nothing else is believed without TLS.
-        Ok(Decoded::Message {
-            message: Message::Refuse(refusal @ Refusal::SecurityRequired { .. }), ..
-        }) => Ok(refusal),
+        Ok(Decoded::Message { message: Message::Refuse(Refuse { refusal, .. }), .. })
+            if matches!(refusal, Refusal::SecurityRequired { .. }) =>
+        {
+            Ok(refusal)
+        }
         Err(WireError::Foreign(foreign)) => Err(foreign),
         _ => Err(ForeignProtocol::Unknown),
     }

@@ -14,8 +14,8 @@
 use super::auth::{Binding, Psk, SessionKey};
 use super::hello::{Hello, Intent, Welcome};
 use super::wire::{
-    self, Answer, Challenge, Decoded, MESSAGE_BYTES_MAX, Message, PROOF_FIELD_BYTES, Refusal, SecurityKind,
-    SessionId, VERSION, VERSION_MIN, WireError,
+    self, Answer, Challenge, Decoded, MESSAGE_BYTES_MAX, Message, PROOF_FIELD_BYTES, Refusal, Refuse,
+    SecurityKind, SessionId, VERSION, VERSION_MIN, WireError,
 };
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -126,7 +126,7 @@ pub enum ClientStep {
     /// Done.
     Welcomed(Box<Welcomed>),
     /// The server said no.
-    Refused(Refusal),
+    Refused(Refuse),
     /// The server broke the rules, or is not one.
     Failed(HandshakeError),
 }
@@ -196,7 +196,7 @@ impl ClientHandshake {
             Err(error) => return ClientStep::Failed(error.into()),
         };
         let step = match message {
-            Message::Refuse(refusal) => return ClientStep::Refused(refusal),
+            Message::Refuse(refuse) => return ClientStep::Refused(refuse),
             Message::Challenge(challenge) if self.challenge_due => self.answer(&challenge, consumed_bytes),
             Message::Welcome(welcome) if !self.challenge_due => {
                 self.welcomed(welcome, bytes.get(..consumed_bytes).unwrap_or_default())
@@ -479,8 +479,8 @@ impl ServerHandshake {
 }
 
 /// The bytes that turn a client away. Close the link when they are sent.
-pub fn refuse(refusal: Refusal) -> Vec<u8> {
-    Message::Refuse(refusal).to_bytes()
+pub fn refuse(refusal: impl Into<Refuse>) -> Vec<u8> {
+    Message::Refuse(refusal.into()).to_bytes()
 }
 
 /// A message that ends with a proof, up to that field.

@@ -9,7 +9,7 @@ const TAG_SOURCE_PORT: u8 = 3;
 const TAG_UDP_PORT: u8 = 4;
 const TAG_NONCE: u8 = 5;
 pub(crate) const TAG_PROOF: u8 = 6;
-const TAG_REASON: u8 = 7;
+pub(crate) const TAG_REASON: u8 = 7;
 
 const FLAG_AUTO: u8 = 1;
 

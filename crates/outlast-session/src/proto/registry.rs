@@ -18,7 +18,8 @@ use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
 use super::hello::{Hello, Intent};
-use super::wire::{LinkMode, Refusal, SessionId};
+use super::wire::{LinkMode, REASON_BYTES_MAX, Refusal, SessionId, truncated};
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -178,6 +179,7 @@ struct Entry<T> {
 #[derive(Clone, Debug)]
 struct Tombstone {
     refusal: Refusal,
+    why: Option<Box<str>>,
     /// Only who proves itself is told more than others.
     key: Option<SessionKey>,
     deadline: Duration,
@@ -391,13 +393,19 @@ impl<T: Clone> Registry<T> {
         true
     }
 
-    /// The session is over. Latecomers are told so, and that everything before `offset` of the client's stream was
-    /// delivered. Returns what the shell knew it by.
-    pub fn end(&mut self, id: &SessionId, offset: u64, now: Duration) -> Option<T> {
+    /// The session is over. Latecomers are told so, that everything before `offset` of the client's stream was
+    /// delivered, and why it ended if that is worth telling. Returns what the shell knew it by.
+    pub fn end(&mut self, id: &SessionId, offset: u64, why: Option<&str>, now: Duration) -> Option<T> {
         let Entry { value, key, .. } = self.remove(id)?;
         self.stats.ended += 1;
-        self.bury(*id, Refusal::Ended { offset }, key, now);
+        let why = why.map(|why| truncated(why, REASON_BYTES_MAX).into());
+        self.bury(*id, Tombstone { refusal: Refusal::Ended { offset }, why, key, deadline: now });
         Some(value)
+    }
+
+    /// Why a session ended that is remembered. Only for those who may know that it was there (PROTOCOL 3.7).
+    pub fn why_ended(&self, id: &SessionId) -> Option<&str> {
+        self.tombstones.get(id)?.why.as_deref()
     }
 
     /// Gives up every session whose time is over by `now`, and returns them.
@@ -409,7 +417,7 @@ impl<T: Clone> Registry<T> {
             if let Some(Entry { value, key, .. }) = self.remove(&id) {
                 expired.push((id, value));
                 self.stats.expired += 1;
-                self.bury(id, Refusal::Expired, key, now);
+                self.bury(id, Tombstone { refusal: Refusal::Expired, why: None, key, deadline: now });
             }
             self.deadlines.remove(&(deadline, id));
         }
@@ -475,7 +483,8 @@ impl<T: Clone> Registry<T> {
         }
     }
 
-    fn bury(&mut self, id: SessionId, refusal: Refusal, key: Option<SessionKey>, now: Duration) {
+    /// The tombstone's deadline is counted from the one it comes with.
+    fn bury(&mut self, id: SessionId, mut tombstone: Tombstone) {
         if self.limits.tombstones_max == 0 {
             return;
         }
@@ -484,8 +493,9 @@ impl<T: Clone> Registry<T> {
         {
             self.tombstones.remove(&oldest);
         }
-        let deadline = now.saturating_add(self.limits.tombstone_keep);
-        if let Some(old) = self.tombstones.insert(id, Tombstone { refusal, key, deadline }) {
+        let deadline = tombstone.deadline.saturating_add(self.limits.tombstone_keep);
+        tombstone.deadline = deadline;
+        if let Some(old) = self.tombstones.insert(id, tombstone) {
             self.tombstone_deadlines.remove(&(old.deadline, id));
         }
         self.tombstone_deadlines.insert((deadline, id));

@@ -3,7 +3,7 @@
 use crate::ALONE;
 use crate::common::{psk, quick, within};
 use crate::raw::{Raw, Victim, bytes_of, fresh_id, hello, newcomer};
-use outlast_session::proto::{Message, Refusal};
+use outlast_session::proto::{Message, Refusal, Refuse};
 use outlast_session::{Config, Security};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn quotas_hold() {
                 raw.say(&bytes_of(&hello(fresh_id())));
                 match raw.hear() {
                     Some(Message::Welcome(_)) => assert!(number < 10, "{name}: {number}"),
-                    Some(Message::Refuse(refusal)) => {
+                    Some(Message::Refuse(Refuse { refusal, .. })) => {
                         assert!(matches!(refusal, Refusal::Quota | Refusal::Busy { .. }), "{refusal:?}");
                         assert!(number >= 10, "{name}: {number}");
                     }

@@ -20,24 +20,25 @@ fn told(victim: &Victim, bytes: &[u8]) -> Option<Refusal> {
 }
 
 #[test]
-fn other_protocols_get_no_answer() {
+fn other_protocols_get_no_answer_but_tls() {
     let _shared = ALONE.read();
     within(|| {
         let victim = Victim::new(config());
         let mut tls = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
         tls.resize(512, 0x55);
-        let others: [&[u8]; 7] = [
+        let others: [&[u8]; 6] = [
             b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"SSH-2.0-OpenSSH_9.2\r\n",
             b"PROXY TCP4 1.2.3.4 5.6.7.8 9 10\r\n",
             b"\r\n\r\n\0\r\nQUIT\n",
-            &tls,
             &[0xff; 5000],
         ];
         for bytes in others {
             assert_eq!(told(&victim, bytes), None);
         }
+        // PROTOCOL 6.8
+        assert!(matches!(told(&victim, &tls), Some(Refusal::SecurityRequired { .. })));
         victim.wait_refused("failed_handshakes", 7);
         victim.unharmed();
     });
@@ -77,7 +78,7 @@ fn wrong_versions_kinds_and_lengths_are_told_and_counted() {
         malformed.push(Message::Welcome(Welcome::to_new(&hello(fresh_id()))).to_bytes());
         malformed.push(Message::Challenge(Challenge { nonce: [1; 32], proof: [2; 32] }).to_bytes());
         malformed.push(Message::Answer(Answer { proof: [3; 32] }).to_bytes());
-        malformed.push(Message::Refuse(Refusal::Quota).to_bytes());
+        malformed.push(Message::Refuse(Refusal::Quota.into()).to_bytes());
         for (number, bytes) in malformed.iter().enumerate() {
             assert_eq!(told(&victim, bytes), Some(Refusal::Malformed), "number {number}");
         }

@@ -65,7 +65,7 @@ impl Raw {
     pub fn verdict(&mut self) -> Option<Refusal> {
         match self.hear() {
             None => None,
-            Some(Message::Refuse(refusal)) => Some(refusal),
+            Some(Message::Refuse(refuse)) => Some(refuse.refusal),
             Some(other) => panic!("not turned away: {other:?}"),
         }
     }

@@ -48,7 +48,7 @@ fn welcomed(step: ClientStep) -> Welcomed {
 
 fn refusal(step: &ClientStep) -> Refusal {
     match step {
-        ClientStep::Refused(refusal) => *refusal,
+        ClientStep::Refused(refuse) => refuse.refusal,
         other => panic!("not refused: {other:?}"),
     }
 }

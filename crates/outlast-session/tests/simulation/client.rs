@@ -143,9 +143,9 @@ impl Endpoint {
                     shake.input.drain(..consumed_bytes);
                 }
                 ClientStep::Welcomed(welcomed) => return self.welcomed(cx, &welcomed, &shake),
-                ClientStep::Refused(refusal) => {
+                ClientStep::Refused(refuse) => {
                     cx.net.close(shake.link.conn, Side::Client, false);
-                    return self.refused(cx, refusal);
+                    return self.refused(cx, refuse.refusal);
                 }
                 ClientStep::Failed(error) => {
                     cx.net.close(shake.link.conn, Side::Client, false);
@@ -216,7 +216,7 @@ impl Endpoint {
             Err(step) => {
                 self.drop_opening(cx);
                 match step {
-                    ClientStep::Refused(refusal) => self.refused(cx, refusal),
+                    ClientStep::Refused(refuse) => self.refused(cx, refuse.refusal),
                     other => self.fail(cx, Failure::Protocol(format!("{other:?}")), Happening::Refused),
                 }
             }

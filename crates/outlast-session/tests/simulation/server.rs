@@ -249,7 +249,7 @@ impl Server {
         let offset = if end.is_closed() { end.receiver.next_offset() } else { end.consumed_offset() };
         let (over, linked) = (end.is_over(), end.link.is_some());
         if over {
-            self.registry.end(&id, offset, now);
+            self.registry.end(&id, offset, None, now);
         } else if !linked {
             self.registry.detach(&id, epoch, now);
         }

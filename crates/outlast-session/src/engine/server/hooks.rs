@@ -1,5 +1,6 @@
 //! What a listener's table hears of its sessions.
 
+use super::super::abort::reason_for_peer;
 use super::super::{Engine, Helper, Hooks};
 use super::Acceptor;
 use crate::error::Error;
@@ -27,8 +28,9 @@ impl Hooks for ServerHooks {
     fn over(&self, engine: &Arc<Engine>) {
         if let Some(acceptor) = self.acceptor.upgrade() {
             let received_offset = engine.position().next_offset;
+            let why = engine.failure().as_ref().map(reason_for_peer);
             let now = acceptor.now();
-            acceptor.registry.lock().end(&engine.id, received_offset, now);
+            acceptor.registry.lock().end(&engine.id, received_offset, why.as_deref(), now);
         }
     }
 }

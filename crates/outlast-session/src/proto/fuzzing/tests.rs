@@ -4,7 +4,8 @@ extern crate std;
 
 use super::*;
 use crate::proto::{
-    Answer, Challenge, DatagramKind, Frame, FrameHeader, Receiving, Refusal, SecurityKind, Sending, refuse,
+    Answer, Challenge, DatagramKind, Frame, FrameHeader, Receiving, Refusal, Refuse, SecurityKind, Sending,
+    refuse,
 };
 use alloc::borrow::ToOwned;
 use outlast_stream::SplitMix64;
@@ -144,6 +145,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("challenge", Message::Challenge(Challenge { nonce: [1; 32], proof: [2; 32] }).to_bytes()),
         ("answer", Message::Answer(Answer { proof: [3; 32] }).to_bytes()),
         ("refuse", refuse(Refusal::Busy { retry_after_ms: 5 })),
+        (
+            "refuse_and_why",
+            refuse(Refuse { refusal: Refusal::Ended { offset: 9 }, why: Some("gone\n".into()) }),
+        ),
         ("http", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
         ("tls", vec![22, 3, 1, 0, 100, 1]),
     ]

@@ -163,12 +163,12 @@ fn wrong_keys_fail_at_whoever_sees_it_first() {
     // Resumes.
     let credentials = Credentials::Psk { psk: psk(1), key: wrong.clone() };
     let outcome = run(client(resume(2), credentials), Demand::Psk(psk(1)), right.clone(), false);
-    assert!(matches!(outcome.client, ClientStep::Refused(Refusal::UnknownSession)));
+    assert!(matches!(outcome.client, ClientStep::Refused(Refuse { refusal: Refusal::UnknownSession, .. })));
     assert_eq!(outcome.server.unwrap().auth, Auth::Unproven);
     // Openings over TLS of a session that another client has opened.
     let opening = client(opening(), Credentials::Tls { binding: BINDING, key: None });
     let outcome = run(opening, Demand::Tls { binding: BINDING }, wrong, false);
-    assert!(matches!(outcome.client, ClientStep::Refused(Refusal::BadKey)));
+    assert!(matches!(outcome.client, ClientStep::Refused(Refuse { refusal: Refusal::BadKey, .. })));
 }
 
 #[test]
@@ -211,7 +211,10 @@ fn without_the_right_proof_known_and_unknown_sessions_look_alike() {
             false,
         );
         assert_eq!(outcome.server.unwrap().auth, Auth::Unproven);
-        assert!(matches!(outcome.client, ClientStep::Refused(Refusal::UnknownSession)));
+        assert!(matches!(
+            outcome.client,
+            ClientStep::Refused(Refuse { refusal: Refusal::UnknownSession, .. })
+        ));
     }
 }
 
@@ -316,7 +319,7 @@ fn run_until_refused(mut client: ClientHandshake, demand: Demand) -> Option<Secu
         return None;
     };
     match client.feed(&refuse(error.refusal()?)) {
-        ClientStep::Refused(Refusal::SecurityRequired { wanted }) => Some(wanted),
+        ClientStep::Refused(Refuse { refusal: Refusal::SecurityRequired { wanted }, .. }) => Some(wanted),
         other => panic!("{other:?}"),
     }
 }

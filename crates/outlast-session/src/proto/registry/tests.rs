@@ -58,7 +58,7 @@ fn a_session_is_opened_lost_resumed_and_ended() {
     assert_eq!(decide(&mut registry, 2, &resume(1, 2)), Decision::Resume(10));
     registry.attach(&id(1), 2, OTHER_PEER).unwrap();
     assert_eq!((registry.stats().attached, registry.stats().detached), (1, 0));
-    assert_eq!(registry.end(&id(1), 77, at(3)), Some(10));
+    assert_eq!(registry.end(&id(1), 77, None, at(3)), Some(10));
     assert!(registry.is_empty());
     assert_eq!(refusal(decide(&mut registry, 4, &resume(1, 3))), Refusal::Ended { offset: 77 });
     assert_eq!(refusal(decide(&mut registry, 4, &opening(1))), Refusal::Ended { offset: 77 });
@@ -80,7 +80,7 @@ fn a_session_is_aborted_by_its_client_only_and_only_once() {
     let nothing = Policy { modes: [false; 4], draining_retry_after_ms: Some(5), ..Policy::default() };
     let decision = registry.decide(at(0), &abort(4), OTHER_PEER, Auth::Proven, RELAYED, &nothing);
     assert_eq!(decision, Decision::Abort(10));
-    registry.end(&id(1), 77, at(1));
+    registry.end(&id(1), 77, None, at(1));
     assert_eq!(refusal(decide(&mut registry, 2, &abort(5))), Refusal::Ended { offset: 77 });
     assert_eq!(registry.stats().refused_total(), refused, "that was not a no");
     assert_eq!(refusal(decide(&mut registry, 2, &Hello { id: id(2), ..abort(1) })), Refusal::UnknownSession);
@@ -149,7 +149,7 @@ fn without_proof_there_is_nothing_to_learn() {
     // Nor that it was there; who has the key is told what became of it.
     registry.set_key(&id(1), Some(SessionKey::from_bytes([1; 32])));
     registry.set_key(&id(2), Some(SessionKey::from_bytes([2; 32])));
-    registry.end(&id(1), 5, at(0));
+    registry.end(&id(1), 5, None, at(0));
     assert!(registry.key(&id(1)).is_some_and(|key| *key == SessionKey::from_bytes([1; 32])));
     assert!(registry.key(&id(2)).is_none());
     assert_eq!(refusal(decide(&mut registry, 0, &resume(1, 10))), Refusal::Ended { offset: 5 });
@@ -157,6 +157,22 @@ fn without_proof_there_is_nothing_to_learn() {
     assert_eq!(refusal(unproven), Refusal::UnknownSession);
     registry.expire(at(60));
     assert!(registry.key(&id(1)).is_none());
+}
+
+#[test]
+fn why_a_session_ended_is_remembered_as_long_as_that_it_did() {
+    let mut registry = Registry::new(limits());
+    for number in [1, 2, 3] {
+        registry.insert(id(number), number, 1, PEER).unwrap();
+    }
+    registry.end(&id(1), 5, Some("no way there"), at(0));
+    registry.end(&id(2), 5, Some(&"x".repeat(300)), at(0));
+    registry.end(&id(3), 5, None, at(0));
+    assert_eq!(registry.why_ended(&id(1)), Some("no way there"));
+    assert_eq!(registry.why_ended(&id(2)).map(str::len), Some(255));
+    assert_eq!([3, 4].map(|number| registry.why_ended(&id(number))), [None, None]);
+    registry.expire(at(60));
+    assert_eq!(registry.why_ended(&id(1)), None);
 }
 
 #[test]
@@ -198,7 +214,7 @@ fn what_is_full_turns_newcomers_away_and_takes_nothing_from_anyone() {
     // Two of the address's three sessions have no link, and one has ended.
     registry.detach(&id(1), 1, at(0));
     registry.detach(&id(2), 1, at(0));
-    registry.end(&id(3), 0, at(0));
+    registry.end(&id(3), 0, None, at(0));
     assert_eq!(refusal(decide(&mut registry, 0, &opening(6))), Refusal::Quota);
     registry.attach(&id(2), 2, PEER).unwrap();
     assert_eq!(decide(&mut registry, 0, &opening(6)), Decision::Create);
@@ -226,7 +242,7 @@ fn an_ipv6_network_is_one_peer_and_its_neighbour_another() {
     assert_eq!(refusal(from(&mut registry, 3, "2001:db8::3")), Refusal::Quota);
     assert_eq!(from(&mut registry, 3, "2001:db8:0:1::1"), Decision::Create);
     // What leaves makes room, whichever address it had.
-    registry.end(&id(1), 0, at(0));
+    registry.end(&id(1), 0, None, at(0));
     assert_eq!(from(&mut registry, 4, "2001:db8::4"), Decision::Create);
 }
 
@@ -270,7 +286,7 @@ fn what_is_kept_for_ever_never_expires_and_asks_for_no_time() {
     assert_eq!(decision, Decision::Resume(10));
     // Beside it, what has an end is not forgotten.
     registry.insert(id(2), 20, 1, PEER).unwrap();
-    registry.end(&id(2), 0, at(10));
+    registry.end(&id(2), 0, None, at(10));
     assert_eq!(registry.next_expiry(), Some(at(60)));
 }
 
@@ -279,14 +295,14 @@ fn tombstones_are_bounded() {
     let mut registry = Registry::new(limits());
     for number in 0..10 {
         registry.insert(id(number), number, 1, PEER).unwrap();
-        registry.end(&id(number), 0, at(u64::from(number)));
+        registry.end(&id(number), 0, None, at(u64::from(number)));
     }
     assert_eq!(registry.stats().tombstones, 3);
     assert_eq!(refusal(decide(&mut registry, 10, &resume(9, 2))), Refusal::Ended { offset: 0 });
     assert_eq!(refusal(decide(&mut registry, 10, &resume(1, 2))), Refusal::UnknownSession);
     let mut without = Registry::new(RegistryLimits { tombstones_max: 0, ..limits() });
     without.insert(id(1), 1, 1, PEER).unwrap();
-    without.end(&id(1), 0, at(0));
+    without.end(&id(1), 0, None, at(0));
     assert_eq!(without.stats().tombstones, 0);
 }
 
@@ -375,7 +391,7 @@ fn random_lives_agree_with_a_plain_model() {
                 }
                 3 => {
                     let gone = model.sessions.remove(&number);
-                    assert_eq!(registry.end(&id(number), 0, at(now)).is_some(), gone.is_some());
+                    assert_eq!(registry.end(&id(number), 0, None, at(now)).is_some(), gone.is_some());
                 }
                 _ => {
                     let mut expired: Vec<u8> =

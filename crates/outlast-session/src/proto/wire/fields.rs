@@ -4,6 +4,9 @@ use super::{MAGIC, OFFSET_MAX, PREFIX_BYTES, WireError};
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// A text in a tagged field: its length is one byte.
+pub(crate) const REASON_BYTES_MAX: usize = u8::MAX as usize;
+
 /// What is left of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields<'a>(&'a [u8]);
@@ -136,7 +139,7 @@ impl<'a> Writer<'a> {
     /// A tagged text, if there is one; what does not fit is cut off.
     pub(crate) fn text(&mut self, tag: u8, text: Option<&str>) {
         if let Some(text) = text {
-            let text = truncated(text, usize::from(u8::MAX)).as_bytes();
+            let text = truncated(text, REASON_BYTES_MAX).as_bytes();
             self.bytes(&[tag, u8::try_from(text.len()).unwrap_or(u8::MAX)]);
             self.bytes(text);
         }

@@ -8,10 +8,10 @@ mod foreign;
 mod id;
 mod refusal;
 
-pub(crate) use fields::{Fields, Writer, printable, truncated};
+pub(crate) use fields::{Fields, REASON_BYTES_MAX, Writer, printable, truncated};
 pub use foreign::ForeignProtocol;
 pub use id::{IdError, LinkMode, SecurityKind, SessionId};
-pub use refusal::{RETRY_AFTER_MS_MAX, Refusal};
+pub use refusal::{RETRY_AFTER_MS_MAX, Refusal, Refuse};
 
 use super::hello::{Hello, Welcome};
 use alloc::vec::Vec;
@@ -92,7 +92,7 @@ pub enum Message {
     /// Client: the answer to a challenge.
     Answer(Answer),
     /// Server: no, and why.
-    Refuse(Refusal),
+    Refuse(Refuse),
 }
 
 /// See [`Message::Challenge`].
@@ -162,7 +162,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, WireError> {
         KIND_WELCOME => Message::Welcome(Welcome::decode(fields)?),
         KIND_CHALLENGE => Message::Challenge(Challenge::decode(fields)?),
         KIND_ANSWER => Message::Answer(Answer::decode(fields)?),
-        _ => Message::Refuse(Refusal::decode(fields)?),
+        _ => Message::Refuse(Refuse::decode(fields)?),
     };
     Ok(Decoded::Message { message, consumed_bytes })
 }
@@ -179,7 +179,7 @@ impl Message {
                 writer.bytes(&challenge.proof);
             }
             Message::Answer(answer) => writer.bytes(&answer.proof),
-            Message::Refuse(refusal) => refusal.encode(&mut writer),
+            Message::Refuse(refuse) => refuse.encode(&mut writer),
         }
         writer.finish();
     }

@@ -1,7 +1,9 @@
 //! Saying no, and why.
 
+use super::super::hello::TAG_REASON;
 use super::fields::checked_offset;
-use super::{Fields, SecurityKind, WireError, Writer};
+use super::{Fields, SecurityKind, WireError, Writer, printable};
+use alloc::string::String;
 use core::fmt;
 
 /// The longest time a server can send a client away for: an hour.
@@ -143,18 +145,6 @@ impl Refusal {
         }
     }
 
-    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
-        writer.byte(self.code());
-        writer.u64(self.value());
-    }
-
-    pub(crate) fn decode(mut fields: Fields<'_>) -> Result<Self, WireError> {
-        let code = fields.byte()?;
-        let value = fields.u64()?;
-        fields.tags(|_, _| Ok(()))?;
-        Self::from_parts(code, value)
-    }
-
     fn from_parts(code: u8, value: u64) -> Result<Self, WireError> {
         let [.., min, max] = value.to_be_bytes();
         // PROTOCOL 1.7: nobody is sent away for longer than this.
@@ -180,6 +170,42 @@ impl Refusal {
             14 => Self::Malformed,
             code => Self::Other { code },
         })
+    }
+}
+
+/// The message that turns a link away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refuse {
+    /// For programs.
+    pub refusal: Refusal,
+    /// What it came to, for people, if there is more to say; at most 255 bytes of it are sent.
+    pub why: Option<String>,
+}
+
+impl Refuse {
+    pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
+        writer.byte(self.refusal.code());
+        writer.u64(self.refusal.value());
+        writer.text(TAG_REASON, self.why.as_deref());
+    }
+
+    pub(crate) fn decode(mut fields: Fields<'_>) -> Result<Self, WireError> {
+        let code = fields.byte()?;
+        let value = fields.u64()?;
+        let mut why = None;
+        fields.tags(|tag, field| {
+            if tag == TAG_REASON {
+                why = Some(printable(field.value()));
+            }
+            Ok(())
+        })?;
+        Ok(Self { refusal: Refusal::from_parts(code, value)?, why })
+    }
+}
+
+impl From<Refusal> for Refuse {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, why: None }
     }
 }
 

@@ -97,7 +97,11 @@ fn messages() -> Vec<Message> {
         Message::Challenge(Challenge { nonce: [1; 32], proof: [2; 32] }),
         Message::Answer(Answer { proof: [3; 32] }),
     ];
-    all.extend(refusals().into_iter().map(Message::Refuse));
+    all.push(Message::Refuse(Refuse {
+        refusal: Refusal::Ended { offset: 7 },
+        why: Some("no way there".into()),
+    }));
+    all.extend(refusals().into_iter().map(|refusal| Message::Refuse(refusal.into())));
     all
 }
 
@@ -128,7 +132,7 @@ fn the_document_shows_these_bytes() {
     let document = include_str!("../../../../../PROTOCOL.md");
     let hello = Hello { auto: true, direct_proof: Some(0x0123_4567), ..Hello::open(id(), LinkMode::Kernel) };
     let welcome = Welcome { keep_ms: 86_400_000, ..Welcome::to_new(&hello) };
-    let refuse = Message::Refuse(Refusal::StaleEpoch { current: 3 });
+    let refuse = Message::Refuse(Refusal::StaleEpoch { current: 3 }.into());
     for message in [Message::Hello(hello), Message::Welcome(welcome), refuse] {
         let hex: Vec<String> = message.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let dump: Vec<String> = hex.chunks(16).map(|line| line.join(" ")).collect();
@@ -182,7 +186,7 @@ fn other_versions_are_refused_but_their_refusals_are_read() {
     assert_eq!(decode(&hello), Err(WireError::Version(VERSION + 1)));
     hello[4] = 0;
     assert_eq!(decode(&hello), Err(WireError::Version(0)));
-    let mut refuse = Message::Refuse(Refusal::Version { min: 3, max: 4 }).to_bytes();
+    let mut refuse = Message::Refuse(Refusal::Version { min: 3, max: 4 }.into()).to_bytes();
     refuse[4] = 4;
     assert!(matches!(decode(&refuse), Ok(Decoded::Message { message: Message::Refuse(_), .. })));
 }
@@ -242,12 +246,40 @@ fn impossible_values_are_errors() {
 
 #[test]
 fn a_server_cannot_send_a_client_away_for_ever_nor_past_the_last_epoch() {
-    let refused = |refusal| decode(&Message::Refuse(refusal).to_bytes());
-    let hour = Message::Refuse(Refusal::Busy { retry_after_ms: RETRY_AFTER_MS_MAX });
+    let refused = |refusal| decode(&Message::Refuse(Refuse::from(refusal)).to_bytes());
+    let hour = Message::Refuse(Refusal::Busy { retry_after_ms: RETRY_AFTER_MS_MAX }.into());
     let busy = refused(Refusal::Busy { retry_after_ms: u64::MAX });
     assert!(matches!(busy, Ok(Decoded::Message { message, .. }) if message == hour));
     assert_eq!(refused(Refusal::StaleEpoch { current: OFFSET_MAX }), Err(WireError::Value("epoch")));
     assert_eq!(refused(Refusal::Ended { offset: u64::MAX }), Err(WireError::Value("ended offset")));
+}
+
+#[test]
+fn a_refusal_brings_a_reason_that_people_can_read() {
+    let refusal = Refusal::Ended { offset: 7 };
+    let came = |bytes: &[u8]| match decode(bytes) {
+        Ok(Decoded::Message {
+            message: Message::Refuse(Refuse { refusal: Refusal::Ended { offset: 7 }, why }),
+            ..
+        }) => why,
+        other => panic!("{other:?}"),
+    };
+    let with = |why: &str| Message::Refuse(Refuse { refusal, why: Some(why.into()) }).to_bytes();
+    assert_eq!(came(&with("no way\x1b[2J\nthere")).as_deref(), Some("no way?[2J?there"));
+    assert_eq!(came(&with(&"\u{e4}".repeat(200))).as_deref(), Some("\u{e4}".repeat(127).as_str()));
+    assert_eq!(came(&Message::Refuse(refusal.into()).to_bytes()), None);
+    // What is no UTF-8, and a tag of later times.
+    let mut bytes = with("xy");
+    let at = bytes.len() - 2;
+    bytes[at] = 0xff;
+    bytes.extend_from_slice(&[99, 1, 0]);
+    bytes[7] += 3;
+    assert_eq!(came(&bytes).as_deref(), Some("?y"));
+    // PROTOCOL 1.4: a tag comes once.
+    let mut bytes = with("xy");
+    bytes.extend_from_slice(&[7, 0]);
+    bytes[7] += 2;
+    assert_eq!(decode(&bytes), Err(WireError::Duplicate(7)));
 }
 
 #[test]
