@@ -4,6 +4,7 @@
 //! hosts with an unknown path between them.
 
 use crate::error::{Error, Result};
+use crate::outages::Outages;
 use crate::proto::{LinkMode, Psk, SecurityKind};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -171,6 +172,8 @@ pub struct Config {
     pub seed: Option<u64>,
     /// Client: the local address to connect from; chosen by the system when absent.
     pub local_address: Option<SocketAddr>,
+    /// Client: where the session is entered while it has no link. Default: nowhere.
+    pub outages: Option<Outages>,
 }
 
 impl Default for Config {
@@ -195,6 +198,7 @@ impl Default for Config {
             peer_filter: None,
             seed: None,
             local_address: None,
+            outages: None,
         }
     }
 }

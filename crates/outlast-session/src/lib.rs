@@ -35,6 +35,8 @@ mod engine;
 #[cfg(feature = "io")]
 mod error;
 #[cfg(feature = "io")]
+mod outages;
+#[cfg(feature = "io")]
 pub mod relay;
 #[cfg(feature = "io")]
 mod sys;
@@ -48,6 +50,7 @@ pub use crate::{
     config::{AckMode, Config, Patience, PeerFilter, Security, TlsConfig},
     engine::{Event, EventKind, Events, Info, Role, SessionState},
     error::{Blame, Errno, Error, Result},
+    outages::{Outage, OutageNews, Outages},
     targets::Targets,
 };
 pub use proto::{Detached, LinkMode, Psk, Refusal, SessionId};

@@ -20,6 +20,7 @@ mod logging;
 mod manners;
 mod metrics;
 mod narrate;
+mod outages;
 mod plan;
 mod registry;
 mod server;

@@ -28,6 +28,11 @@ impl Narrator {
         Self { watched, state: Arc::default() }
     }
 
+    /// Whether somebody watches the terminal.
+    pub fn is_watched(&self) -> bool {
+        self.watched
+    }
+
     /// One line of its own.
     pub fn say(&self, text: &str) {
         if self.watched {

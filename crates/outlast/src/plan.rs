@@ -7,7 +7,7 @@ use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
 use outlast_session::relay::dial::{Service, unix_path};
 use outlast_session::relay::{Credentials, Routes};
-use outlast_session::{Config, PeerFilter, Security};
+use outlast_session::{Config, Outages, PeerFilter, Security};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -157,6 +157,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
         };
         config.security = Security::Tls(keys::client_tls(&files)?);
     }
+    config.outages = Some(Outages::default());
     config.check()?;
     let credentials = args.proxy_auth_file.as_deref().map(keys::credentials).transpose()?;
     if credentials.is_some()

@@ -8,6 +8,7 @@ use crate::handover::{HAND_OVER_TIMEOUT, Keeper};
 use crate::instance::Instance;
 use crate::metrics;
 use crate::narrate::Narrator;
+use crate::outages;
 use crate::plan::{ConnectPlan, ListenPlan};
 use crate::registry::Registry;
 use crate::server::{self, Outbox, Server};
@@ -57,6 +58,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         servers.push(Server::bind(plan).await?);
     }
     for plan in plans.connect {
+        outages::warn_of(&plan.config, narrator);
         fronts.extend(front::bind(plan).await?);
     }
     let admin = admin_socket(process)?;

@@ -4,6 +4,7 @@ use crate::carry::{self, Carrier, NoSession};
 use crate::exit::{Code, Failure, code_of_session, hint};
 use crate::instance::Instance;
 use crate::narrate::Narrator;
+use crate::outages;
 use crate::plan::ConnectPlan;
 use crate::registry::Registry;
 use crate::server::undelivered;
@@ -24,6 +25,7 @@ pub async fn run(
     narrator: &Narrator,
 ) -> Result<Code> {
     let mut signals = Signals::new()?;
+    outages::warn_of(&plan.config, narrator);
     let carrier = Carrier::new(plan);
     let Some(targets) = carrier.default_targets() else {
         return Err(Failure::usage("--stdio needs a --via without a pattern"));

@@ -251,6 +251,12 @@ impl Engine {
 
     pub(crate) fn emit(&self, ctl: &Ctl, kind: EventKind) {
         tracing::debug!(session = %self.id, ?kind, "session event");
+        if let Some(outages) = &self.config.outages
+            && self.role == Role::Client
+            && ctl.outages > 0
+        {
+            outages.note(self.id, ctl.last_peer, &kind);
+        }
         for sender in [&ctl.events, &ctl.listener_events].into_iter().flatten() {
             // Nobody listening is fine.
             let _ = sender.send(Event { session: self.id, kind: kind.clone() });
