@@ -1,6 +1,7 @@
 //! What the client's log tells about its links, as it happens.
 
-use crate::screen::{Screen, grouped};
+use crate::screen::Screen;
+use indicatif::HumanCount;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::ChildStderr;
@@ -41,7 +42,7 @@ fn told(entry: &Value) -> Option<String> {
             "resumed over {}, {} acknowledgements, {} bytes sent again by the client",
             text("peer"),
             text("mode"),
-            grouped(fields["resent_bytes"].as_u64().unwrap_or(0))
+            HumanCount(fields["resent_bytes"].as_u64().unwrap_or(0))
         ),
         "failed" => format!("failed: {}", text("error")),
         _ => return None,

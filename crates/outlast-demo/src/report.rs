@@ -1,8 +1,9 @@
 //! The table at the end.
 
 use crate::compare::Damage;
-use crate::screen::{grouped, mebibytes, seconds};
+use crate::screen::mebibytes;
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::HumanCount;
 use std::time::Duration;
 
 /// What one break did.
@@ -59,12 +60,12 @@ fn cells(kind: &str, rows: &[&Row]) -> Vec<String> {
     vec![
         kind.to_owned(),
         rows.len().to_string(),
-        grouped(rows.iter().map(|row| row.outages).sum()),
+        HumanCount(rows.iter().map(|row| row.outages).sum()).to_string(),
         seconds(rows.iter().map(|row| row.pause).max().unwrap_or_default()),
-        grouped(rows.iter().map(|row| row.resent).sum()),
+        HumanCount(rows.iter().map(|row| row.resent).sum()).to_string(),
         // Bytes that are others than were sent have been lost, too.
-        grouped(damage.lost + damage.changed),
-        grouped(damage.duplicated),
+        HumanCount(damage.lost + damage.changed).to_string(),
+        HumanCount(damage.duplicated).to_string(),
     ]
 }
 
@@ -79,15 +80,20 @@ pub fn by_transfer(outcomes: &[Outcome]) -> Table {
             mebibytes(outcome.bytes),
             seconds(outcome.took),
             outcome.mode.clone().unwrap_or_else(|| "-".to_owned()),
-            grouped(outcome.outages),
-            grouped(outcome.resent),
-            grouped(outcome.damage.lost + outcome.damage.changed),
-            grouped(outcome.damage.duplicated),
+            HumanCount(outcome.outages).to_string(),
+            HumanCount(outcome.resent).to_string(),
+            HumanCount(outcome.damage.lost + outcome.damage.changed).to_string(),
+            HumanCount(outcome.damage.duplicated).to_string(),
             (if outcome.equal { "equal" } else { "DIFFERENT" }).to_owned(),
         ]);
     }
     align(&mut table);
     table
+}
+
+/// A column of times has one unit.
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
 }
 
 fn table(headers: &[&str]) -> Table {

@@ -5,7 +5,7 @@ use crate::content;
 use crate::narrate;
 use crate::options::Options;
 use crate::report::{Outcome, Row};
-use crate::screen::{Screen, mebibytes, seconds};
+use crate::screen::{Screen, mebibytes};
 use crate::status::Ends;
 use crate::transfers::{Means, Plan, Transfer};
 use crate::watch::Watch;
@@ -71,7 +71,7 @@ pub fn run(
     }
     let (rows, damage) = (rows?, damage?);
     let received_sha256 = content::sha256(&received)?;
-    screen.event(format!("{name}: {} in {}", mebibytes(received.metadata()?.len()), seconds(took)));
+    screen.event(format!("{name}: {} in {:.2?}", mebibytes(received.metadata()?.len()), took));
     screen.line(format!("           sent      {sha256}\n           received  {received_sha256}"));
     std::fs::remove_file(&received)?;
     let equal = received_sha256 == sha256;

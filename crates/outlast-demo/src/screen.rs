@@ -1,9 +1,9 @@
 //! What is seen: lines with the time, and a bar below them.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The terminal. Clones write to the same one.
 #[derive(Clone, Debug)]
@@ -57,31 +57,10 @@ impl Screen {
     }
 }
 
-/// A duration as people say it.
-pub fn seconds(duration: Duration) -> String {
-    match duration.as_millis() {
-        millis @ 0..1_000 => format!("{millis} ms"),
-        _ => format!("{:.2} s", duration.as_secs_f64()),
-    }
-}
-
-/// A number with commas.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Bytes as people say them.
 pub fn mebibytes(bytes: u64) -> String {
     let tenths = (bytes * 10) >> 20;
-    format!("{}.{} MiB", grouped(tenths / 10), tenths % 10)
+    format!("{}.{} MiB", HumanCount(tenths / 10), tenths % 10)
 }
 
 #[cfg(test)]
@@ -90,8 +69,6 @@ mod tests {
 
     #[test]
     fn numbers_are_readable() {
-        assert_eq!(grouped(1_234_567), "1,234,567");
         assert_eq!(mebibytes((1 << 30) + (1 << 19)), "1,024.5 MiB");
-        assert_eq!(seconds(Duration::from_millis(1234)), "1.23 s");
     }
 }

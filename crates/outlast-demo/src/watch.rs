@@ -1,7 +1,7 @@
 //! Watching a file arrive: how far it is, when it stands still, and whether it is what was sent.
 
 use crate::compare::{Comparison, Damage};
-use crate::screen::{Screen, mebibytes, seconds};
+use crate::screen::{Screen, mebibytes};
 use anyhow::Result;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -120,7 +120,7 @@ fn note(comparison: &Comparison, grown: bool, screen: &Screen, state: &mut State
         return;
     }
     if std::mem::take(&mut state.told) {
-        screen.event(format!("           the transfer goes on after {}", seconds(still)));
+        screen.event(format!("           the transfer goes on after {still:.2?}"));
     }
     if state.received > 0 {
         state.pause_longest = state.pause_longest.max(still);
