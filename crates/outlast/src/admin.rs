@@ -1,20 +1,20 @@
 //! The local socket over which a running instance is asked and told: one JSON line each way.
 
+use crate::admin_folder;
 use crate::exit::Failure;
 use crate::instance::Instance;
-use crate::unix_socket::bind_replacing;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 /// Longest request. Default 4 KiB: a session's name and a verb.
 const REQUEST_BYTES_MAX: u64 = 4 << 10;
@@ -22,6 +22,8 @@ const REQUEST_BYTES_MAX: u64 = 4 << 10;
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Time for one exchange.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the first byte of an answer, which says that the instance is awake.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most exchanges at a time.
 const EXCHANGES_MAX: usize = 16;
 
@@ -39,21 +41,30 @@ pub enum Request {
 #[derive(Debug)]
 pub struct AdminSocket {
     path: PathBuf,
+    /// In the folder of all instances, which goes with the last.
+    shares_folder: bool,
     listener: UnixListener,
 }
 
 impl AdminSocket {
     /// Makes the socket: at `path`, or in the folder that `outlast status` looks into.
     pub fn bind(path: Option<&Path>) -> Result<Self> {
-        let path = match path {
-            Some(path) => path.to_owned(),
-            None => own_folder()?.join(format!("{}.sock", std::process::id())),
+        let (path, listener, shares_folder) = match path {
+            Some(path) => {
+                let listener = admin_folder::bind_private(path).map_err(|error| {
+                    let why = plain(&error);
+                    Failure::system(format!("cannot make the admin socket {}: {why}", path.display()))
+                })?;
+                (path.to_owned(), listener, false)
+            }
+            None => {
+                let name = format!("{}.sock", std::process::id());
+                let (path, listener) = admin_folder::bind(&admin_folder::path(), &name)?;
+                (path, listener, true)
+            }
         };
-        let failed = |error: io::Error| {
-            Failure::system(format!("cannot make the admin socket {}: {}", path.display(), plain(&error)))
-        };
-        let listener = bind_private(&path).map_err(failed)?;
-        Ok(Self { path, listener })
+        let listener = UnixListener::from_std(listener)?;
+        Ok(Self { path, shares_folder, listener })
     }
 
     /// Answers until dropped.
@@ -79,17 +90,23 @@ impl AdminSocket {
 
 impl Drop for AdminSocket {
     fn drop(&mut self) {
-        std::fs::remove_file(&self.path).ok();
+        if self.shares_folder {
+            admin_folder::remove(&self.path);
+        } else {
+            std::fs::remove_file(&self.path).ok();
+        }
     }
 }
 
 async fn answer(mut stream: UnixStream, instance: &Instance) -> Result<()> {
     // The file's mode keeps others out; this holds even where a file system ignores it.
     let peer = stream.peer_cred()?.uid();
-    anyhow::ensure!(peer == 0 || peer == own_uid(), "user {peer} may not ask");
+    anyhow::ensure!(peer == 0 || peer == admin_folder::own_uid(), "user {peer} may not ask");
     let (reader, mut writer) = stream.split();
     let mut line = String::new();
     BufReader::new(reader).take(REQUEST_BYTES_MAX).read_line(&mut line).await?;
+    // Awake: white space before JSON means nothing. The answer may take a while where there are many sessions.
+    writer.write_all(b" ").await?;
     let answer = if line.ends_with('\n') {
         match serde_json::from_str(&line) {
             Ok(Request::Status {}) => instance.status().await,
@@ -106,93 +123,82 @@ async fn answer(mut stream: UnixStream, instance: &Instance) -> Result<()> {
     Ok(())
 }
 
-/// Asks one instance.
-pub async fn ask(path: &Path, request: &Request) -> Result<Value> {
-    let exchange = async {
-        let mut stream = UnixStream::connect(path).await?;
-        let mut bytes = serde_json::to_vec(request)?;
-        bytes.push(b'\n');
-        stream.write_all(&bytes).await?;
-        let mut answer = Vec::new();
-        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
-        serde_json::from_slice(&answer).context("the answer is not JSON")
-    };
-    tokio::time::timeout(EXCHANGE_TIMEOUT, exchange).await.context("no answer")?
+/// What the instances of this user have said.
+#[derive(Debug, Default)]
+pub struct Answers {
+    pub answers: Vec<(PathBuf, Value)>,
+    /// Sockets of instances that are there and say nothing.
+    pub silent: Vec<PathBuf>,
 }
 
-/// Asks all instances of this user, or the one at `path`. Sockets that processes left behind are removed.
-pub async fn ask_all(path: Option<&Path>, request: &Request) -> Result<Vec<(PathBuf, Value)>> {
+impl Answers {
+    /// The failure that names the silent ones, if there are any.
+    pub fn complete(&self) -> Result<()> {
+        let names: Vec<String> = self.silent.iter().map(|path| process_of(path)).collect();
+        match names.as_slice() {
+            [] => Ok(()),
+            [name] => Err(Failure::system(format!("{name} {SILENT}"))),
+            names => Err(Failure::system(format!("{} {SILENT}", names.join(", ")))),
+        }
+    }
+}
+
+const SILENT: &str = "does not answer: stopped (SIGSTOP, a debugger) or overloaded";
+
+fn process_of(socket: &Path) -> String {
+    format!("process {}", socket.file_stem().unwrap_or_default().to_string_lossy())
+}
+
+/// Asks one instance. `TimedOut` means that it is there and says nothing.
+async fn ask(path: &Path, request: &[u8]) -> io::Result<Value> {
+    let silent = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it {SILENT}"));
+    let begin = async {
+        let mut stream = UnixStream::connect(path).await?;
+        stream.write_all(request).await?;
+        let mut answer = vec![0];
+        let count = stream.read(&mut answer).await?;
+        answer.truncate(count);
+        io::Result::Ok((stream, answer))
+    };
+    let (stream, mut answer) = tokio::time::timeout(ANSWER_TIMEOUT, begin).await.map_err(silent)??;
+    let mut stream = stream.take(ANSWER_BYTES_MAX);
+    tokio::time::timeout(EXCHANGE_TIMEOUT, stream.read_to_end(&mut answer)).await.map_err(silent)??;
+    Ok(serde_json::from_slice(&answer)?)
+}
+
+/// Asks all instances of this user at once, or the one at `path`. Sockets that processes left behind are removed.
+pub async fn ask_all(path: Option<&Path>, request: &Request) -> Result<Answers> {
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
     if let Some(path) = path {
-        let answer = ask(path, request).await;
-        let answer = answer.map_err(|error| {
-            let why = error.downcast_ref::<io::Error>().map_or_else(|| format!("{error:#}"), plain);
+        let answer = ask(path, &line).await.map_err(|error| {
+            let why = plain(&error);
             Failure::system(format!("no outlast instance answers at {}: {why}", path.display()))
         })?;
-        return Ok(vec![(path.to_owned(), answer)]);
+        return Ok(Answers { answers: vec![(path.to_owned(), answer)], silent: Vec::new() });
     }
-    let mut answers = Vec::new();
-    for path in own_sockets() {
-        match ask(&path, request).await {
-            Ok(answer) => answers.push((path, answer)),
-            Err(error) => {
-                let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-                if kind == Some(io::ErrorKind::ConnectionRefused) {
-                    std::fs::remove_file(&path).ok();
-                } else if kind != Some(io::ErrorKind::NotFound) {
-                    // An instance that has just ended is none.
-                    tracing::warn!("{} does not answer: {error:#}", path.display());
-                }
-            }
+    let mut asked = JoinSet::new();
+    for path in admin_folder::sockets() {
+        let line = line.clone();
+        asked.spawn(async move {
+            let answer = ask(&path, &line).await;
+            (path, answer)
+        });
+    }
+    let mut all = asked.join_all().await;
+    all.sort_by(|(path, _), (other, _)| path.cmp(other));
+    let mut answers = Answers::default();
+    for (path, answer) in all {
+        match answer {
+            Ok(answer) => answers.answers.push((path, answer)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::TimedOut => answers.silent.push(path),
+                io::ErrorKind::ConnectionRefused => admin_folder::remove(&path),
+                // An instance that has just ended is none.
+                io::ErrorKind::NotFound => {}
+                _ => tracing::warn!("{} does not answer: {}", path.display(), plain(&error)),
+            },
         }
     }
     Ok(answers)
-}
-
-fn own_sockets() -> Vec<PathBuf> {
-    let Ok(folder) = own_folder() else { return Vec::new() };
-    let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut paths: Vec<PathBuf> = files
-        .flatten()
-        .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
-        .collect();
-    paths.sort();
-    paths
-}
-
-/// The folder of this user's sockets: in `XDG_RUNTIME_DIR`, else in /tmp. Made if missing, and ours alone.
-pub fn own_folder() -> Result<PathBuf> {
-    let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-        Some(runtime) => PathBuf::from(runtime).join("outlast"),
-        None => PathBuf::from(format!("/tmp/outlast-{}", own_uid())),
-    };
-    let unusable =
-        |why: &str| Failure::system(format!("cannot use {} for the admin socket: {why}", folder.display()));
-    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(unusable(&plain(&error))),
-    }
-    // In /tmp somebody else may have been first; a link may lead anywhere.
-    let metadata = std::fs::symlink_metadata(&folder).map_err(|error| unusable(&plain(&error)))?;
-    if !metadata.is_dir() || metadata.uid() != own_uid() {
-        return Err(unusable("it belongs to somebody else"));
-    }
-    if metadata.mode() & 0o077 != 0 {
-        return Err(unusable("others have access to it: chmod 700 it"));
-    }
-    Ok(folder)
-}
-
-/// Binds a socket that only this user can connect to. One that nobody listens on is replaced.
-fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let listener = bind_replacing(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
-}
-
-pub fn own_uid() -> u32 {
-    // SAFETY: geteuid takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
 }

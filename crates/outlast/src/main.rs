@@ -7,6 +7,7 @@
 )]
 
 mod admin;
+mod admin_folder;
 mod carry;
 mod cli;
 mod cmd;

@@ -62,7 +62,41 @@ fn the_admin_socket_is_ours_alone_and_leaves_with_us() {
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     server.signal("TERM");
     assert!(server.ended().success());
-    assert!(!socket.exists());
+    assert!(!socket.exists() && !own.exists(), "something stays behind");
+    assert!(output(folder.path(), &["status"]).status.success());
+    assert!(!own.exists(), "asking leaves a folder behind");
+}
+
+#[test]
+fn a_stopped_instance_is_named_and_the_others_are_shown() {
+    let folder = folder();
+    let listen = ["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"];
+    let mut servers = [(); 3].map(|()| Outlast::start(folder.path(), &listen));
+    let addresses = servers.each_mut().map(|server| server.address().to_string());
+    for server in &servers[..2] {
+        server.signal("STOP");
+    }
+    let status = output(folder.path(), &["status"]);
+    assert_eq!(status.status.code(), Some(7), "{status:?}");
+    let (page, said) = (String::from_utf8(status.stdout).unwrap(), String::from_utf8(status.stderr).unwrap());
+    assert!(page.contains(&addresses[2]) && !page.contains(&addresses[0]), "{page}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    for server in &servers[..2] {
+        assert!(
+            said.contains(&format!("process {}", server.pid())) && said.contains("does not answer"),
+            "{said}"
+        );
+    }
+    let json = output(folder.path(), &["status", "--json"]);
+    assert_eq!(json.status.code(), Some(7));
+    let answers: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(answers.as_array().map(Vec::len), Some(1));
+    let kill = output(folder.path(), &["kill", "0123"]);
+    assert_eq!(kill.status.code(), Some(7), "the session may be where nobody answers: {kill:?}");
+    for server in &servers[..2] {
+        server.signal("CONT");
+    }
+    assert!(output(folder.path(), &["status"]).status.success());
 }
 
 #[test]

@@ -19,11 +19,12 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     // First only look: several instances may each have one that begins so.
     let instances = ask_all(path, &Request::Status {}).await?;
     let mut matching = BTreeSet::new();
-    for (_, status) in &instances {
+    for (_, status) in &instances.answers {
         matching.extend(sessions(status).filter(|id| id.starts_with(&prefix)).map(str::to_owned));
     }
     let mut matching = matching.into_iter();
     let Some(session) = matching.next() else {
+        instances.complete()?;
         return Err(Failure::usage(format!("no session begins with {prefix:?}: see `outlast status`")));
     };
     let others = matching.count();
@@ -35,7 +36,7 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     }
     let has_it = |status: &Value| sessions(status).any(|id| id == session);
     let paths: Vec<PathBuf> =
-        instances.into_iter().filter(|(_, status)| has_it(status)).map(|(path, _)| path).collect();
+        instances.answers.into_iter().filter(|(_, status)| has_it(status)).map(|(path, _)| path).collect();
     for path in paths {
         let request = Request::Kill { session: session.clone() };
         ask_all(Some(&path), &request).await?;

@@ -45,13 +45,14 @@ struct SessionView {
 /// Shows all instances, once or until interrupted.
 pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
     loop {
-        let instances: Vec<Value> = ask_all(process.admin_socket.as_deref(), &Request::Status {})
-            .await?
-            .into_iter()
-            .map(|(_, status)| status)
-            .collect();
-        let text =
-            if args.json { serde_json::to_string_pretty(&instances)? + "\n" } else { page(&instances)? };
+        let answers = ask_all(process.admin_socket.as_deref(), &Request::Status {}).await?;
+        let instances: Vec<&Value> = answers.answers.iter().map(|(_, status)| status).collect();
+        let text = match instances.as_slice() {
+            instances if args.json => serde_json::to_string_pretty(instances)? + "\n",
+            // The error says it all.
+            [] if !answers.silent.is_empty() => String::new(),
+            instances => page(instances)?,
+        };
         let mut out = std::io::stdout().lock();
         if args.watch && out.is_terminal() {
             // Clears the screen and goes to its first line.
@@ -66,20 +67,24 @@ pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
             };
         }
         drop(out);
+        let complete = answers.complete();
         if !args.watch {
-            return Ok(Code::Ok);
+            return complete.map(|()| Code::Ok);
+        }
+        if let Err(error) = complete {
+            eprintln!("{error}");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 
-fn page(instances: &[Value]) -> Result<String> {
+fn page(instances: &[&Value]) -> Result<String> {
     if instances.is_empty() {
         return Ok("no outlast instance of this user is running\n".into());
     }
     let mut text = String::new();
     for instance in instances {
-        let view = InstanceView::deserialize(instance)?;
+        let view = InstanceView::deserialize(*instance)?;
         let draining = if view.draining { ", draining" } else { "" };
         let up = seconds(Duration::from_millis(view.up_ms));
         text.push_str(&format!("process {}, up {up}{draining}\n", view.pid));

@@ -5,16 +5,14 @@
 //! ends; or when nobody has asked for long enough.
 
 use super::parcel::{Parcel, send_end};
-use crate::admin::own_uid;
+use crate::admin_folder;
 use crate::cli::KeepArgs;
 use crate::exit::Code;
-use crate::unix_socket::bind_replacing;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,7 +30,7 @@ struct Place<'a>(&'a Path);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        std::fs::remove_file(self.0).ok();
+        admin_folder::remove(self.0);
     }
 }
 
@@ -42,9 +40,12 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     rustix::process::setsid().ok();
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let listener = bind_replacing(&args.socket)?;
+    let (Some(folder), Some(name)) = (args.socket.parent(), args.socket.file_name()) else {
+        bail!("{} is no path of a socket", args.socket.display())
+    };
+    let (_, listener) = admin_folder::bind(folder, name)?;
     let place = Place(&args.socket);
-    std::fs::set_permissions(&args.socket, std::fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(false)?;
     (&giver).write_all(&[READY])?;
     let mut parcels = Vec::new();
     // What has come before the giver failed is kept all the same.
@@ -88,7 +89,7 @@ fn next_taker(listener: &UnixListener, deadline: Instant) -> Result<Option<UnixS
         let (taker, _) = listener.accept()?;
         // The file's mode keeps others out; this holds even where a file system ignores it.
         let user = socket_peercred(&taker)?.uid.as_raw();
-        if user == own_uid() || user == 0 {
+        if user == admin_folder::own_uid() || user == 0 {
             return Ok(Some(taker));
         }
     }

@@ -13,7 +13,7 @@ mod parcel;
 pub use keeper::run as keep;
 pub use parcel::Parcel;
 
-use crate::admin::own_folder;
+use crate::admin_folder;
 use anyhow::{Context, Result, ensure};
 use keeper::{KEPT, READY, TAKEN};
 use outlast_session::relay::DetachedRelay;
@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -42,11 +41,12 @@ pub struct Keeper {
     pub address: SocketAddr,
 }
 
-/// The socket of a keeper: one for each address, and network namespace, as addresses mean something only there.
-fn socket_path(address: SocketAddr) -> Result<PathBuf> {
+/// The socket of a keeper, in the folder of the admin sockets: one for each address, and network namespace, as addresses
+/// mean something only there.
+fn socket_name(address: SocketAddr) -> String {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let number: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    Ok(own_folder()?.join(format!("{address}-{number}.kept")))
+    format!("{address}-{number}.kept")
 }
 
 impl Keeper {
@@ -57,12 +57,13 @@ impl Keeper {
     pub fn start(address: SocketAddr, time: Duration) -> Result<Self> {
         // All other processes of a container end with its first one.
         ensure!(std::process::id() != 1, "as the first process here, this one ends all others with itself");
+        let folder = admin_folder::made()?;
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_read_timeout(Some(KEEPER_TIMEOUT))?;
         stream.set_write_timeout(Some(KEEPER_TIMEOUT))?;
         let child = Command::new("/proc/self/exe")
             .args(["keep-detached", "--time", &format!("{}ms", time.as_millis()), "--socket"])
-            .arg(socket_path(address)?)
+            .arg(folder.join(socket_name(address)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -108,7 +109,8 @@ pub struct Legacy {
 impl Legacy {
     /// Asks the keeper of `address`. What goes wrong is logged: the keeper, if there is one, goes on keeping.
     pub fn ask(address: SocketAddr) -> Self {
-        let Some(keeper) = socket_path(address).ok().and_then(|path| UnixStream::connect(path).ok()) else {
+        let path = admin_folder::found().map(|folder| folder.join(socket_name(address)));
+        let Some(keeper) = path.and_then(|path| UnixStream::connect(path).ok()) else {
             return Self::default();
         };
         match receive_all(&keeper) {
