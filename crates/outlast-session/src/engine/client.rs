@@ -445,3 +445,6 @@ impl Engine {
         Ok(socket)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! A resume that is given up at its deadline, with a server made by hand on a real connection: what that has said until
+//! then, and nothing after it, counts.
+
+use super::super::{Role, SessionState};
+use super::*;
+use crate::proto::{Decoded, Message, Welcome, decode, refuse};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+/// A client's engine and the listener of the server that it takes to be one.
+struct Pair {
+    engine: Arc<Engine>,
+    listener: TcpListener,
+}
+
+/// A resume that waits for its answer.
+struct Resume {
+    link: Arc<Link>,
+    shake: Box<Shake>,
+    server: TcpStream,
+    hello: Hello,
+}
+
+impl Pair {
+    /// A session that was welcomed, has received nothing and has lost its link.
+    fn lost() -> Self {
+        let config = Config { ack: AckMode::Fixed(LinkMode::Kernel), ..Config::default() };
+        let engine = Engine::new(new_session_id(), Role::Client, Arc::new(config));
+        let pair = Self { engine, listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+        let (link, mut server) = pair.connect();
+        let Begun::Installed = pair.engine.client_begin(link).unwrap() else { panic!("no early data") };
+        let link = pair.engine.link().unwrap();
+        let welcome = Welcome::to_new(&hear(&mut server));
+        answer(&mut server, &link, &Message::Welcome(welcome).to_bytes());
+        pair.engine.lost(&link, "cut");
+        assert_eq!(pair.engine.info().state, SessionState::Lost);
+        pair
+    }
+
+    fn connect(&self) -> (Link, TcpStream) {
+        let address = self.listener.local_addr().unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        let link = self.engine.client_link(stream.into(), "localhost", address).unwrap();
+        (link, self.listener.accept().unwrap().0)
+    }
+
+    fn resume(&self) -> Resume {
+        let (link, mut server) = self.connect();
+        let Begun::Shake(link, mut shake) = self.engine.client_begin(link).unwrap() else {
+            panic!("a resume waits for its welcome")
+        };
+        let step = shake.step(&link, &mut [0; 512]);
+        assert_eq!(step.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let hello = hear(&mut server);
+        assert_eq!(hello.intent, Intent::Resume);
+        Resume { link, shake, server, hello }
+    }
+
+    /// The deadline has passed.
+    fn give_up(&self, shake: Box<Shake>, link: &Arc<Link>) -> Verdict {
+        self.engine.client_give_up(shake, link, io::ErrorKind::TimedOut.into())
+    }
+}
+
+fn hear(server: &mut TcpStream) -> Hello {
+    let mut input = vec![0; 512];
+    let count = server.read(&mut input).unwrap();
+    match decode(&input[..count]) {
+        Ok(Decoded::Message { message: Message::Hello(hello), .. }) => hello,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns when the client's kernel has all of it.
+fn answer(server: &mut TcpStream, link: &Link, bytes: &[u8]) {
+    server.write_all(bytes).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while sys::unread_bytes(link).unwrap() < bytes.len() as u64 {
+        assert!(Instant::now() < deadline, "the answer does not arrive");
+        std::thread::yield_now();
+    }
+}
+
+fn assert_tries_again(verdict: &Verdict) {
+    let Verdict::Again { error, .. } = verdict else { panic!("{verdict:?}") };
+    assert_eq!(error, "the handshake took too long");
+}
+
+#[test]
+fn a_server_that_says_nothing_is_tried_again_with_a_later_link() {
+    let pair = Pair::lost();
+    let Resume { link, shake, hello, .. } = pair.resume();
+    assert_tries_again(&pair.give_up(shake, &link));
+    assert!(link.is_dead(), "nothing that comes later may count");
+    assert!(!pair.engine.is_over());
+    // PROTOCOL 3.4
+    assert!(pair.resume().hello.epoch > hello.epoch);
+}
+
+#[test]
+fn half_a_welcome_is_none() {
+    let pair = Pair::lost();
+    let Resume { link, shake, mut server, hello } = pair.resume();
+    let welcome = Message::Welcome(Welcome::to_new(&hello)).to_bytes();
+    answer(&mut server, &link, &welcome[..welcome.len() - 1]);
+    assert_tries_again(&pair.give_up(shake, &link));
+    // The rest comes too late.
+    let _ = server.write_all(&welcome[welcome.len() - 1..]);
+    assert_eq!(pair.engine.info().state, SessionState::Lost);
+    assert_eq!(pair.resume().hello.next_offset, 0);
+}
+
+#[test]
+fn a_welcome_that_had_arrived_counts_with_what_follows_it_and_the_link_is_lost() {
+    // PROTOCOL 3.5: the server's kernel knows that "seen" was acknowledged.
+    let pair = Pair::lost();
+    let Resume { link, shake, mut server, hello } = pair.resume();
+    let welcome = Message::Welcome(Welcome::to_new(&hello)).to_bytes();
+    answer(&mut server, &link, &[&welcome[..], b"seen"].concat());
+    let verdict = pair.give_up(shake, &link);
+    assert!(matches!(verdict, Verdict::Installed), "{verdict:?}");
+    let _ = server.write_all(b"too late");
+    let info = pair.engine.info();
+    assert_eq!((info.state, info.epoch, info.outages), (SessionState::Lost, hello.epoch, 2));
+    assert_eq!(pair.resume().hello.next_offset, 4);
+}
+
+#[test]
+fn a_refusal_that_had_arrived_ends_the_session() {
+    let pair = Pair::lost();
+    let Resume { link, shake, mut server, .. } = pair.resume();
+    answer(&mut server, &link, &refuse(Refusal::UnknownSession));
+    let verdict = pair.give_up(shake, &link);
+    let Verdict::Fatal(Error::Refused { refusal, .. }) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(refusal, Refusal::UnknownSession);
+    assert!(pair.engine.is_over());
+}
