@@ -147,6 +147,26 @@ impl Report {
     pub fn claim_ratio_to(&mut self, name: &str, outcome: &Outcome, base: usize, lane: usize, metric: usize) {
         let Some(value) = outcome.ratio_to(base, lane, metric) else { return };
         let unit = format!("ratio to {}", outcome.lanes[base].name);
+        self.push_ratio(name, outcome, lane, metric, value, unit);
+    }
+
+    /// Claims the ratio of a lane to both runs of the one it is compared with.
+    pub fn claim_ratio_to_both(&mut self, name: &str, outcome: &Outcome, lane: usize, metric: usize) {
+        let Some(base) = outcome.lanes[lane].against else { return };
+        let Some(value) = outcome.ratio_to_both(lane, metric) else { return };
+        let unit = format!("ratio to {}, mean of two", outcome.lanes[base].name);
+        self.push_ratio(name, outcome, lane, metric, value, unit);
+    }
+
+    fn push_ratio(
+        &mut self,
+        name: &str,
+        outcome: &Outcome,
+        lane: usize,
+        metric: usize,
+        value: Spread,
+        unit: String,
+    ) {
         let aa = outcome.noise(lane, metric);
         let beyond = aa.map(|aa| (value.median - 1.0).abs() > aa.noise());
         self.push(name, outcome, lane, metric, value, aa, unit, beyond);

@@ -126,11 +126,24 @@ impl Outcome {
         Spread::of(&ratios(self.values(lane, metric), self.values(other, metric)))
     }
 
+    /// The spread of the ratios to the lane that it is compared with and the second run of that: to their mean, repeat
+    /// by repeat. Half of what one of the two would have been lucky or unlucky by.
+    pub fn ratio_to_both(&self, lane: usize, metric: usize) -> Option<Spread> {
+        let base = self.lanes[lane].against?;
+        let again = self.second_run(base)?;
+        let pairs = self.values(base, metric).iter().zip(self.values(again, metric));
+        let means: Vec<f64> = pairs.map(|(first, second)| f64::midpoint(*first, *second)).collect();
+        Spread::of(&ratios(self.values(lane, metric), &means))
+    }
+
+    fn second_run(&self, base: usize) -> Option<usize> {
+        self.lanes.iter().position(|other| other.again && other.against == Some(base))
+    }
+
     /// The A/A ratio that belongs to a lane: of the second run of what it is compared with.
     pub fn noise(&self, lane: usize, metric: usize) -> Option<Spread> {
         let base = self.lanes[lane].against.unwrap_or(lane);
-        let again = self.lanes.iter().position(|other| other.again && other.against == Some(base))?;
-        self.ratio(again, metric)
+        self.ratio(self.second_run(base)?, metric)
     }
 
     /// The lane with this name.
@@ -340,6 +353,15 @@ mod tests {
         assert!((found.noise(0, 0).unwrap().median - 1.0).abs() < 1e-9);
         assert_eq!(found.ratio(0, 0), None);
         assert_eq!(found.lane("session"), Some(2));
+    }
+
+    #[test]
+    fn a_ratio_to_both_runs_is_to_their_mean_in_each_repeat() {
+        let found =
+            outcome(vec![vec![vec![1.0, 2.0, 4.0]], vec![vec![3.0, 6.0, 12.0]], vec![vec![1.0, 2.0, 4.0]]]);
+        let ratio = found.ratio_to_both(2, 0).unwrap();
+        assert!((ratio.median - 0.5).abs() < 1e-9 && (ratio.p25 - 0.5).abs() < 1e-9);
+        assert_eq!(found.ratio_to_both(0, 0), None);
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn measure(
             continue;
         }
         if name.starts_with(peers::OUTLAST) {
-            bench.report.claim_ratio("peers/relay", &outcome, lane, 0);
+            bench.report.claim_ratio_to_both("peers/relay", &outcome, lane, 0);
         } else if name.starts_with("session") {
             bench.report.claim_ratio("peers/session-to-direct", &outcome, lane, 0);
         } else if let Some(session) = outcome.lane("session kernel open") {
