@@ -243,6 +243,9 @@ impl Engine {
             Helper::get().listen_to(self, link);
         }
         ctl.link = Some(link.clone());
+        // The helper has the kernel watch over the link, which may be full from its first moment on and never get rid of
+        // anything.
+        self.list_idle();
         ctl.epoch = link.epoch;
         ctl.reconnecting = false;
         if !opening {
