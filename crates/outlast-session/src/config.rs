@@ -217,6 +217,15 @@ impl Config {
                 self.ack
             )));
         }
+        if let AckMode::Fixed(mode) = self.ack
+            && mode.needs_direct_path()
+            && !crate::sys::can_freeze()
+        {
+            return Err(Error::Config(format!(
+                "acknowledgement mode {mode} needs CAP_NET_ADMIN on this kernel, to freeze connections that broke; use \
+                 auto or inband"
+            )));
+        }
         if self.retain_bytes_max < 64 << 10 {
             return Err(Error::Config(format!(
                 "retain_bytes_max (--retain) is {} bytes: at least 65536 are needed to keep a link busy",

@@ -210,6 +210,15 @@ impl Carrier {
         }
     }
 
+    /// How long the server of standard input and output may take to say anything at all.
+    pub fn answer_timeout(&self) -> Option<Duration> {
+        match self.plan.config.patience {
+            Patience::For(limit) => Some(limit),
+            Patience::Forever if self.plan.patience_given => None,
+            Patience::Forever => Some(self.plan.config.detect_timeout),
+        }
+    }
+
     /// Whether the first connection of standard input and output is retried.
     pub fn retries_stdio(&self) -> bool {
         self.plan.patience_given

@@ -94,6 +94,11 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
             Security::Tls(keys::server_tls(&keys::ServerTls { certificate, key, client_authorities })?);
     }
     config.check()?;
+    if !args.allow_to.is_empty() && !args.to_any {
+        return Err(Failure::usage(
+            "--allow-to is for --to-any: sessions to one service cannot go elsewhere",
+        ));
+    }
     let target = match (&args.to, args.to_any) {
         (Some(service), _) => Target::Fixed(service.clone()),
         (None, true) => {

@@ -32,6 +32,8 @@ pub struct Totals {
     pub failed: u64,
     /// Killed or stopped by us, so that the peers have to hear of it.
     pub ended_early: u64,
+    /// Of those: with something that is not known to be delivered.
+    pub undelivered: u64,
     pub outages: u64,
     pub resent_bytes: u64,
     pub spliced_bytes: u64,
@@ -157,7 +159,11 @@ impl Place {
         match outcome {
             Outcome::Completed => totals.completed += 1,
             Outcome::SessionFailed(_) => totals.failed += 1,
-            Outcome::Stopped { .. } | Outcome::Killed => totals.ended_early += 1,
+            Outcome::Stopped { delivered } => {
+                totals.ended_early += 1;
+                totals.undelivered += u64::from(!delivered);
+            }
+            Outcome::Killed => totals.ended_early += 1,
             Outcome::LocalFailed(_) | Outcome::Detached(_) => {}
         }
     }

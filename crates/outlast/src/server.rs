@@ -49,6 +49,13 @@ impl Server {
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
         let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
         let address = listener.local_addr();
+        if let (Some(Err(error)), Some(pid)) = (adopted.iter().find(|one| one.is_err()), legacy.keeper_pid())
+        {
+            return Err(Failure::usage(format!(
+                "cannot go on with what the process before has left at {address}: {error}; start as it was started, or \
+                 end process {pid}, which keeps it"
+            )));
+        }
         let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
         let adopted = adopted.collect();
         Ok(Self { listener: Arc::new(listener), address, target: plan.target, adopted, legacy })

@@ -158,11 +158,13 @@ async fn drain(
     );
     registry.stop_all();
     tokio::select! {
-        () = registry.all_left() => Code::Ok,
+        () = registry.all_left() => {}
         // Every step of a hand-over has its own limit; this is for the unforeseen.
-        () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => Code::Ok,
-        request = signals.next() => code_of(request, registry),
+        () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => {}
+        request = signals.next() => return code_of(request, registry),
     }
+    // Each has said so in the log.
+    if registry.totals().undelivered > 0 || registry.open() > 0 { Code::Network } else { Code::Ok }
 }
 
 /// Hands the sessions that this process has accepted to a process that keeps them for the next one. False if they are
@@ -236,7 +238,9 @@ fn admin_socket(process: &ProcessArgs) -> Result<Option<AdminSocket>> {
         None => match AdminSocket::bind(None) {
             Ok(socket) => Ok(Some(socket)),
             Err(error) => {
-                tracing::warn!("{error}; status and kill will not work");
+                tracing::warn!(
+                    "{error}; status, kill and handing sessions over to the next process will not work"
+                );
                 Ok(None)
             }
         },

@@ -3,7 +3,7 @@
 use crate::carry::{self, Carrier, NoSession};
 use crate::exit::{Code, Failure, code_of_session, hint};
 use crate::instance::Instance;
-use crate::narrate::Narrator;
+use crate::narrate::{Narrator, seconds};
 use crate::outages;
 use crate::plan::ConnectPlan;
 use crate::registry::Registry;
@@ -11,11 +11,11 @@ use crate::server::undelivered;
 use crate::signals::{Request, Signals};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
-use outlast_session::relay::{Ended, Local, Outcome, Stdio};
-use outlast_session::{Error, Role};
+use outlast_session::relay::{Control, Ended, Local, Outcome, Stdio};
+use outlast_session::{Error, Role, SessionState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 /// Carries standard input and output until both have ended.
@@ -60,9 +60,15 @@ pub async fn run(
     let silent = Narrator::new(false);
     let mut relayed = std::pin::pin!(carry::run(session, local, Vec::new(), &place, &silent));
     let mut interrupted = None;
+    let mut mute_for = None;
+    let mut never_answers = std::pin::pin!(never_answers(&control, carrier.answer_timeout()));
     let ended = loop {
         tokio::select! {
             ended = &mut relayed => break ended,
+            limit = &mut never_answers, if mute_for.is_none() => {
+                mute_for = Some(limit);
+                control.kill();
+            }
             request = signals.next() => match request {
                 // There is nobody to wait for: whoever signals is the one who uses the stream.
                 Request::Drain => control.stop(),
@@ -74,10 +80,31 @@ pub async fn run(
         }
     };
     attending.shutdown().await;
+    if let Some(limit) = mute_for {
+        return Err(Failure::new(
+            Code::Network,
+            format!(
+                "{targets} takes the connection and says nothing, for {}: no `outlast listen`? --patience waits longer",
+                seconds(limit)
+            ),
+        )
+        .into());
+    }
     match interrupted {
         Some(code) => Ok(code),
         None => code_of(&ended),
     }
+}
+
+/// Completes if the session has not been welcomed within `limit`.
+async fn never_answers(control: &Control, limit: Option<Duration>) -> Duration {
+    if let Some(limit) = limit {
+        tokio::time::sleep(limit).await;
+        if control.info().await.is_some_and(|info| info.state == SessionState::Opening) {
+            return limit;
+        }
+    }
+    std::future::pending().await
 }
 
 fn code_before_session(request: Request) -> Code {

@@ -330,3 +330,23 @@ fn a_client_of_another_version_is_told_which_are_spoken() {
     let said = other.wait_with_output().unwrap().stdout;
     assert!(String::from_utf8_lossy(&said).contains("still here"), "{said:?}");
 }
+
+#[test]
+fn a_server_that_says_nothing_is_not_waited_for_without_end() {
+    let folder = folder();
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let via = mute.local_addr().unwrap().to_string();
+    let output = output(folder.path(), &["connect", "--stdio", "--via", &via, "--detect", "1s"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("takes the connection and says nothing"), "{said}");
+}
+
+#[test]
+fn destinations_for_a_listener_that_takes_none_are_refused() {
+    let folder = folder();
+    let output =
+        output(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--allow-to", "any:80"]);
+    assert_eq!(output.status.code(), Some(2));
+}

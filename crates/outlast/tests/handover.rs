@@ -261,6 +261,78 @@ fn a_listener_with_other_security_does_not_go_on_and_says_so() {
     stop(&mut server, 1);
     let arguments = ["listen", &address.to_string(), "--to", &to, "--psk-file", key.to_str().unwrap()];
     let mut server = Outlast::start(runtime, &arguments);
-    server.wait_for("was opened with security open, this listener has psk");
-    assert!(stream.read(&mut [0]).is_err());
+    assert_eq!(server.ended().code(), Some(2));
+    let said = server.said();
+    assert!(said.contains("was opened with security open, this listener has psk"), "{said}");
+    assert!(said.contains("or end process "), "{said}");
+    // Nothing was given up by the mistake.
+    let _server = listen(runtime, address, &to, &[]);
+    say(&mut stream, b"still there");
+}
+
+#[test]
+fn what_was_not_delivered_shows_in_the_exit_code() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (mut client, front) = connect(runtime, address, &AT_ONCE);
+    let mut stream = open(front);
+    let keeper = stop(&mut server, 1);
+    stream.write_all(b"nobody hears this").unwrap();
+    client.signal("TERM");
+    assert_eq!(client.ended().code(), Some(4));
+    assert!(client.said().contains("17 bytes are not known to be delivered"));
+    // Nobody will come for it.
+    assert!(std::process::Command::new("kill").arg(keeper.to_string()).status().unwrap().success());
+    ends(keeper);
+}
+
+/// The kernel may not let everybody freeze a connection: then the stream is acknowledged in band.
+#[test]
+fn without_any_privilege_nothing_is_lost_either() {
+    let folder = folder();
+    let runtime = folder.path();
+    std::fs::set_permissions(runtime, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let (address, to) = (nobody(), echo().to_string());
+    let nobody = |arguments: &[&str]| {
+        let mut command = common::command(runtime, arguments);
+        command.env("OUTLAST_LOG", "info").stderr(std::process::Stdio::piped());
+        if is_root() {
+            std::os::unix::process::CommandExt::uid(&mut command, 65534);
+        }
+        Outlast::from(command)
+    };
+    let at = address.to_string();
+    let start = || {
+        let mut server = nobody(&["listen", &at, "--to", &to, "--drain-timeout", "0s"]);
+        server.address();
+        server
+    };
+    let mut server = start();
+    let mut client = nobody(&["connect", "127.0.0.1:0", "--via", &at]);
+    let front = client.address();
+    let stream = TcpStream::connect(front).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let sent = pattern(BULK_BYTES);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (&stream).write_all(&sent).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        });
+        let mut received = Vec::new();
+        for _ in 0..RESTARTS {
+            (&stream).take((BULK_BYTES / (2 * RESTARTS)) as u64).read_to_end(&mut received).unwrap();
+            stop(&mut server, 1);
+            server = start();
+        }
+        (&stream).read_to_end(&mut received).unwrap();
+        assert!(received == sent, "the bytes differ");
+    });
+    let said = client.said_so_far();
+    assert!(!said.contains("cannot freeze"), "{said}");
+}
+
+fn is_root() -> bool {
+    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0
 }

@@ -45,7 +45,7 @@ impl ClientState {
         let tls = matches!(config.security, Security::Tls(_));
         let (mode, auto) = match config.ack {
             AckMode::Fixed(mode) => (mode, false),
-            AckMode::Auto if tls => (LinkMode::Inband, false),
+            AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
             AckMode::Auto => (LinkMode::Kernel, true),
         };
         Self { mode, auto, epochs: 0, open_nonce: rand::rng().random(), owed_abort: None, place: None }

@@ -463,6 +463,10 @@ pub(super) fn say_no_by(link: &Link, refuse: Refuse, send: fn(&Link, &[u8]) -> i
 }
 
 fn judge(link: &Link, direct_proof: Option<u32>, source_port: Option<u16>) -> DirectVerdict {
+    if !sys::can_freeze() {
+        // PROTOCOL 3.5 could not be kept: what this kernel acknowledges would not be final. The client takes inband.
+        return DirectVerdict::NotDirect(NotDirect::NoProof);
+    }
     let syn = sys::saved_syn(link).ok().and_then(|headers| SavedSyn::parse(&headers).ok());
     DirectPath::default().judge(direct_proof, source_port, syn.as_ref())
 }

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
+use std::sync::OnceLock;
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -125,7 +126,8 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
 /// nothing more is acknowledged and [`unread_bytes`] is final. What was received before stays readable.
 ///
-/// A classic BPF filter of one instruction, `return 0`; needs no privilege. The filter runs before a segment
+/// A classic BPF filter of one instruction, `return 0`. Old kernels let everybody attach one, newer ones may ask for
+/// CAP_NET_ADMIN: see [`can_freeze`]. The filter runs before a segment
 /// is queued for the socket's owner, and SIOCINQ takes the socket's lock, so that whatever had passed the
 /// filter has been counted when SIOCINQ answers.
 pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
@@ -133,6 +135,24 @@ pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
     let mut drop_all = [libc::sock_filter { code: RETURN_CONSTANT, jt: 0, jf: 0, k: 0 }];
     let program = libc::sock_fprog { len: 1, filter: drop_all.as_mut_ptr() };
     set_option(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
+}
+
+/// Whether this process may [`freeze`] sockets.
+pub(crate) fn can_freeze() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| {
+        let probe = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        match probe.and_then(|probe| freeze(&probe)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::info!(
+                    "this process may not freeze connections: acknowledgement mode inband is used"
+                );
+                false
+            }
+            // Any other error says nothing about the next socket.
+            _ => true,
+        }
+    })
 }
 
 /// The kernel's name for the network namespace that the socket belongs to: SO_NETNS_COOKIE, since Linux 5.14.

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ impl Keeper {
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_read_timeout(Some(KEEPER_TIMEOUT))?;
         stream.set_write_timeout(Some(KEEPER_TIMEOUT))?;
-        let child = Command::new("/proc/self/exe")
+        let child = Command::new(program())
             .args(["keep-detached", "--time", &format!("{}ms", time.as_millis()), "--socket"])
             .arg(folder.join(socket_name(address)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -99,6 +100,11 @@ impl Keeper {
     }
 }
 
+/// This program, by its name if that still leads to it.
+fn program() -> PathBuf {
+    std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or_else(|| "/proc/self/exe".into())
+}
+
 /// What an earlier process has left at this address.
 #[derive(Debug, Default)]
 pub struct Legacy {
@@ -120,6 +126,12 @@ impl Legacy {
                 Self::default()
             }
         }
+    }
+
+    /// The process that keeps them.
+    pub fn keeper_pid(&self) -> Option<i32> {
+        let credentials = rustix::net::sockopt::socket_peercred(self.keeper.as_ref()?).ok()?;
+        Some(credentials.pid.as_raw_nonzero().get())
     }
 
     /// This process goes on with them: the keeper can go.

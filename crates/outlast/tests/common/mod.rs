@@ -103,6 +103,12 @@ impl Outlast {
         ended(&mut self.child)
     }
 
+    /// Everything it has said by now.
+    pub fn said_so_far(&mut self) -> String {
+        self.heard.extend(self.lines.try_iter());
+        self.heard.join("\n")
+    }
+
     /// Everything it said, after its end.
     pub fn said(&mut self) -> String {
         self.heard.extend(self.lines.iter());
