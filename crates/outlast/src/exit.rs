@@ -24,7 +24,7 @@ Exit codes:
   1    internal error
   2    usage or configuration
   3    the peer refused, reset the session or speaks another protocol
-  4    no connection within the patience
+  4    no connection within the patience, or ended before everything was delivered
   5    data is known to be lost
   6    the session was killed or has expired
   7    the system refused: permission, address in use, unreadable file, closed or full output; or an instance
