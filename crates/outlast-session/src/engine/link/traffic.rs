@@ -106,8 +106,8 @@ impl Link {
 
     /// Whether a receive that has emptied the socket is followed by one that finds nothing, rather than by the reactor.
     /// Short connections are better off without it (relayed transactions), and so are round trips in mode `inband`
-    /// (1.13 of raw TCP, with it 1.17); in the other modes it makes them faster, on one core (1.06 without it, 0.98 with
-    /// it) and on two (1.01, 1.00).
+    /// (1.13 of raw TCP, with it 1.17). In the other modes it makes them faster as often as not (0.98 or 1.05, without it
+    /// 1.06), and no slower on two cores.
     fn looks_again(&self) -> bool {
         let receives = self.receives.load(Ordering::Relaxed);
         if receives < YOUNG_RECEIVES {
