@@ -214,7 +214,7 @@ impl Session {
         self.engine().fail(Error::Killed { id: self.engine().id, reason: reason.to_owned() });
     }
 
-    /// Takes a server's session out of this process, for a [`Listener`] of the next one to
+    /// Takes a server's session out of this process, for the listener of the next one to
     /// [go on with](super::Listener::from_std_with). Clones of it are over. Its client sees an outage, from now until that listens.
     ///
     /// # Errors

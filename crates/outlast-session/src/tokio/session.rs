@@ -166,7 +166,7 @@ impl Session {
         ::tokio::time::timeout(timeout, self.engine.abort_told()).await.is_ok()
     }
 
-    /// Takes a server's session out of this process, for a [`Listener`] of the next one to
+    /// Takes a server's session out of this process, for the listener of the next one to
     /// [go on with](super::Listener::from_std_with). Its client sees an outage, from now until that listens.
     ///
     /// # Errors
