@@ -27,8 +27,7 @@ Exit codes:
   4    no connection within the patience, or ended before everything was delivered
   5    data is known to be lost
   6    the session was killed or has expired
-  7    the system refused: permission, address in use, unreadable file, closed or full output; or an instance
-       does not answer
+  7    the system refused (permission, address, unreadable file, output), or an instance is silent
   130  interrupted";
 
 /// An error with the code to end with. The message is one line and says what to do.
