@@ -285,7 +285,9 @@ impl Engine {
             _ => error.to_string(),
         };
         // PROTOCOL 3.5: without freezing it the answer could come just behind the last look.
-        if let Err(error) = link.freeze() {
+        if let Err(error) = link.freeze()
+            && !link.mode().is_acked_by_peer()
+        {
             tracing::warn!(session = %self.id, %error, "cannot freeze a link");
         }
         let mut buffer = [0u8; HANDSHAKE_BYTES_MAX];

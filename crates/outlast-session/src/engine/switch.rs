@@ -131,16 +131,20 @@ impl Engine {
                 let received_bytes = rx.link_read_bytes + unread_bytes;
                 sys::tcp_info(&**link).is_ok_and(|info| info.bytes_received == received_bytes + 1)
             });
-            match frozen.and_then(|()| sys::unread_bytes(&**link)) {
+            let unread = frozen.and_then(|()| sys::unread_bytes(&**link));
+            let counted = unread.is_ok();
+            match unread {
                 Ok(left_bytes) if left_bytes > 0 => {
                     rx.backlog_bytes += left_bytes;
                     rx.receiver.took(usize::try_from(left_bytes).unwrap_or(usize::MAX));
                     rx.backlog.push_back(Segment::Frozen { link: link.clone(), left_bytes });
                 }
                 Ok(_) => {}
+                // What is not counted comes again: only the peer itself says what it may forget.
+                Err(_) if link.mode().is_acked_by_peer() => {}
                 Err(error) => tracing::warn!(session = %self.id, %error, "cannot freeze a link"),
             }
-            if fin_received {
+            if fin_received && counted {
                 // The peer's end is behind all that: it need not come again.
                 let end_offset = rx.receiver.next_offset();
                 rx.receiver.ends_at(end_offset);
