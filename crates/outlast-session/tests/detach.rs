@@ -66,7 +66,11 @@ fn threads_go_on_with_a_session() {
             assert_eq!(detached.id(), id);
             assert!(matches!(clone.detach(), Err(Error::Closed { .. })));
             drop(listener);
+            // The client may be there before the listener is: turned away for want of a proof, it comes again.
             let socket = again(address);
+            socket.listen(128).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let socket = socket.into();
             let (listener, mut sessions) =
                 blocking::Listener::from_std_with(socket, &config, &[detached.clone(), detached]).unwrap();
             assert!(matches!(sessions.pop().unwrap(), Err(Error::Config(_))), "the same session twice");
@@ -104,7 +108,7 @@ fn tasks_go_on_with_a_session() {
                 drop(listener);
                 tokio::task::yield_now().await;
                 let (listener, mut sessions) =
-                    async_face::Listener::from_std_with(again(address), &config, &[detached]).unwrap();
+                    async_face::Listener::from_std_with(again(address).into(), &config, &[detached]).unwrap();
                 let mut session = sessions.pop().unwrap().unwrap();
                 session.write_all(b" and late").await.unwrap();
                 let mut rest = String::new();
@@ -126,11 +130,13 @@ fn a_client_cannot_be_detached() {
     assert!(matches!(session.detach(), Err(Error::Config(_))));
 }
 
-/// The port, as soon as the listener before has closed it.
-fn again(address: std::net::SocketAddr) -> TcpListener {
+/// The port, as soon as the listener before has closed it. Nobody listens there yet.
+fn again(address: std::net::SocketAddr) -> socket2::Socket {
     for _ in 0..1000 {
-        match TcpListener::bind(address) {
-            Ok(listener) => return listener,
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        match socket.bind(&address.into()) {
+            Ok(()) => return socket,
             Err(_) => std::thread::sleep(std::time::Duration::from_millis(2)),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::config::Config;
-use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
+use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::sys::{Poller, Ready};
@@ -80,8 +80,8 @@ impl Listener {
     /// [`Error::System`] if none can, [`Error::Config`] for settings that cannot work.
     pub fn bind_with(address: impl ToSocketAddrs, config: &Arc<Config>) -> Result<Listener> {
         config.check()?;
-        let listener = TcpListener::bind(address).map_err(|error| Error::system("listen", &error))?;
-        Self::from_std(listener, config)
+        let addresses = address.to_socket_addrs().map_err(|error| Error::system("listen", &error))?;
+        Self::from_std(engine::bind(&addresses.collect::<Vec<_>>())?, config)
     }
 
     /// Takes a listening socket over.

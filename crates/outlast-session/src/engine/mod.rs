@@ -39,7 +39,7 @@ pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub(crate) use rx::Rx;
-pub(crate) use server::{Acceptor, Greeting, Outcome};
+pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use shaking::{Shaken, Shaking};
 pub(crate) use splice::{Passed, WAY_SLOTS_BYTES};
 pub(crate) use tx::Tx;

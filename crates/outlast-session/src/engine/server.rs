@@ -8,6 +8,7 @@ mod hooks;
 mod listening;
 
 pub(super) use hooks::ServerHooks;
+pub(crate) use listening::bind;
 
 use super::switch::PeerPosition;
 use super::tls::server_tls;

@@ -2,7 +2,7 @@
 
 use super::Session;
 use crate::config::Config;
-use crate::engine::{Acceptor, Engine, Events, Info, Shaken, Shaking};
+use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::sys;
@@ -49,8 +49,7 @@ impl Listener {
         config.check()?;
         let failed = |error: io::Error| Error::system("listen", &error);
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
-        let listener = std::net::TcpListener::bind(addresses.as_slice()).map_err(failed)?;
-        Self::from_std(listener, config)
+        Self::from_std(engine::bind(&addresses)?, config)
     }
 
     /// Takes a listening socket over. Has to be called in a tokio runtime.

@@ -7,6 +7,8 @@ use crate::config::{AckMode, Security};
 use crate::error::{Error, Result};
 use crate::proto::LinkMode;
 use crate::sys;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 
 /// Connections are accepted with their first bytes: it saves waiting for them one by one, and a flood of silent ones
@@ -14,6 +16,26 @@ use std::sync::atomic::Ordering;
 const ACCEPT_SILENCE_S: i32 = 1;
 /// Connections that wait to be accepted, at most; `net.core.somaxconn` bounds it, too.
 const BACKLOG: i32 = 4096;
+
+/// A socket that is bound to the first of `addresses` that can be had, and does not listen yet: what is accepted before
+/// a [`prepare`](Acceptor::prepare) could not prove its path, and clients that come back for their sessions are quick.
+pub(crate) fn bind(addresses: &[SocketAddr]) -> Result<TcpListener> {
+    let bind_one = |address: &SocketAddr| {
+        let domain = socket2::Domain::for_address(*address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&(*address).into())?;
+        Ok(socket)
+    };
+    let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "there is no address");
+    for address in addresses {
+        match bind_one(address) {
+            Ok(socket) => return Ok(socket.into()),
+            Err(error) => failure = error,
+        }
+    }
+    Err(Error::system("listen", &failure))
+}
 
 impl Acceptor {
     /// Options of the listening socket; what is accepted inherits them.

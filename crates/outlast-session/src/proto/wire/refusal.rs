@@ -120,9 +120,16 @@ impl Refusal {
         Self::from_parts(code, SecurityKind::Open as u64).map_or("other", |refusal| refusal.name())
     }
 
-    /// Whether the same attempt may succeed later, or with another epoch.
+    /// Whether the same attempt may succeed later, with another epoch, or over another path.
     pub const fn is_passing(&self) -> bool {
-        matches!(self, Self::Busy { .. } | Self::Quota | Self::Draining { .. } | Self::StaleEpoch { .. })
+        matches!(
+            self,
+            Self::Busy { .. }
+                | Self::NotDirect
+                | Self::Quota
+                | Self::Draining { .. }
+                | Self::StaleEpoch { .. }
+        )
     }
 
     /// How long the server asks to stay away, in milliseconds, if it said so.
