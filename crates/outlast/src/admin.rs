@@ -17,13 +17,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 /// Longest request. Default 4 KiB: a session's name and a verb.
-const REQUEST_BYTES_MAX: u64 = 4 << 10;
+pub const REQUEST_BYTES_MAX: u64 = 4 << 10;
 /// Longest answer: about 700 bytes for each of 65,536 sessions.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Time for one exchange.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for the first byte of an answer, which says that the instance is awake.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most exchanges at a time.
 const EXCHANGES_MAX: usize = 16;
 

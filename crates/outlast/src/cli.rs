@@ -27,7 +27,7 @@ pub enum Command {
     Listen(Box<ListenArgs>),
     /// Carry local connections, or standard input and output, over sessions
     Connect(Box<ConnectArgs>),
-    /// Show the sessions of all instances on this machine
+    /// Show the sessions of all instances on this machine, and those that wait for a listener to be started again
     Status(StatusArgs),
     /// End a session at once
     Kill(KillArgs),
@@ -211,7 +211,7 @@ The first connection of --stdio is not retried unless --patience is given; local
 /// `outlast status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Print JSON: a list of instances with their sessions
+    /// Print JSON: a list of instances, and of processes that keep what one has left, with their sessions
     #[arg(long)]
     pub json: bool,
     /// Show it again every second until interrupted
@@ -230,9 +230,8 @@ pub struct KillArgs {
 /// `outlast keep-detached`.
 #[derive(Debug, Args)]
 pub struct KeepArgs {
-    /// Where the next process asks
-    #[arg(long)]
-    pub socket: PathBuf,
+    /// Where the sessions were served, and will be
+    pub address: SocketAddr,
     /// How long
     #[arg(long, value_parser = duration)]
     pub time: Duration,

@@ -45,15 +45,16 @@ impl Server {
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
         // It listens when all is ready: clients have to find their sessions.
         let socket = bind(plan.address).map_err(|error| cannot_listen(&plan.address.to_string(), &error))?;
-        let mut legacy = Legacy::ask(plan.address);
+        let mut legacy = Legacy::ask(plan.address, socket.only_v6().unwrap_or(false));
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
         let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
         let address = listener.local_addr();
-        if let (Some(Err(error)), Some(pid)) = (adopted.iter().find(|one| one.is_err()), legacy.keeper_pid())
-        {
+        if let Some(Err(error)) = adopted.iter().find(|one| one.is_err()) {
+            let keepers: Vec<String> = legacy.keeper_pids().iter().map(ToString::to_string).collect();
             return Err(Failure::usage(format!(
                 "cannot go on with what the process before has left at {address}: {error}; start as it was started, or \
-                 end process {pid}, which keeps it"
+                 end process {}, which keeps it",
+                keepers.join(" and ")
             )));
         }
         let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
@@ -71,7 +72,9 @@ impl Server {
     pub fn go_on(&mut self, registry: &Arc<Registry>, narrator: &Narrator, outbox: &Outbox) {
         let adopted = std::mem::take(&mut self.adopted);
         if !adopted.is_empty() {
-            let line = format!("going on with {} sessions of the process before", adopted.len());
+            let count = adopted.len();
+            let sessions = if count == 1 { "session" } else { "sessions" };
+            let line = format!("going on with {count} {sessions} of the process before");
             tracing::info!("{line}");
             narrator.say(&line);
         }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Outlast, PATIENCE, echo, folder, nobody, pattern};
+use common::{Outlast, PATIENCE, echo, folder, nobody, output, pattern};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -243,6 +243,148 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
         }),
         0
     );
+}
+
+#[test]
+fn what_is_kept_is_shown_and_can_be_ended() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = service.local_addr().unwrap().to_string();
+    let mut server = listen(runtime, address, &to, &[]);
+    let (client, front) = connect(runtime, address, &["--admin-socket", "none"]);
+    let pair = || {
+        let mut program = TcpStream::connect(front).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program.write_all(b"x").unwrap();
+        let (mut served, _) = service.accept().unwrap();
+        served.set_read_timeout(Some(PATIENCE)).unwrap();
+        served.read_exact(&mut [0]).unwrap();
+        (program, served)
+    };
+    let (mut ended, mut ended_served) = pair();
+    let (mut lasting, mut lasting_served) = pair();
+    // What the client cannot take is not acknowledged.
+    client.signal("STOP");
+    let unacked_bytes = 1 << 20;
+    let writer = std::thread::spawn(move || {
+        lasting_served.write_all(&pattern(unacked_bytes)).unwrap();
+        lasting_served
+    });
+    let lasting_served = writer.join().unwrap();
+    let keeper = stop(&mut server, 2);
+
+    let json = output(runtime, &["status", "--json"]);
+    let instances: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(instances.as_array().map(Vec::len), Some(1), "{instances}");
+    let kept = &instances[0];
+    assert_eq!(kept["pid"], keeper);
+    assert_eq!(kept["keeps_for"], address.to_string());
+    assert!((1..=300_000).contains(&kept["left_ms"].as_u64().unwrap()), "{kept}");
+    let sessions = kept["sessions"].as_array().unwrap();
+    assert_eq!(sessions.len(), 2);
+    let unacked = |session: &serde_json::Value| session["unacked_bytes"].as_u64().unwrap();
+    let (quiet, full) = if unacked(&sessions[0]) < unacked(&sessions[1]) { (0, 1) } else { (1, 0) };
+    assert_eq!(unacked(&sessions[quiet]), 0, "{kept}");
+    assert!(unacked(&sessions[full]) > 0, "{kept}");
+    assert_eq!(sessions[quiet]["peer"], "127.0.0.1");
+    let id = sessions[quiet]["id"].as_str().unwrap();
+
+    let page = String::from_utf8(output(runtime, &["status"]).stdout).unwrap();
+    for part in [
+        &format!("process {keeper}, keeps 2 sessions"),
+        &format!("`outlast listen {address}` again"),
+        &id[..10],
+    ] {
+        assert!(page.contains(part), "no {part:?} in {page}");
+    }
+
+    let killed = output(runtime, &["kill", &id[..12]]);
+    assert!(killed.status.success(), "{killed:?}");
+    assert_eq!(String::from_utf8_lossy(&killed.stdout), format!("killed {id}\n"));
+    assert!(ended_served.read(&mut [0]).is_err(), "the service was told that this is the end of the stream");
+    assert_eq!(output(runtime, &["kill", &id[..12]]).status.code(), Some(2));
+
+    // The other one goes on, to the last byte; the client of the killed one is told.
+    client.signal("CONT");
+    let mut server = listen(runtime, address, &to, &[]);
+    server.wait_for("going on with 1 session");
+    assert!(ended.read(&mut [0]).is_err());
+    drop(lasting_served);
+    let mut received = Vec::new();
+    lasting.read_to_end(&mut received).unwrap();
+    assert!(received == pattern(unacked_bytes), "{} bytes have come", received.len());
+    ends(keeper);
+    let page = String::from_utf8(output(runtime, &["status"]).stdout).unwrap();
+    assert!(!page.contains("keeps") && page.contains(&format!("process {}", server.pid())), "{page}");
+}
+
+#[test]
+fn a_keeper_that_is_ended_does_not_end_streams_in_order() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = service.local_addr().unwrap().to_string();
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut program = TcpStream::connect(front).unwrap();
+    program.write_all(b"x").unwrap();
+    let (mut served, _) = service.accept().unwrap();
+    served.set_read_timeout(Some(PATIENCE)).unwrap();
+    served.read_exact(&mut [0]).unwrap();
+    let keeper = stop(&mut server, 1);
+    assert!(
+        std::process::Command::new("kill").args(["-KILL", &keeper.to_string()]).status().unwrap().success()
+    );
+    let error = served.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_wildcard_goes_on_with_what_was_left_at_an_address_and_not_the_other_way_round() {
+    let folder = folder();
+    let runtime = folder.path();
+    let to = echo().to_string();
+    let address = nobody();
+    let wildcard = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut stream = open(front);
+    let keeper = stop(&mut server, 1);
+
+    let mut server = listen(runtime, wildcard, &to, &[]);
+    server.wait_for("going on with 1 session");
+    say(&mut stream, b"by way of the wildcard");
+    ends(keeper);
+    let keeper = stop(&mut server, 1);
+
+    // Clients of other addresses would not find this one.
+    let arguments = ["listen", &address.to_string(), "--to", &to];
+    let mut server = Outlast::start(runtime, &arguments);
+    let warning = server.wait_for("sessions are kept for");
+    assert!(
+        warning.contains("WARN")
+            && warning.contains(&format!("kept for {wildcard} by process {keeper}"))
+            && warning.contains(&format!("start it at {wildcard}")),
+        "{warning}"
+    );
+    server.address();
+    server.signal("INT");
+    server.ended();
+    assert!(is_running(keeper));
+
+    // An address that is another one is none of its business.
+    let other = SocketAddr::new("127.0.0.2".parse().unwrap(), nobody().port());
+    let mut server = listen(runtime, other, &to, &[]);
+    server.signal("INT");
+    server.ended();
+    assert!(!server.said().contains("kept for"));
+
+    let mut server = listen(runtime, wildcard, &to, &[]);
+    server.wait_for("going on with 1 session");
+    say(&mut stream, b"still there");
+    drop(server);
+    ends(keeper);
 }
 
 #[test]

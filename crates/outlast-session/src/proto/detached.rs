@@ -66,6 +66,16 @@ impl Detached {
             .saturating_sub(self.sending.acked_offset)
     }
 
+    /// Bytes that have come from the peer and were not read.
+    pub fn unread_bytes(&self) -> u64 {
+        self.receiving.unread.len() as u64
+    }
+
+    /// Where its client was.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// As bytes for [`decode`](Self::decode). They hold the key of the session and what it carries: keep them as secret
     /// as both.
     pub fn encode(&self) -> Vec<u8> {

@@ -9,6 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Digits of a session's name that are shown. The whole name may be a secret.
@@ -22,6 +23,24 @@ struct InstanceView {
     draining: bool,
     up_ms: u64,
     sessions: Vec<SessionView>,
+}
+
+/// The answer of a process that keeps what an instance has left.
+#[derive(Debug, Deserialize)]
+struct KeeperView {
+    pid: u32,
+    keeps_for: SocketAddr,
+    left_ms: u64,
+    sessions: Vec<KeptView>,
+}
+
+/// What is shown of a session that is kept.
+#[derive(Debug, Deserialize)]
+struct KeptView {
+    id: String,
+    peer: Option<IpAddr>,
+    unacked_bytes: u64,
+    unread_bytes: u64,
 }
 
 /// What is shown of a session.
@@ -84,6 +103,10 @@ fn page(instances: &[&Value]) -> Result<String> {
     }
     let mut text = String::new();
     for instance in instances {
+        if instance.get("keeps_for").is_some() {
+            text.push_str(&kept(&KeeperView::deserialize(*instance)?));
+            continue;
+        }
         let view = InstanceView::deserialize(*instance)?;
         let draining = if view.draining { ", draining" } else { "" };
         let up = seconds(Duration::from_millis(view.up_ms));
@@ -100,10 +123,40 @@ fn page(instances: &[&Value]) -> Result<String> {
     Ok(text)
 }
 
-fn table(sessions: &[SessionView]) -> Table {
+fn kept(view: &KeeperView) -> String {
+    let KeeperView { pid, keeps_for, left_ms, sessions } = view;
+    let (count, them) = match sessions.len() {
+        1 => ("1 session".to_owned(), "it"),
+        count => (format!("{count} sessions"), "them"),
+    };
+    let left = seconds(Duration::from_millis(*left_ms));
+    let mut table = plain_table(&["SESSION", "PEER", "UNACKED", "UNREAD"]);
+    for session in sessions {
+        table.add_row([
+            session.id.chars().take(NAME_DIGITS).collect(),
+            session.peer.map_or_else(|| "-".into(), |peer| peer.to_string()),
+            grouped(session.unacked_bytes),
+            grouped(session.unread_bytes),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!(
+        "process {pid}, keeps {count} of a listener that was stopped, for another {left}\n  \
+         start `outlast listen {keeps_for}` again, with its other settings, to go on with {them}\n{table}\n\n"
+    )
+}
+
+fn plain_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header([
+    table.set_header(header);
+    table
+}
+
+fn table(sessions: &[SessionView]) -> Table {
+    let mut table = plain_table(&[
         "SESSION", "ROLE", "PEER", "STATE", "MODE", "SECURITY", "AGE", "UNACKED", "OUTAGES", "PAUSE",
         "LONGEST", "SENT", "RECEIVED",
     ]);

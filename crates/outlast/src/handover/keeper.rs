@@ -2,19 +2,21 @@
 //!
 //! It is this program, started by the one that stops: a process that is told to stop has to be gone before the next one
 //! is started. It has one socket in the folder of the admin sockets, hands everything to the first process that asks, and
-//! ends; or when nobody has asked for long enough.
+//! ends; or when nobody has asked for long enough. At a second one it answers `outlast status` and `outlast kill`.
 
+use super::counter::Counter;
 use super::parcel::{Parcel, send_end};
+use super::places;
 use crate::admin_folder;
 use crate::cli::KeepArgs;
 use crate::exit::Code;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Said by the keeper when it listens, and when it has everything; by the next process when it has everything.
@@ -25,12 +27,12 @@ pub const TAKEN: u8 = b'T';
 /// For one exchange with the next process, whose descriptors and memory may be slow to come by.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The socket's file, as long as it is ours.
-struct Place<'a>(&'a Path);
+/// A socket's file, as long as it is ours.
+struct Place(PathBuf);
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
-        admin_folder::remove(self.0);
+        admin_folder::remove(&self.0);
     }
 }
 
@@ -40,59 +42,96 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     rustix::process::setsid().ok();
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let (Some(folder), Some(name)) = (args.socket.parent(), args.socket.file_name()) else {
-        bail!("{} is no path of a socket", args.socket.display())
-    };
-    let (_, listener) = admin_folder::bind(folder, name)?;
-    let place = Place(&args.socket);
-    listener.set_nonblocking(false)?;
+    let folder = admin_folder::made()?;
+    let (path, listener) = admin_folder::bind(&folder, places::socket_name(args.address))?;
+    let place = Place(path);
     (&giver).write_all(&[READY])?;
     let mut parcels = Vec::new();
     // What has come before the giver failed is kept all the same.
     while let Ok(Some(parcel)) = Parcel::receive(&giver) {
         parcels.push(parcel);
     }
+    reset_when_dropped(&parcels);
+    // Whoever is told that they are kept finds them. They are kept even if nobody can be told.
+    let asked = admin_folder::bind(&folder, format!("{}.sock", std::process::id())).ok();
+    let (asked_place, asked) = asked.map(|(path, listener)| (Place(path), listener)).unzip();
     (&giver).write_all(&[KEPT]).ok();
     drop(giver);
-    if parcels.is_empty() {
-        return Ok(Code::Ok);
-    }
-    let deadline = Instant::now() + args.time;
-    while let Some(taker) = next_taker(&listener, deadline)? {
-        if hand_out(&parcels, &taker).is_ok() {
-            drop(place);
-            return Ok(Code::Ok);
+    let started = Instant::now();
+    let mut counter = Counter { address: args.address, parcels, started, deadline: started + args.time };
+    while !counter.parcels.is_empty() {
+        match next_caller(&listener, asked.as_ref(), counter.deadline)? {
+            None => break,
+            Some(Caller::Asks(stream)) => counter.serve(&stream).unwrap_or_default(),
+            Some(Caller::Takes(taker)) => {
+                if hand_out(&counter.parcels, &taker).is_ok() {
+                    break;
+                }
+                reset_when_dropped(&counter.parcels);
+            }
         }
     }
-    for parcel in parcels {
-        // As when a session expires: the program learns that this is not the end of the stream.
-        let socket = socket2::SockRef::from(&parcel.local);
-        socket.set_linger(Some(Duration::ZERO)).ok();
-    }
+    drop((place, asked_place));
     Ok(Code::Ok)
 }
 
-/// The next process of this user that asks before `deadline`.
-fn next_taker(listener: &UnixListener, deadline: Instant) -> Result<Option<UnixStream>> {
+/// However this process ends, the programs learn that this is not the end of their streams.
+fn reset_when_dropped(parcels: &[Parcel]) {
+    for parcel in parcels {
+        parcel.reset_when_dropped(true);
+    }
+}
+
+/// A process of this user at one of the two sockets.
+enum Caller {
+    /// It goes on with what is kept.
+    Takes(UnixStream),
+    /// It is `outlast status` or `outlast kill`.
+    Asks(UnixStream),
+}
+
+/// The next one that comes before `deadline`.
+fn next_caller(
+    takers: &UnixListener,
+    askers: Option<&UnixListener>,
+    deadline: Instant,
+) -> Result<Option<Caller>> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(None);
         }
         let timeout = Timespec::try_from(left).ok();
-        let mut ready = [PollFd::new(listener, PollFlags::IN)];
+        let mut ready: Vec<PollFd<'_>> = [Some(takers), askers]
+            .into_iter()
+            .flatten()
+            .map(|socket| PollFd::new(socket, PollFlags::IN))
+            .collect();
         match poll(&mut ready, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(error).context("cannot wait"),
         }
-        let (taker, _) = listener.accept()?;
-        // The file's mode keeps others out; this holds even where a file system ignores it.
-        let user = socket_peercred(&taker)?.uid.as_raw();
-        if user == admin_folder::own_uid() || user == 0 {
-            return Ok(Some(taker));
+        // The sockets do not block: who is gone again is nobody.
+        if let Ok((taker, _)) = takers.accept()
+            && is_own(&taker)
+        {
+            taker.set_nonblocking(false)?;
+            return Ok(Some(Caller::Takes(taker)));
+        }
+        if let Some(Ok((asker, _))) = askers.map(UnixListener::accept)
+            && is_own(&asker)
+        {
+            asker.set_nonblocking(false)?;
+            return Ok(Some(Caller::Asks(asker)));
         }
     }
+}
+
+/// The file's mode keeps others out; this holds even where a file system ignores it.
+fn is_own(stream: &UnixStream) -> bool {
+    let user = socket_peercred(stream).map(|credentials| credentials.uid.as_raw());
+    user.is_ok_and(|user| user == admin_folder::own_uid() || user == 0)
 }
 
 fn hand_out(parcels: &[Parcel], mut taker: &UnixStream) -> Result<()> {

@@ -7,8 +7,10 @@
 //!      SIGTERM, drained         waits        listens at the same address
 //! ```
 
+mod counter;
 mod keeper;
 mod parcel;
+mod places;
 
 pub use keeper::run as keep;
 pub use parcel::Parcel;
@@ -42,14 +44,6 @@ pub struct Keeper {
     pub address: SocketAddr,
 }
 
-/// The socket of a keeper, in the folder of the admin sockets: one for each address, and network namespace, as addresses
-/// mean something only there.
-fn socket_name(address: SocketAddr) -> String {
-    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let number: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    format!("{address}-{number}.kept")
-}
-
 impl Keeper {
     /// Starts one.
     ///
@@ -58,13 +52,12 @@ impl Keeper {
     pub fn start(address: SocketAddr, time: Duration) -> Result<Self> {
         // All other processes of a container end with its first one.
         ensure!(std::process::id() != 1, "as the first process here, this one ends all others with itself");
-        let folder = admin_folder::made()?;
+        admin_folder::made()?;
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_read_timeout(Some(KEEPER_TIMEOUT))?;
         stream.set_write_timeout(Some(KEEPER_TIMEOUT))?;
         let child = Command::new(program())
-            .args(["keep-detached", "--time", &format!("{}ms", time.as_millis()), "--socket"])
-            .arg(folder.join(socket_name(address)))
+            .args(["keep-detached", &address.to_string(), "--time", &format!("{}ms", time.as_millis())])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -85,9 +78,7 @@ impl Keeper {
 
     /// Gives it one more.
     pub fn add(&mut self, relay: DetachedRelay) -> Result<()> {
-        let DetachedRelay { session, local, rest } = relay;
-        let parcel = Parcel { session: session.encode(), local: local.into_fd()?, rest };
-        parcel.send(&self.stream)?;
+        Parcel::pack(relay)?.send(&self.stream)?;
         self.kept += 1;
         Ok(())
     }
@@ -105,47 +96,75 @@ fn program() -> PathBuf {
     std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or_else(|| "/proc/self/exe".into())
 }
 
-/// What an earlier process has left at this address.
+/// What earlier processes have left at an address.
 #[derive(Debug, Default)]
 pub struct Legacy {
     pub parcels: Vec<Parcel>,
-    keeper: Option<UnixStream>,
+    keepers: Vec<UnixStream>,
 }
 
 impl Legacy {
-    /// Asks the keeper of `address`. What goes wrong is logged: the keeper, if there is one, goes on keeping.
-    pub fn ask(address: SocketAddr) -> Self {
-        let path = admin_folder::found().map(|folder| folder.join(socket_name(address)));
-        let Some(keeper) = path.and_then(|path| UnixStream::connect(path).ok()) else {
-            return Self::default();
-        };
-        match receive_all(&keeper) {
-            Ok(parcels) => Self { parcels, keeper: Some(keeper) },
-            Err(error) => {
-                tracing::error!("cannot take over the sessions of {address}: {error:#}");
-                Self::default()
+    /// Asks the keepers of every address that a listener at `address` covers, and warns of those that it covers only in
+    /// part. What goes wrong is logged: the keeper goes on keeping.
+    pub fn ask(address: SocketAddr, only_v6: bool) -> Self {
+        let mut legacy = Self::default();
+        for (kept_for, socket) in places::all() {
+            let covered = places::covers(address, only_v6, kept_for);
+            if !covered && !places::covers(kept_for, false, address) {
+                continue;
+            }
+            let keeper = match UnixStream::connect(&socket) {
+                Ok(keeper) => keeper,
+                Err(error) => {
+                    if error.kind() == std::io::ErrorKind::ConnectionRefused {
+                        // Its process was killed, and has taken all with it.
+                        admin_folder::remove(&socket);
+                    }
+                    continue;
+                }
+            };
+            if !covered {
+                let keeper = pid(&keeper).map_or_else(String::new, |pid| format!(" by process {pid}"));
+                tracing::warn!(
+                    "sessions are kept for {kept_for}{keeper}, which this listener at {address} does not go on with: \
+                     start it at {kept_for} for that (see `outlast status`)"
+                );
+                continue;
+            }
+            match receive_all(&keeper) {
+                Ok(parcels) => {
+                    legacy.parcels.extend(parcels);
+                    legacy.keepers.push(keeper);
+                }
+                Err(error) => tracing::error!("cannot take over the sessions of {kept_for}: {error:#}"),
             }
         }
+        legacy
     }
 
-    /// The process that keeps them.
-    pub fn keeper_pid(&self) -> Option<i32> {
-        let credentials = rustix::net::sockopt::socket_peercred(self.keeper.as_ref()?).ok()?;
-        Some(credentials.pid.as_raw_nonzero().get())
+    /// The processes that keep them.
+    pub fn keeper_pids(&self) -> Vec<i32> {
+        self.keepers.iter().filter_map(pid).collect()
     }
 
-    /// This process goes on with them: the keeper can go.
+    /// This process goes on with them: the keepers can go.
     pub fn taken(self) {
-        if let Some(mut keeper) = self.keeper {
+        for mut keeper in self.keepers {
             keeper.write_all(&[TAKEN]).ok();
         }
     }
+}
+
+fn pid(keeper: &UnixStream) -> Option<i32> {
+    let credentials = rustix::net::sockopt::socket_peercred(keeper).ok()?;
+    Some(credentials.pid.as_raw_nonzero().get())
 }
 
 fn receive_all(keeper: &UnixStream) -> Result<Vec<Parcel>> {
     keeper.set_read_timeout(Some(KEEPER_TIMEOUT))?;
     let mut parcels = Vec::new();
     while let Some(parcel) = Parcel::receive(keeper)? {
+        parcel.reset_when_dropped(false);
         parcels.push(parcel);
     }
     Ok(parcels)

@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use outlast_session::Detached;
-use outlast_session::relay::Rest;
+use outlast_session::relay::{DetachedRelay, Rest};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -14,8 +14,10 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// Longest header.
 const HEADER_BYTES_MAX: u32 = 4 << 10;
@@ -27,6 +29,8 @@ const VERSION: u32 = 1;
 /// One relay between two processes. A process that only keeps it need not understand the session.
 #[derive(Debug)]
 pub struct Parcel {
+    /// What is written on it.
+    pub label: Label,
     /// As [`Detached::encode`] made it.
     pub session: Vec<u8>,
     /// The local program's connection.
@@ -35,24 +39,60 @@ pub struct Parcel {
     pub rest: Rest,
 }
 
+/// What people can be told of a session by a process that does not understand it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Label {
+    /// The session's name.
+    pub id: String,
+    /// Where its client was.
+    pub peer: Option<IpAddr>,
+    /// Bytes that its client is not known to have.
+    pub unacked_bytes: u64,
+    /// Bytes from its client that the service behind it has not been given.
+    pub unread_bytes: u64,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     version: u32,
+    /// An earlier version does without.
+    #[serde(default)]
+    label: Label,
     session_bytes: u64,
     to_local_bytes: u64,
     up_ended: bool,
 }
 
 impl Parcel {
+    /// Packs a relay.
+    pub fn pack(relay: DetachedRelay) -> Result<Self> {
+        let DetachedRelay { session, local, rest } = relay;
+        let label = Label {
+            id: session.id().to_string(),
+            peer: Some(session.peer()),
+            unacked_bytes: session.unacked_bytes(),
+            unread_bytes: session.unread_bytes() + rest.to_local.len() as u64,
+        };
+        Ok(Self { label, session: session.encode(), local: local.into_fd()?, rest })
+    }
+
     /// The session that goes on.
     pub fn detached(&self) -> Result<Detached> {
         Detached::decode(&self.session).context("a session of another version of outlast")
+    }
+
+    /// Whether the program sees a reset when the last process that has its connection closes it, rather than the end of
+    /// the stream.
+    pub fn reset_when_dropped(&self, reset: bool) {
+        socket2::SockRef::from(&self.local).set_linger(reset.then_some(Duration::ZERO)).ok();
     }
 
     /// Hands it to the other end, and keeps it.
     pub fn send(&self, mut stream: &UnixStream) -> Result<()> {
         let header = serde_json::to_vec(&Header {
             version: VERSION,
+            label: self.label.clone(),
             session_bytes: self.session.len() as u64,
             to_local_bytes: self.rest.to_local.len() as u64,
             up_ended: self.rest.up_ended,
@@ -97,7 +137,8 @@ impl Parcel {
         let session = part(stream, header.session_bytes)?;
         let to_local = part(stream, header.to_local_bytes)?;
         let local = local.context("a relay without its connection")?;
-        Ok(Some(Self { session, local, rest: Rest { up_ended: header.up_ended, to_local } }))
+        let rest = Rest { up_ended: header.up_ended, to_local };
+        Ok(Some(Self { label: header.label, session, local, rest }))
     }
 }
 
@@ -124,7 +165,8 @@ mod tests {
         let program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (local, _) = listener.accept().unwrap();
         let rest = Rest { up_ended: true, to_local: vec![7; 300_000] };
-        (Parcel { session: session.to_vec(), local: local.into(), rest }, program)
+        let label = Label { id: "0f".into(), peer: None, unacked_bytes: 1, unread_bytes: 300_000 };
+        (Parcel { label, session: session.to_vec(), local: local.into(), rest }, program)
     }
 
     #[test]
@@ -141,6 +183,7 @@ mod tests {
             let second = Parcel::receive(&theirs).unwrap().unwrap();
             assert!(Parcel::receive(&theirs).unwrap().is_none());
             assert_eq!((&first.session[..], &first.rest), (&b"session"[..], &sent.rest));
+            assert_eq!(first.label, sent.label);
             let mut local = std::net::TcpStream::from(second.local);
             local.write_all(b"hello").unwrap();
             let mut heard = [0; 5];

@@ -1,0 +1,84 @@
+//! What a keeper tells and does when it is asked as an instance is: `outlast status`, `outlast kill`.
+
+use super::parcel::Parcel;
+use crate::admin::{ANSWER_TIMEOUT, REQUEST_BYTES_MAX, Request};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// A keeper with what it keeps.
+#[derive(Debug)]
+pub struct Counter {
+    /// Where the sessions were served.
+    pub address: SocketAddr,
+    pub parcels: Vec<Parcel>,
+    pub started: Instant,
+    /// When what nobody came for is given up.
+    pub deadline: Instant,
+}
+
+impl Counter {
+    /// One exchange: a line of JSON each way.
+    pub fn serve(&mut self, mut stream: &UnixStream) -> Result<()> {
+        // The next process should not have to wait for somebody who asks nothing.
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
+        let answer = match serde_json::from_str(&line) {
+            Ok(Request::Status {}) => self.status(),
+            Ok(Request::Kill { session }) => self.kill(&session),
+            Err(error) => json!({ "error": format!("not a request: {error}") }),
+        };
+        let mut bytes = serde_json::to_vec(&answer)?;
+        bytes.push(b'\n');
+        Ok(stream.write_all(&bytes)?)
+    }
+
+    fn status(&self) -> Value {
+        let sessions: Vec<Value> = self
+            .parcels
+            .iter()
+            .map(|Parcel { label, .. }| {
+                json!({
+                    "id": label.id,
+                    "state": "kept",
+                    "peer": label.peer,
+                    "unacked_bytes": label.unacked_bytes,
+                    "unread_bytes": label.unread_bytes,
+                })
+            })
+            .collect();
+        json!({
+            "pid": std::process::id(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "keeps_for": self.address,
+            "left_ms": millis(self.deadline.saturating_duration_since(Instant::now())),
+            "up_ms": millis(self.started.elapsed()),
+            "sessions": sessions,
+        })
+    }
+
+    /// Ends the one session whose name begins so.
+    fn kill(&mut self, prefix: &str) -> Value {
+        let begins = |parcel: &Parcel| parcel.label.id.starts_with(prefix);
+        let matching: Vec<String> = self
+            .parcels
+            .iter()
+            .filter(|parcel| begins(parcel))
+            .map(|parcel| parcel.label.id.clone())
+            .collect();
+        if matching.len() == 1 {
+            // Dropping it resets its program; its client learns that there is no such session when it asks for it.
+            self.parcels.retain(|parcel| !begins(parcel));
+        }
+        json!({ "matching": matching })
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
