@@ -13,6 +13,7 @@ use outlast_session::relay::socks5;
 use outlast_session::relay::{self, Destination, Ended, FRONT_TIMEOUT, Local, Outcome};
 use outlast_session::tokio::Session;
 use outlast_session::{Error, Patience, Refusal, Role, Targets};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -20,6 +21,8 @@ use tokio::net::TcpStream;
 /// Delays between attempts at the first connection: at first, and at the most.
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// A server has connected to a destination by then, or cannot. Default 15 s: an attempt takes at most 10 s.
+const REPLY_EXPECTED: Duration = Duration::from_secs(15);
 
 /// A local program that has connected.
 #[derive(Debug)]
@@ -111,8 +114,14 @@ impl Carrier {
             }
         };
         let place = registry.enter(session.id(), Role::Client);
+        let silent = || {
+            let waited = seconds(REPLY_EXPECTED);
+            tracing::warn!(
+                "no answer about {destination} from {targets} for {waited}: is it reachable? does it have --to-any?"
+            );
+        };
         let asked = tokio::select! {
-            reply = preamble::ask(&mut session, &destination) => reply,
+            reply = remarking(preamble::ask(&mut session, &destination), silent) => reply,
             () = manners.gave_up(&local) => return abandoned(&session, local),
             () = place.control.told_to_end() => return abandoned(&session, local),
         };
@@ -129,7 +138,11 @@ impl Carrier {
                 let _ = session.finish().await;
             }
             Err(PreambleFailure::Session(error)) => {
-                report(&error);
+                if is_peers_wish(&error) {
+                    tracing::warn!(%destination, "{targets}: {error}");
+                } else {
+                    report(&error);
+                }
                 manners.refuse(local, Status::Failed, "the session failed").await;
             }
             Err(error) => {
@@ -243,6 +256,16 @@ async fn in_time<T, E: std::fmt::Display>(
     None
 }
 
+/// Waits for the server's reply; says so once if it takes longer than it should.
+async fn remarking<T>(reply: impl Future<Output = T>, remark: impl FnOnce()) -> T {
+    let mut reply = pin!(reply);
+    if let Ok(reply) = tokio::time::timeout(REPLY_EXPECTED, reply.as_mut()).await {
+        return reply;
+    }
+    remark();
+    reply.await
+}
+
 fn abandoned(session: &Session, local: Local) -> Option<Ready> {
     session.kill();
     local.abort();
@@ -277,6 +300,8 @@ fn log_end(ended: &Ended) {
         }
         Outcome::Killed => tracing::info!(%session, "killed"),
         Outcome::Detached(_) => tracing::info!(%session, "detached"),
+        // Only servers are asked for destinations.
+        Outcome::Misdirected(_) => {}
     }
 }
 

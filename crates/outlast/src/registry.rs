@@ -164,7 +164,7 @@ impl Place {
                 totals.undelivered += u64::from(!delivered);
             }
             Outcome::Killed => totals.ended_early += 1,
-            Outcome::LocalFailed(_) | Outcome::Detached(_) => {}
+            Outcome::LocalFailed(_) | Outcome::Detached(_) | Outcome::Misdirected(_) => {}
         }
     }
 }

@@ -190,7 +190,10 @@ async fn serve(mut session: Session, target: Target, place: Place, address: Sock
         Ok(local) => local,
         Err(why) => return session.kill_with(&why),
     };
-    let ended = relay::run(session, local, Vec::new(), &place.control).await;
+    let ended = match target {
+        Target::Fixed(_) => relay::run_undirected(session, local, &place.control).await,
+        Target::Any(_) => relay::run(session, local, Vec::new(), &place.control).await,
+    };
     conclude(id, ended, &target, &place, address, &outbox).await;
 }
 
@@ -214,6 +217,11 @@ async fn conclude(
         Outcome::Completed => tracing::info!(session = %id, "completed"),
         Outcome::LocalFailed(error) => tracing::info!(session = %id, "{target} ended it: {}", plain(&error)),
         Outcome::SessionFailed(error) => report(&error),
+        Outcome::Misdirected(destination) => tracing::warn!(
+            session = %id,
+            "the client asks for {destination}, but sessions here lead to {target}: this listener needs --to-any instead \
+             of --to, or the client a local address instead of --socks5, --http-connect or --transparent"
+        ),
         Outcome::Stopped { delivered: true } => tracing::info!(session = %id, "ended, everything delivered"),
         Outcome::Stopped { delivered: false } => {
             tracing::warn!(session = %id, "ended; {}", undelivered(&info));

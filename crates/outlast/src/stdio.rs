@@ -129,8 +129,8 @@ fn code_of(ended: &Ended) -> Result<Code> {
             "standard input or output failed: {}; what had not passed through it is lost",
             plain(error)
         ))),
-        // A client's session cannot be detached: it would be an error of the session.
-        Outcome::Stopped { delivered: false } | Outcome::Detached(_) => {
+        // A client's session cannot be detached, nor asked for a destination: it would be an error of the session.
+        Outcome::Stopped { delivered: false } | Outcome::Detached(_) | Outcome::Misdirected(_) => {
             Err(Failure::new(Code::Network, format!("terminated; {}", undelivered(&ended.info))).into())
         }
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Outlast, PATIENCE, curl, folder, http, nobody};
+use common::{Outlast, PATIENCE, curl, folder, http, nobody, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -113,18 +113,47 @@ fn patterns_choose_the_server() {
 }
 
 #[test]
-fn a_server_with_a_fixed_target_takes_no_destinations() {
+fn a_server_with_a_fixed_target_takes_no_destinations_and_both_sides_say_so() {
+    // One service answers what it does not understand, one says nothing to it.
+    for service in [http("fixed"), speaking(b"")] {
+        let folder = folder();
+        let to = service.to_string();
+        let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &to]);
+        let via = server.address().to_string();
+        let flags = ["connect", "--http-connect", "127.0.0.1:0", "--socks5", "127.0.0.1:0", "--via", &via];
+        let mut client = Outlast::start(folder.path(), &flags);
+        let socks = client.address().to_string();
+        let connect = client.address().to_string();
+        let output = curl(&["--socks5-hostname", &socks, "http://192.0.2.1/"]);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("(1)"), "{output:?}");
+        let said = client.wait_for("it needs --to-any");
+        assert!(said.contains("WARN") && said.contains(&via) && said.contains("192.0.2.1:80"), "{said}");
+        let code = ["--proxytunnel", "--proxy", &connect, "--write-out", "%{http_connect}"];
+        let output = curl(&[&code[..], &["http://192.0.2.1/"]].concat());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "503", "{output:?}");
+        let said = server.wait_for("asks for");
+        assert!(
+            said.contains("WARN") && said.contains("asks for 192.0.2.1:80") && said.contains(&to),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_at_all_is_remarked_on() {
     let folder = folder();
-    let site = http("fixed");
-    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &site.to_string()]);
-    let via = server.address().to_string();
-    let mut client =
-        Outlast::start(folder.path(), &["connect", "--http-connect", "127.0.0.1:0", "--via", &via]);
-    let front = client.address().to_string();
-    let output =
-        curl(&["--proxytunnel", "--proxy", &front, "--write-out", "%{http_connect}", "http://192.0.2.1/"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "503", "{output:?}");
-    client.wait_for("it needs --to-any");
+    let (server, mut client, front) = start(folder.path(), &[], &["--socks5", "127.0.0.1:0"]);
+    server.signal("STOP");
+    let mut program = TcpStream::connect(&front).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x01").unwrap();
+    let said = client.wait_for("no answer about 127.0.0.1:1");
+    assert!(said.contains("WARN") && said.contains("--to-any"), "{said}");
+    // It was only slow.
+    server.signal("CONT");
+    let mut answer = [0; 4];
+    program.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, *b"\x05\x00\x05\x05");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
-use super::{Local, SETTLE_TIMEOUT};
+use super::{Destination, Local, SETTLE_TIMEOUT};
 use crate::error::Error;
 use crate::proto::Detached;
 use crate::tokio::Session;
@@ -36,6 +36,8 @@ pub enum Outcome {
     LocalFailed(io::Error),
     /// The session failed; the local program was reset.
     SessionFailed(Error),
+    /// The client asked for a destination, where all sessions lead to one service. Both sides were reset.
+    Misdirected(Destination),
     /// Told to stop. Both sides were reset.
     Stopped {
         /// Whether everything that had been accepted was delivered first.
@@ -76,6 +78,12 @@ pub async fn run(session: Session, local: Local, head: Vec<u8>, control: &Contro
     carry(pump, session, local, control).await
 }
 
+/// As [`run`], for a server whose sessions all lead to the service that `local` is connected to. A client that asks for a
+/// destination would wait for the answer of a service that does not know what it is asked: it is told so (RP 10).
+pub async fn run_undirected(session: Session, local: Local, control: &Control) -> Ended {
+    carry(Pump::new(Vec::new(), false).undirected(), session, local, control).await
+}
+
 /// Goes on, as [`run`] does, with a relay that another process has [detached](Outcome::Detached).
 pub async fn go_on(session: Session, local: Local, rest: Rest, control: &Control) -> Ended {
     carry(Pump::restored(rest), session, local, control).await
@@ -91,6 +99,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
             None => return detach(pump, session, local),
         },
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
+        End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
             match Box::pin(deliver_the_rest(&pump, &mut session, control)).await {
                 // The two streams ended in order, only the end of one found nobody: nothing to reset.
@@ -116,6 +125,9 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         _ => {
             session.kill_with(match outcome {
                 Outcome::LocalFailed(_) => "the program at the other end has reset its connection",
+                Outcome::Misdirected(_) => {
+                    "this server takes no destinations, it leads to one service: it needs --to-any"
+                }
                 _ => "the relay at the other end was stopped",
             });
             local.abort();

@@ -45,7 +45,7 @@ mod sys;
 pub mod transparent;
 
 pub use control::Control;
-pub use copy::{DetachedRelay, Ended, Outcome, go_on, run};
+pub use copy::{DetachedRelay, Ended, Outcome, go_on, run, run_undirected};
 pub use credentials::Credentials;
 pub use destination::{Destination, DestinationError, Host};
 pub use local::Local;

@@ -1,7 +1,8 @@
 //! Both directions of one relay, polled in one task.
 
-use super::Local;
 use super::bulk::Bulk;
+use super::preamble;
+use super::{Destination, Local, Parsed};
 use crate::engine::{Passed, WAY_SLOTS_BYTES};
 use crate::error::Error;
 use crate::sys::Pipe;
@@ -47,6 +48,8 @@ pub(super) fn give_buffer(buffer: Box<[u8]>) {
 pub(super) enum Failure {
     Local(io::Error),
     Session(Error),
+    /// The client asks for a destination, where all sessions lead to one service.
+    Misdirected(Destination),
 }
 
 impl Failure {
@@ -116,6 +119,8 @@ pub(super) struct Pump {
     asked: bool,
     drained: bool,
     down: Down,
+    /// The session's first bytes are yet to come, and should not be a request for a destination.
+    undirected: bool,
     down_bulk: Bulk,
     /// While the session has bulk for the local side.
     pipe: Option<Pipe>,
@@ -136,9 +141,15 @@ impl Pump {
             asked: !early,
             drained: false,
             down: Down::Open,
+            undirected: false,
             down_bulk: Bulk::default(),
             pipe: None,
         }
+    }
+
+    /// All sessions lead to the local side's service: RP 10.
+    pub(super) fn undirected(self) -> Self {
+        Self { undirected: true, ..self }
     }
 
     /// Goes on where another process has stopped.
@@ -467,6 +478,12 @@ impl Pump {
         let mut end = read.filled().len();
         match polled {
             Poll::Ready(Ok(())) if end > 0 => {
+                if std::mem::take(&mut self.undirected)
+                    && let Ok(Parsed::Done(destination, _)) = preamble::parse_request(read.filled())
+                {
+                    give_buffer(buffer);
+                    return Poll::Ready(Err(Failure::Misdirected(destination)));
+                }
                 // What came just behind it goes along, the end above all. An error will be there next time, too.
                 let again = match read.remaining() {
                     0 => Poll::Pending,
