@@ -9,6 +9,7 @@ use outlast_session::relay::dial::Service;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Sessions that outlast the link: a byte stream survives broken TCP connections, nothing lost, nothing twice.
 #[derive(Debug, Parser)]
@@ -53,7 +54,7 @@ pub struct ProcessArgs {
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace, or a filter such as outlast_session=debug [default: warn]
-    #[arg(long, global = true, value_name = "FILTER", env = "OUTLAST_LOG", hide_env_values = true)]
+    #[arg(long, global = true, value_name = "FILTER", env = "OUTLAST_LOG", hide_env_values = true, value_parser = log_filter)]
     pub log: Option<String>,
     /// How to log [default: text]
     #[arg(long, global = true, value_name = "FORMAT")]
@@ -264,6 +265,26 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+/// Checks what the parser of filters takes for something else than was meant: a level that is misspelt or missing.
+fn log_filter(text: &str) -> Result<String, String> {
+    let level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+    let target =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "_:-".contains(c));
+    for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        let known = match directive.split_once('=') {
+            Some((of, at)) => target(of) && level(at),
+            None => level(directive),
+        };
+        if !known {
+            return Err(format!(
+                "{directive:?} is neither a level (off, error, warn, info, debug, trace) nor one for a part, such as \
+                 outlast_session=debug"
+            ));
+        }
+    }
+    Ok(text.to_owned())
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time: give a number with a unit, such as 500ms, 30s or 24h");
     humantime::parse_duration(text).map_err(|_| wrong())
@@ -316,6 +337,19 @@ mod tests {
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(patience("forever"), Ok(outlast_session::Patience::Forever));
         assert!(patience("soon").unwrap_err().contains("forever"));
+    }
+
+    #[test]
+    fn filters_name_levels() {
+        for text in ["info", "WARN", "off", "outlast_session=debug", "warn, outlast_session::relay=trace", ""]
+        {
+            assert_eq!(log_filter(text).as_deref(), Ok(text));
+        }
+        for text in
+            ["bogus", "bogus=", "=debug", "==", "info,bogus=", "outlast=inof", "a b=info", "info=x=debug"]
+        {
+            assert!(log_filter(text).unwrap_err().contains("neither a level"), "{text}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use crate::cli::{Cli, Command, ConnectArgs, ListenArgs, ProcessArgs};
 use crate::exit::Failure;
+use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use crate::usage;
 use anyhow::Result;
 use clap::parser::ValueSource;
@@ -18,8 +19,6 @@ use toml::de::{DeTable, DeValue};
 const ADDRESS: &str = "address";
 /// Flags of the process that make no sense in a file.
 const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
-/// Largest file that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A file that has been read, but not yet understood.
 #[derive(Debug, Default)]
@@ -61,14 +60,13 @@ pub enum Job {
 impl ConfigFile {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self> {
-        let unreadable =
-            |why: String| Failure::usage(format!("cannot read configuration {}: {why}", path.display()));
-        let plain = |error: std::io::Error| unreadable(outlast_session::relay::dial::plain(&error));
-        let length = std::fs::metadata(path).map_err(plain)?.len();
+        let what = "configuration";
+        let failed = |error: std::io::Error| unreadable(what, path, &error);
+        let length = std::fs::metadata(path).map_err(failed)?.len();
         if length > FILE_BYTES_MAX {
-            return Err(unreadable(format!("it has {length} bytes, more than {FILE_BYTES_MAX}")));
+            return Err(unusable(what, path, &format!("it has {length} bytes, more than {FILE_BYTES_MAX}")));
         }
-        let text = std::fs::read_to_string(path).map_err(plain)?;
+        let text = std::fs::read_to_string(path).map_err(failed)?;
         Self::parse(path, &text)
     }
 
@@ -316,6 +314,7 @@ mod tests {
             "max_sessions" => "7",
             "ack" => "\"inband\"",
             "bind_from" => "\"127.0.0.1\"",
+            "log" => "\"debug\"",
             "log_format" => "\"json\"",
             _ => "\"text\"",
         }

@@ -22,7 +22,7 @@ pub const HELP: &str = "\
 Exit codes:
   0    everything was delivered
   1    internal error
-  2    usage or configuration
+  2    usage or configuration, or a file that is missing or holds something else
   3    the peer refused, reset the session or speaks another protocol
   4    no connection within the patience, or ended before everything was delivered
   5    data is known to be lost

@@ -1,9 +1,9 @@
 //! Keys and certificates from files, with a reason when they are unusable.
 
 use crate::exit::Failure;
+use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use anyhow::Result;
 use outlast_session::relay::Credentials;
-use outlast_session::relay::dial::plain;
 use outlast_session::{Psk, TlsConfig};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -12,9 +12,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
-
-/// Largest file that is read: a bundle of all authorities of the world is a quarter of it.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a shared key: hexadecimal or base64 text, as `openssl rand -hex 32` prints it.
 pub fn psk(path: &Path) -> Result<Psk> {
@@ -43,18 +40,6 @@ fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
         tracing::warn!("everybody can read {}: chmod 600 it", path.display());
     }
     std::fs::read(path).map(Zeroizing::new).map_err(|error| unreadable(what, path, &error))
-}
-
-/// The system's doing, not that of whoever wrote the command; a wrong name is.
-fn unreadable(what: &str, path: &Path, error: &std::io::Error) -> anyhow::Error {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => unusable(what, path, &plain(error)),
-        _ => Failure::system(format!("cannot read {what} file {}: {}", path.display(), plain(error))),
-    }
-}
-
-fn unusable(what: &str, path: &Path, why: &str) -> anyhow::Error {
-    Failure::usage(format!("unusable {what} file {}: {why}", path.display()))
 }
 
 fn pem_error(what: &str, path: &Path, error: PemError) -> anyhow::Error {

@@ -8,17 +8,18 @@ use tracing_subscriber::EnvFilter;
 
 /// Starts logging. Called once.
 pub fn start(process: &ProcessArgs) -> Result<()> {
-    let filter = match (&process.log, process.quiet) {
-        (Some(text), _) => text.as_str(),
+    // An empty variable in the environment asks for nothing.
+    let given = process.log.as_deref().filter(|text| !text.trim().is_empty());
+    let filter = match (given, process.quiet) {
+        (Some(text), _) => text,
         (None, true) => "error",
         (None, false) => "warn",
     };
     // What rustls warns of also comes back as an error, with the name of the peer.
     let directives =
         if filter.contains("rustls") { filter.to_owned() } else { format!("{filter},rustls=error") };
-    let filter = EnvFilter::try_new(directives).map_err(|_| {
-        Failure::usage(format!("--log {filter:?} is neither a level nor a filter; try info or debug"))
-    })?;
+    let filter = EnvFilter::try_new(directives)
+        .map_err(|_| Failure::usage(format!("--log {filter:?} is no filter; try info or debug")))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match process.log_format.unwrap_or(LogFormat::Text) {
         LogFormat::Json => builder.json().try_init(),

@@ -13,6 +13,7 @@ mod cli;
 mod cmd;
 mod config_file;
 mod exit;
+mod files;
 mod front;
 mod handover;
 mod instance;

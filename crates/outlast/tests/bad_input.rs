@@ -61,6 +61,9 @@ fn wrong_command_lines_end_with_2() {
         ([&connect[..], &["--tls-name", "x"]].concat(), "--tls"),
         ([&connect[..], &["--retain", "1K"]].concat(), "retain"),
         ([&connect[..], &["--log", "=="]].concat(), "--log"),
+        ([&connect[..], &["--log", "bogus="]].concat(), "\"bogus=\" is neither a level"),
+        ([&connect[..], &["--log", "inof"]].concat(), "\"inof\" is neither a level"),
+        (vec!["status", "--log", "warn,bogus="], "\"bogus=\" is neither a level"),
         (vec!["--config", "/nowhere.toml"], "/nowhere.toml: no such file"),
     ];
     for (arguments, part) in cases {
@@ -118,6 +121,57 @@ fn what_the_system_refuses_ends_with_7_and_nothing_stays() {
     let arguments =
         ["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--admin-socket", nowhere.to_str().unwrap()];
     assert_complaint(&output(folder.path(), &arguments), 7, "admin socket");
+}
+
+/// A wrong name is a mistake of usage, whatever the flag; that a file may not be read is the system's.
+#[test]
+fn files_that_are_missing_end_with_2_and_those_that_may_not_be_read_with_7() {
+    let folder = folder();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let closed = write(folder.path(), "closed", "00112233445566778899aabbccddeeff\n");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    let missing = folder.path().join("missing").to_str().unwrap().to_owned();
+    let below_a_file = format!("{closed}/file");
+    let a_folder = folder.path().to_str().unwrap().to_owned();
+    let listen = ["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"];
+    let connect = ["connect", "--socks5", "127.0.0.1:0", "--via", "127.0.0.1:1"];
+    let certified = rcgen::generate_simple_self_signed(vec!["a.example".into()]).unwrap();
+    let certificate = write(folder.path(), "certificate", &certified.cert.pem());
+    let key = write(folder.path(), "key", &certified.signing_key.serialize_pem());
+    for name in [&certificate, &key] {
+        std::fs::set_permissions(name, std::fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    let run = |arguments: &[&str], file: &str| {
+        let arguments: Vec<&str> =
+            arguments.iter().map(|word| if *word == "FILE" { file } else { *word }).collect();
+        let mut command = command(folder.path(), &arguments);
+        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0 {
+            // Nothing is closed to root.
+            std::os::unix::process::CommandExt::uid(&mut command, 65534);
+        }
+        // Others may read the keys of this test.
+        command.arg("--quiet").output().unwrap()
+    };
+    for arguments in [
+        [&listen[..], &["--psk-file", "FILE"]].concat(),
+        [&listen[..], &["--tls-cert", "FILE", "--tls-key", &key]].concat(),
+        [&listen[..], &["--tls-cert", &certificate, "--tls-key", "FILE"]].concat(),
+        [&listen[..], &["--tls-cert", &certificate, "--tls-key", &key, "--tls-client-ca", "FILE"]].concat(),
+        [&connect[..], &["--psk-file", "FILE"]].concat(),
+        [&connect[..], &["--proxy-auth-file", "FILE"]].concat(),
+        [&connect[..], &["--tls", "--tls-ca", "FILE"]].concat(),
+        [&connect[..], &["--tls", "--tls-ca", &certificate, "--tls-cert", "FILE", "--tls-key", &key]]
+            .concat(),
+        [&connect[..], &["--tls", "--tls-ca", &certificate, "--tls-cert", &certificate, "--tls-key", "FILE"]]
+            .concat(),
+        vec!["--config", "FILE"],
+        vec!["config", "check", "FILE"],
+    ] {
+        println!("{arguments:?}");
+        for (file, code) in [(&missing, 2), (&below_a_file, 2), (&a_folder, 2), (&closed, 7)] {
+            assert_complaint(&run(&arguments, file), code, &format!(" file {file}: "));
+        }
+    }
 }
 
 /// `--stdio` against some peer, with an input that stays open.
