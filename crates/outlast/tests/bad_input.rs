@@ -129,7 +129,7 @@ fn files_that_are_missing_end_with_2_and_those_that_may_not_be_read_with_7() {
     let folder = folder();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let closed = write(folder.path(), "closed", "00112233445566778899aabbccddeeff\n");
-    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
     let missing = folder.path().join("missing").to_str().unwrap().to_owned();
     let below_a_file = format!("{closed}/file");
     let a_folder = folder.path().to_str().unwrap().to_owned();
