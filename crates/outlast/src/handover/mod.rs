@@ -104,8 +104,8 @@ pub struct Legacy {
 }
 
 impl Legacy {
-    /// Asks the keepers of every address that a listener at `address` covers, and warns of those that it covers only in
-    /// part. What goes wrong is logged: the keeper goes on keeping.
+    /// Asks the keepers of all addresses whose clients may come to a listener at `address`: one that does not know their
+    /// sessions would tell them so, and end them. What goes wrong is logged: the keeper goes on keeping.
     pub fn ask(address: SocketAddr, only_v6: bool) -> Self {
         let mut legacy = Self::default();
         for (kept_for, socket) in places::all() {
@@ -123,16 +123,14 @@ impl Legacy {
                     continue;
                 }
             };
-            if !covered {
-                let keeper = pid(&keeper).map_or_else(String::new, |pid| format!(" by process {pid}"));
-                tracing::warn!(
-                    "sessions are kept for {kept_for}{keeper}, which this listener at {address} does not go on with: \
-                     start it at {kept_for} for that (see `outlast status`)"
-                );
-                continue;
-            }
             match receive_all(&keeper) {
                 Ok(parcels) => {
+                    if !covered {
+                        tracing::warn!(
+                            "{address} is only a part of {kept_for}, where the process before listened: clients that \
+                             come by another address do not find their sessions; listen on {kept_for} for all of them"
+                        );
+                    }
                     legacy.parcels.extend(parcels);
                     legacy.keepers.push(keeper);
                 }
