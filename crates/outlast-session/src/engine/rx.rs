@@ -84,13 +84,18 @@ impl Rx {
     /// The link, if the next bytes of the stream come from it as they are.
     pub(super) fn raw_link(&self) -> Option<Arc<Link>> {
         let link = self.link.as_ref().filter(|link| !link.is_tls())?;
-        let raw = self.backlog.is_empty()
+        self.is_plain().then(|| link.clone())
+    }
+
+    /// Whether what comes next, if anything, are bytes of the stream as the link has them.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.backlog.is_empty()
             && self.inbox.is_empty()
             && self.opening.is_none()
             && !self.receiver.is_framed()
             && !self.receiver.is_complete()
-            && self.failure.is_none();
-        raw.then(|| link.clone())
+            && self.failure.is_none()
     }
 
     /// Reads from what earlier links left behind.
@@ -188,7 +193,27 @@ impl Engine {
                 self.settle(flush);
                 continue;
             }
-            match self.read_step(&mut rx, buffer, waiting)? {
+            let plain = rx.is_plain() && !self.is_read_shut();
+            let step = if let Rx { link: Some(link), receiver, link_read_bytes, .. } = &mut *rx
+                && plain
+            {
+                // The short way, for most of all reads.
+                match link.receive(buffer, waiting) {
+                    Ok(count @ 1..) => {
+                        *link_read_bytes += count as u64;
+                        receiver.took(count);
+                        self.consumed(rx);
+                        return Ok(Progress::Done(count));
+                    }
+                    received => {
+                        let link = link.clone();
+                        self.plain_step(&mut rx, &link, received)
+                    }
+                }
+            } else {
+                self.read_step(&mut rx, buffer, waiting)?
+            };
+            match step {
                 Step::Data(count) => {
                     self.consumed(rx);
                     return Ok(Progress::Done(count));
@@ -462,7 +487,13 @@ impl Engine {
             rx.receiver.took(count);
             return Step::Data(count);
         }
-        match link.receive(buffer, waiting) {
+        let received = link.receive(buffer, waiting);
+        self.plain_step(rx, link, received)
+    }
+
+    /// What was received outside of frames.
+    fn plain_step(&self, rx: &mut Rx, link: &Arc<Link>, received: io::Result<usize>) -> Step {
+        match received {
             Ok(0) if link.is_fin_received(rx.link_read_bytes) => {
                 let end_offset = rx.receiver.next_offset();
                 rx.receiver.ends_at(end_offset);

@@ -4,7 +4,7 @@ use super::pool::SharedPool;
 use super::splice::Hold;
 use super::{Engine, Helper, Link, Progress};
 use crate::error::{Error, Result};
-use crate::proto::{LinkMode, Sender};
+use crate::proto::{FRAME_HEADER_BYTES, FrameHeader, LinkMode, Sender};
 use crate::sys::{self, Then};
 use parking_lot::MutexGuard;
 use std::io;
@@ -19,6 +19,9 @@ const JOINED_BYTES_MAX: usize = 64 << 10;
 const BYPASS_BYTES_MIN: usize = 32 << 10;
 /// The kernel is asked for its queue when so much is retained: often enough for the ring to stay in the cache.
 const ASK_BYTES: usize = 16 << 10;
+
+/// A message of so many bytes and its header are put together, which is cheaper than having the kernel gather them.
+const FRAMED_AT_ONCE_BYTES_MAX: usize = 112;
 
 /// How much may be retained before the kernel is asked, when so much is sent at a time. Asking costs as much as a few
 /// cache misses: many sessions with small messages must not each walk through 16 KiB.
@@ -135,7 +138,12 @@ impl Engine {
         bytes: &[u8],
         waker: Option<&Waker>,
     ) -> Result<Progress<usize>> {
-        if let Some(count) = Self::send_then_retain(&mut tx, bytes) {
+        if let Some(count) = self.send_then_retain(&mut tx, bytes) {
+            if tx.sender.has_output() {
+                let flush = self.flush_locked(&mut tx);
+                self.after_flush(tx, flush);
+                return Ok(Progress::Done(count));
+            }
             if tx.sender.retained_bytes() >= ask_after(bytes.len() as u64) {
                 self.learn_acked(&mut tx);
             }
@@ -162,14 +170,34 @@ impl Engine {
     /// The short way for a message that nothing is before: to the link first, then into the ring. None if it cannot
     /// be gone; whatever is wrong with the link is found again on the long way.
     #[inline]
-    fn send_then_retain(tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
-        if !tx.sender.can_bypass() || tx.sender.room_bytes() < bytes.len() {
+    fn send_then_retain(&self, tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
+        if !tx.sender.can_bypass() {
+            return self.frame_then_retain(tx, bytes);
+        }
+        if tx.sender.room_bytes() < bytes.len() {
             return None;
         }
         let link = tx.link.as_ref().filter(|link| link.mode() == LinkMode::Kernel && !link.is_tls())?;
-        let count = link.send_one(bytes).ok()?;
-        tx.sender.bypassed(bytes.get(..count)?, u64::MAX);
+        let count = link.send_in_the_clear(bytes).ok()?;
+        tx.sender.bypassed_whole(bytes.get(..count)?);
         Some(count)
+    }
+
+    /// As [`send_then_retain`](Self::send_then_retain) in mode `inband`.
+    fn frame_then_retain(&self, tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
+        if !tx.sender.can_frame() || tx.sender.room_bytes() < bytes.len() {
+            return None;
+        }
+        let link = tx.link.as_ref().filter(|link| !link.is_tls())?;
+        let mut frame = [0; FRAME_HEADER_BYTES + FRAMED_AT_ONCE_BYTES_MAX];
+        let (header, payload) = frame.split_first_chunk_mut::<FRAME_HEADER_BYTES>()?;
+        payload.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        let ack_offset = self.received_offset.load(Ordering::Acquire);
+        *header = FrameHeader::data(bytes.len(), ack_offset).encode();
+        let sent_bytes = link.send_in_the_clear(frame.get(..FRAME_HEADER_BYTES + bytes.len())?).ok()?;
+        tx.sender.framed(bytes, ack_offset, sent_bytes);
+        self.ack_told_offset.store(ack_offset, Ordering::Relaxed);
+        Some(bytes.len())
     }
 
     /// Past the ring where the mode allows it.

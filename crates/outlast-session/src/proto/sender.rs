@@ -325,42 +325,6 @@ impl<S: BufferSource> Sender<S> {
         self.window_passed();
     }
 
-    /// Whether bytes may go to the link without passing through the ring: nothing is before them, and the mode
-    /// knows at once what it has to keep.
-    #[inline]
-    pub fn can_bypass(&self) -> bool {
-        self.pending_bytes() == 0
-            && self.head.is_empty()
-            && self.link.is_some_and(|link| link.mode != LinkMode::Inband && link.confirmed)
-    }
-
-    /// `bytes` went to the link directly ([`can_bypass`](Self::can_bypass)), and the kernel still holds
-    /// `kernel_held_bytes` unacknowledged: only those have to be copied.
-    ///
-    /// At most [`room_bytes`](Self::room_bytes) may be given at once, so that the copy always fits.
-    pub fn bypassed(&mut self, bytes: &[u8], kernel_held_bytes: u64) {
-        let begin_offset = self.ring.end_offset();
-        let mut skipped_bytes = 0;
-        if self.link.is_some_and(|link| link.mode == LinkMode::Kernel) {
-            let end_offset = begin_offset + bytes.len() as u64;
-            self.acked_offset = self.acked_offset.max(end_offset.saturating_sub(kernel_held_bytes));
-            self.ring.trim_to(self.acked_offset);
-            if self.ring.advance_empty_to(self.acked_offset) {
-                skipped_bytes =
-                    usize::try_from(self.acked_offset - begin_offset).unwrap_or(0).min(bytes.len());
-            }
-        } else {
-            self.ring.make_room(bytes.len());
-        }
-        let taken_bytes = self.ring.push(bytes.get(skipped_bytes..).unwrap_or_default());
-        debug_assert_eq!(
-            taken_bytes + skipped_bytes,
-            bytes.len(),
-            "a bypassing write did not fit into the ring"
-        );
-        self.advance(bytes.len());
-    }
-
     /// `kernel` mode: the socket holds so many unacknowledged bytes (SIOCOUTQ), the FIN included.
     pub fn kernel_holds(&mut self, bytes: u64) {
         let Some(link) = self.link else { return };
@@ -490,6 +454,7 @@ impl<S: BufferSource> Sender<S> {
 const _: () = assert!(FRAME_HEADER_BYTES == 16);
 
 mod aside;
+mod bypass;
 #[cfg(any(feature = "io", feature = "fuzzing", test))]
 mod rest;
 #[cfg(test)]

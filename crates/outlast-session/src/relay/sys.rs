@@ -1,37 +1,28 @@
 //! The system calls that the standard library does not offer without a change of state.
 
+use rustix::net::{self, RecvFlags, SendFlags};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-fn count(returned: isize) -> io::Result<usize> {
-    usize::try_from(returned).map_err(|_| io::Error::last_os_error())
-}
-
 /// Receives without blocking, whatever the mode of the descriptor.
 pub(super) fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the pointer and length describe `buffer`, which is valid for writes during the call.
-    count(unsafe {
-        libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
-    })
+    Ok(net::recv(socket, buffer, RecvFlags::DONTWAIT)?.0)
 }
 
 /// Sends without blocking and without SIGPIPE; with `more` what does not fill a segment waits for what follows.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], more: bool) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
-    // SAFETY: the pointer and length describe `bytes`, which is valid for reads during the call.
-    count(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    Ok(net::send(socket, bytes, if more { flags | SendFlags::MORE } else { flags })?)
 }
 
 /// read(2).
 pub(super) fn read(file: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the pointer and length describe `buffer`, which is valid for writes during the call.
-    count(unsafe { libc::read(file.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) })
+    Ok(rustix::io::read(file, buffer)?)
 }
 
 /// write(2).
 pub(super) fn write(file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the pointer and length describe `bytes`, which is valid for reads during the call.
-    count(unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) })
+    Ok(rustix::io::write(file, bytes)?)
 }
 
 /// Bytes written to a socket that its peer has not taken yet; 0 where that is unknown.

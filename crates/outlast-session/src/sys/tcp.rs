@@ -1,5 +1,6 @@
 //! Facts about a TCP socket that only the kernel knows, and the few things one can do to it.
 
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, size_of};
 use std::net::SocketAddr;
@@ -166,13 +167,14 @@ pub(crate) fn netns_cookie_here() -> Option<u64> {
     netns_cookie(&socket).ok()
 }
 
+// What moves bytes goes to the kernel directly: the C library's calls are cancellation points, which costs two locked
+// instructions each in a process of several threads.
+
 /// Receives into `buffer`; blocks if `wait`.
+#[inline]
 pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
-    let flags = if wait { 0 } else { libc::MSG_DONTWAIT };
-    // SAFETY: `buffer` is writable for its length.
-    let count =
-        unsafe { libc::recv(fd.as_fd().as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    Ok(net::recv(fd, buffer, flags)?.0)
 }
 
 /// What follows what is sent.
@@ -185,33 +187,24 @@ pub(crate) enum Then {
 }
 
 impl Then {
-    const fn send_flags(self) -> libc::c_int {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    const fn send_flags(self) -> SendFlags {
+        let flags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
         match self {
             Then::Nothing => flags,
-            Then::Fin => flags | libc::MSG_MORE,
+            Then::Fin => flags.union(SendFlags::MORE),
         }
     }
 }
 
 /// Sends one buffer; never blocks, never raises SIGPIPE.
+#[inline]
 pub(crate) fn send(fd: impl AsFd, buffer: &[u8], then: Then) -> io::Result<usize> {
-    let flags = then.send_flags();
-    // SAFETY: `buffer` is readable for its length.
-    let count = unsafe { libc::send(fd.as_fd().as_raw_fd(), buffer.as_ptr().cast(), buffer.len(), flags) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    Ok(net::send(fd, buffer, then.send_flags())?)
 }
 
 /// Sends several buffers as one write; never blocks, never raises SIGPIPE.
 pub(crate) fn send_vectored(fd: impl AsFd, buffers: &[IoSlice<'_>], then: Then) -> io::Result<usize> {
-    // SAFETY: msghdr is plain data for which zero is valid.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    message.msg_iov = buffers.as_ptr().cast_mut().cast();
-    message.msg_iovlen = buffers.len() as _;
-    let flags = then.send_flags();
-    // SAFETY: IoSlice is ABI-compatible with iovec, every slice is live and only read, and the count is right.
-    let count = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &message, flags) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    Ok(net::sendmsg(fd, buffers, &mut SendAncillaryBuffer::default(), then.send_flags())?)
 }
 
 /// Wakes everybody who waits for input on the socket, for good; nothing goes out on the wire.

@@ -3,6 +3,7 @@
 use super::{Link, Waiting};
 use crate::proto::LinkMode;
 use crate::sys::{self, Then};
+use parking_lot::Mutex;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -55,7 +56,8 @@ impl Link {
         self.send(&[&[], bytes, &[]], Then::Nothing)
     }
 
-    /// Sends past TLS, which has not begun: for a peer that does not speak it.
+    /// Sends past TLS, of which there is none, or which has not begun and the peer does not speak.
+    #[inline]
     pub(crate) fn send_in_the_clear(&self, bytes: &[u8]) -> io::Result<usize> {
         sys::send(self, bytes, Then::Nothing)
     }
@@ -96,6 +98,7 @@ impl Link {
     }
 
     /// One `recv`, as `waiting` says.
+    #[inline]
     fn receive_raw(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
         self.receive_by(waiting, |block| {
             let count = sys::receive(self, buffer, block)?;
@@ -176,10 +179,22 @@ impl Link {
     }
 
     /// Receives plaintext; 0 is the end of input.
+    #[inline]
     pub(crate) fn receive(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
-        let Some(tls) = &self.tls else {
-            return self.receive_raw(buffer, waiting);
-        };
+        match &self.tls {
+            None => self.receive_raw(buffer, waiting),
+            Some(tls) => self.receive_tls(tls, buffer, waiting),
+        }
+    }
+
+    /// Not a part of [`receive`](Self::receive), whose every call would make room for `scratch`.
+    #[inline(never)]
+    fn receive_tls(
+        &self,
+        tls: &Mutex<Box<rustls::Connection>>,
+        buffer: &mut [u8],
+        waiting: &mut Waiting<'_, '_>,
+    ) -> io::Result<usize> {
         let mut scratch = [0u8; TLS_READ_BYTES];
         loop {
             match tls.lock().reader().read(buffer) {

@@ -153,3 +153,23 @@ fn everything_that_passed_by_can_be_acknowledged() {
     sender.kernel_holds(0);
     assert!(sender.is_delivered());
 }
+
+#[test]
+fn a_frame_made_by_the_shell_is_the_one_that_would_have_been_made_here() {
+    let (message, ack_offset) = ([7; 20], 12345);
+    let mut by_itself = inband(1000);
+    by_itself.push(&message);
+    by_itself.prepare(ack_offset);
+    let whole = by_itself.chunks().concat();
+    for sent_bytes in 0..=whole.len() {
+        let mut sender = inband(1000);
+        assert!(sender.can_frame());
+        sender.framed(&message, ack_offset, sent_bytes);
+        assert_eq!(sender.has_output(), sent_bytes < whole.len());
+        assert_eq!(sender.can_frame(), sent_bytes == whole.len());
+        let mut wire = whole[..sent_bytes].to_vec();
+        wire.extend(take(&mut sender, 1000));
+        assert_eq!(wire, whole);
+        assert_eq!((sender.sent_offset(), sender.retained_bytes()), (20, 20));
+    }
+}
