@@ -178,11 +178,41 @@ impl Engine {
     ///
     /// # Errors
     /// The session failed; everything that had arrived before was read first.
+    #[inline]
     pub(crate) fn read(&self, buffer: &mut [u8], mut waiting: Waiting<'_, '_>) -> Result<Progress<usize>> {
-        let waiting = &mut waiting;
         if buffer.is_empty() {
             return Ok(Progress::Done(0));
         }
+        // The short way, for most of all reads. What it leaves to be done was not begun.
+        let mut rx = self.rx.lock();
+        if rx.is_plain()
+            && !self.is_read_shut()
+            && self.begin_read()
+            && let Rx { link: Some(link), receiver, link_read_bytes, .. } = &mut *rx
+        {
+            match link.receive(buffer, &mut waiting) {
+                Ok(count @ 1..) => {
+                    *link_read_bytes += count as u64;
+                    receiver.took(count);
+                    self.consumed(rx);
+                    return Ok(Progress::Done(count));
+                }
+                received => {
+                    let link = link.clone();
+                    let step = self.plain_step(&mut rx, &link, received);
+                    if let Some(progress) = self.take_step(rx, step, &waiting) {
+                        return Ok(progress);
+                    }
+                }
+            }
+        } else {
+            drop(rx);
+        }
+        self.read_slowly(buffer, &mut waiting)
+    }
+
+    #[inline(never)]
+    fn read_slowly(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Result<Progress<usize>> {
         loop {
             let mut rx = self.rx.lock();
             if rx.backlog.is_empty()
@@ -193,62 +223,56 @@ impl Engine {
                 self.settle(flush);
                 continue;
             }
-            let plain = rx.is_plain() && !self.is_read_shut();
-            let step = if let Rx { link: Some(link), receiver, link_read_bytes, .. } = &mut *rx
-                && plain
-            {
-                // The short way, for most of all reads.
-                match link.receive(buffer, waiting) {
-                    Ok(count @ 1..) => {
-                        *link_read_bytes += count as u64;
-                        receiver.took(count);
-                        self.consumed(rx);
-                        return Ok(Progress::Done(count));
-                    }
-                    received => {
-                        let link = link.clone();
-                        self.plain_step(&mut rx, &link, received)
-                    }
-                }
-            } else {
-                self.read_step(&mut rx, buffer, waiting)?
-            };
-            match step {
-                Step::Data(count) => {
-                    self.consumed(rx);
-                    return Ok(Progress::Done(count));
-                }
-                Step::End => {
-                    self.note_end_read(&rx);
-                    drop(rx);
-                    self.tell_end();
-                    self.check_over();
-                    return Ok(Progress::Done(0));
-                }
-                Step::Wait(link) => {
-                    self.wait_to_read(waiting);
-                    return Ok(Progress::Wait(link));
-                }
-                Step::NoLink => {
-                    self.wait_to_read(waiting);
-                    drop(rx);
-                    self.wake_passive();
-                    return Ok(Progress::Stalled);
-                }
-                Step::Broken(link, cause) => {
-                    drop(rx);
-                    self.lost(&link, &cause);
-                }
-                Step::Control(control, acked_offset) => {
-                    drop(rx);
-                    self.handle_control(control, acked_offset);
-                }
-                Step::Handshake(link, end) => {
-                    drop(rx);
-                    self.handshake_ended(&link, *end);
-                }
+            let step = self.read_step(&mut rx, buffer, waiting)?;
+            if let Some(progress) = self.take_step(rx, step, waiting) {
+                return Ok(progress);
             }
         }
+    }
+
+    /// What a step of a read has come to. None: the next one has to follow.
+    fn take_step(
+        &self,
+        rx: MutexGuard<'_, Rx>,
+        step: Step,
+        waiting: &Waiting<'_, '_>,
+    ) -> Option<Progress<usize>> {
+        match step {
+            Step::Data(count) => {
+                self.consumed(rx);
+                return Some(Progress::Done(count));
+            }
+            Step::End => {
+                self.note_end_read(&rx);
+                drop(rx);
+                self.tell_end();
+                self.check_over();
+                return Some(Progress::Done(0));
+            }
+            Step::Wait(link) => {
+                self.wait_to_read(waiting);
+                return Some(Progress::Wait(link));
+            }
+            Step::NoLink => {
+                self.wait_to_read(waiting);
+                drop(rx);
+                self.wake_passive();
+                return Some(Progress::Stalled);
+            }
+            Step::Broken(link, cause) => {
+                drop(rx);
+                self.lost(&link, &cause);
+            }
+            Step::Control(control, acked_offset) => {
+                drop(rx);
+                self.handle_control(control, acked_offset);
+            }
+            Step::Handshake(link, end) => {
+                drop(rx);
+                self.handshake_ended(&link, *end);
+            }
+        }
+        None
     }
 
     fn read_step(&self, rx: &mut Rx, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Result<Step> {

@@ -138,18 +138,18 @@ impl Engine {
         bytes: &[u8],
         waker: Option<&Waker>,
     ) -> Result<Progress<usize>> {
-        if let Some(count) = self.send_then_retain(&mut tx, bytes) {
+        if let Some(count) = Self::send_then_retain(&mut tx, bytes) {
+            self.settle_sent(tx, count);
+            return Ok(Progress::Done(count));
+        }
+        if self.frame_then_retain(&mut tx, bytes).is_some() {
             if tx.sender.has_output() {
                 let flush = self.flush_locked(&mut tx);
                 self.after_flush(tx, flush);
-                return Ok(Progress::Done(count));
+            } else {
+                self.settle_sent(tx, bytes.len());
             }
-            if tx.sender.retained_bytes() >= ask_after(bytes.len() as u64) {
-                self.learn_acked(&mut tx);
-            }
-            drop(tx);
-            self.list_idle();
-            return Ok(Progress::Done(count));
+            return Ok(Progress::Done(bytes.len()));
         }
         let mut taken_bytes = tx.sender.push(bytes);
         let flush = self.flush_locked(&mut tx);
@@ -170,11 +170,8 @@ impl Engine {
     /// The short way for a message that nothing is before: to the link first, then into the ring. None if it cannot
     /// be gone; whatever is wrong with the link is found again on the long way.
     #[inline]
-    fn send_then_retain(&self, tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
-        if !tx.sender.can_bypass() {
-            return self.frame_then_retain(tx, bytes);
-        }
-        if tx.sender.room_bytes() < bytes.len() {
+    fn send_then_retain(tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
+        if !tx.sender.can_bypass() || tx.sender.room_bytes() < bytes.len() {
             return None;
         }
         let link = tx.link.as_ref().filter(|link| link.mode() == LinkMode::Kernel && !link.is_tls())?;
@@ -183,8 +180,9 @@ impl Engine {
         Some(count)
     }
 
-    /// As [`send_then_retain`](Self::send_then_retain) in mode `inband`.
-    fn frame_then_retain(&self, tx: &mut Tx, bytes: &[u8]) -> Option<usize> {
+    /// As [`send_then_retain`](Self::send_then_retain) in mode `inband`: all of `bytes` is taken, or none. What the link did
+    /// not take is pending.
+    fn frame_then_retain(&self, tx: &mut Tx, bytes: &[u8]) -> Option<()> {
         if !tx.sender.can_frame() || tx.sender.room_bytes() < bytes.len() {
             return None;
         }
@@ -197,7 +195,7 @@ impl Engine {
         let sent_bytes = link.send_in_the_clear(frame.get(..FRAME_HEADER_BYTES + bytes.len())?).ok()?;
         tx.sender.framed(bytes, ack_offset, sent_bytes);
         self.ack_told_offset.store(ack_offset, Ordering::Relaxed);
-        Some(bytes.len())
+        Some(())
     }
 
     /// Past the ring where the mode allows it.
@@ -290,6 +288,16 @@ impl Engine {
         }
     }
 
+    /// A small message was sent whole.
+    #[inline]
+    fn settle_sent(&self, mut tx: MutexGuard<'_, Tx>, bytes: usize) {
+        if tx.sender.retained_bytes() >= ask_after(bytes as u64) {
+            self.learn_acked(&mut tx);
+        }
+        drop(tx);
+        self.list_idle();
+    }
+
     /// Takes care of what a flush left behind.
     pub(super) fn after_flush(&self, tx: MutexGuard<'_, Tx>, flush: Flush) {
         match flush {
@@ -375,15 +383,21 @@ impl Engine {
     /// without waiting for a lock; what is left to be done is for [`settle`](Self::settle).
     #[inline]
     pub(crate) fn flush_before_read(&self) -> Option<Flush> {
-        if self.wrote.load(Ordering::Relaxed) {
-            self.wrote.store(false, Ordering::Relaxed);
-        }
-        if !self.dirty.load(Ordering::Relaxed) || self.welcome_waits.load(Ordering::Relaxed) {
+        if self.begin_read() || self.welcome_waits.load(Ordering::Relaxed) {
             return None;
         }
         let mut tx = self.tx.try_lock()?;
         let flush = self.flush_locked(&mut tx);
         matches!(flush, Flush::Full(_) | Flush::Broken(..)).then_some(flush)
+    }
+
+    /// As [`flush_before_read`](Self::flush_before_read) where nothing is joined: false if something is.
+    #[inline]
+    pub(crate) fn begin_read(&self) -> bool {
+        if self.wrote.load(Ordering::Relaxed) {
+            self.wrote.store(false, Ordering::Relaxed);
+        }
+        !self.dirty.load(Ordering::Relaxed)
     }
 
     /// Takes care of what a flush left behind.
@@ -444,7 +458,14 @@ impl Engine {
     /// Something was sent: have the helper look again later, to forget what was acknowledged and to give memory back.
     #[inline]
     pub(super) fn list_idle(&self) {
-        if !self.idle_listed.load(Ordering::Relaxed) && !self.idle_listed.swap(true, Ordering::Relaxed) {
+        if !self.idle_listed.load(Ordering::Relaxed) {
+            self.list_idle_now();
+        }
+    }
+
+    #[cold]
+    fn list_idle_now(&self) {
+        if !self.idle_listed.swap(true, Ordering::Relaxed) {
             Helper::get().watch_idle(self);
         }
     }
