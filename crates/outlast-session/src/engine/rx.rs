@@ -1,5 +1,7 @@
 //! Reading: from what earlier links left behind, then from the present link.
 
+mod pump;
+
 use super::inbox::{INBOX_READ_BYTES, Inbox};
 use super::opening::{HandshakeEnd, Opening};
 use super::{Engine, Helper, Link, Progress, Waiting};
@@ -398,98 +400,6 @@ impl Engine {
                 self.send_ack();
             } else {
                 Helper::get().flush_soon(self);
-            }
-        }
-    }
-
-    /// For a reader that holds `rx` and hence must not wait for `tx`. False if the slow way is needed.
-    fn peer_acked_at_once(&self, offset: u64) -> bool {
-        let acked = self.tx.try_lock().is_some_and(|mut tx| tx.sender.acked(offset).is_ok());
-        // A writer that found no room has to be woken, which takes more locks.
-        acked && !self.writer_is_stalled()
-    }
-
-    /// The peer's control frame, and what the peer has taken in. Called without `rx`: a reader may be asleep with it.
-    fn handle_control(&self, control: Control, peer_acked_offset: u64) {
-        if !matches!(control, Control::Ping { .. } | Control::Reset { .. }) {
-            self.peer_acked(peer_acked_offset);
-        }
-        match control {
-            Control::Acked | Control::Pong { .. } | Control::Goodbye => {}
-            Control::End { .. } => {
-                self.send_end_ack();
-                self.check_over();
-            }
-            Control::EndAcked => {
-                self.tx.lock().sender.end_acked();
-                self.check_over();
-                self.wake_all();
-            }
-            Control::Ping { token } => self.send_pong(token),
-            Control::Reset { reason } => {
-                self.fail(Error::Reset { id: self.id, reason: reason.to_string() });
-            }
-        }
-    }
-
-    /// In the background, for a writer that waits for the peer: takes input in without the application.
-    /// Returns false if there is nothing more to be expected from this link.
-    pub(crate) fn pump_input(&self) -> bool {
-        self.request_ack();
-        self.notice_end();
-        loop {
-            let Some(mut rx) = self.rx.try_lock() else { return true };
-            let framed = rx.receiver.is_framed();
-            // Behind the end of a framed stream there are still acknowledgements.
-            let complete = rx.receiver.is_complete() && !framed;
-            if rx.failure.is_some() || rx.backlog_bytes >= rx.backlog_bytes_max || complete {
-                return false;
-            }
-            let Some(link) = rx.link.clone() else { return false };
-            let step = if rx.opening.is_some() {
-                self.handshake_step(&mut rx, link, &mut Waiting::Never)
-            } else if framed || self.is_read_shut() {
-                let mut scratch = [0u8; 16 << 10];
-                match self.read_live(&mut rx, &link, &mut scratch, &mut Waiting::Never) {
-                    Step::Data(count) => {
-                        if !self.is_read_shut() {
-                            rx.stash(scratch.get(..count).unwrap_or_default());
-                            self.wake_reader();
-                        }
-                        continue;
-                    }
-                    other => other,
-                }
-            } else if link.is_broken() {
-                // The application reads for itself, but perhaps not now.
-                Step::Broken(link, "connection lost".into())
-            } else {
-                return true;
-            };
-            match step {
-                Step::Data(_) => {}
-                Step::End => {
-                    self.note_end_read(&rx);
-                    drop(rx);
-                    self.tell_end();
-                    self.check_over();
-                    return false;
-                }
-                Step::Wait(_) => return true,
-                Step::NoLink => return false,
-                Step::Broken(link, cause) => {
-                    drop(rx);
-                    self.lost(&link, &cause);
-                    return false;
-                }
-                Step::Control(control, acked_offset) => {
-                    drop(rx);
-                    self.handle_control(control, acked_offset);
-                }
-                Step::Handshake(link, end) => {
-                    drop(rx);
-                    self.handshake_ended(&link, *end);
-                }
             }
         }
     }
