@@ -202,6 +202,13 @@ fn what_belongs_together_goes_in_one_segment() {
             let (from_client, from_server) = with_bytes(link);
             from_client <= segments_max && from_server <= segments_max
         });
+        // In band, the end is a frame, and the FIN follows when both sides have said theirs.
+        let link_ends = |link: &[Segment], from_client| {
+            mode == "inband"
+                || link.iter().any(|s| s.from_client == from_client && s.payload_bytes > 0 && s.fin)
+        };
+        bench.expect("end with the answer, between the relays", false, |[_, link, _]| link_ends(link, false));
+        bench.expect("end with the request, between the relays", true, |[_, link, _]| link_ends(link, true));
         bench.expect("end with the answer", false, |[program, _, _]| ends_with_its_byte(program, false));
         bench.expect("end with the request", true, |[_, _, service]| ends_with_its_byte(service, true));
     }

@@ -449,6 +449,11 @@ impl Engine {
         }
     }
 
+    /// The next write need not go out at once.
+    pub(crate) fn join_next_write(&self) {
+        self.wrote.store(true, Ordering::Relaxed);
+    }
+
     /// Output waits: the helper sends it at the next tick unless somebody does before.
     #[inline]
     fn mark_dirty(&self) {

@@ -3,9 +3,11 @@
 use super::stdio::Stdio;
 use super::sys;
 use crate::sys::splice;
+use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::task::{Context, Poll};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
@@ -91,6 +93,17 @@ impl Local {
             Local::Unix(stream) => stream.poll_read_ready(cx),
             Local::Stdio(stdio) => stdio.poll_read_ready(cx),
         }
+    }
+
+    /// Whether the end of the stream is known to follow what is there to be read. The reactor knows, or nobody.
+    pub(super) fn is_ending(&self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        let ready = match self {
+            Local::Tcp(stream) => pin!(stream.ready(Interest::READABLE)).poll(&mut cx),
+            Local::Unix(stream) => pin!(stream.ready(Interest::READABLE)).poll(&mut cx),
+            Local::Stdio(_) => return false,
+        };
+        matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
     }
 
     /// Reads what is there. `WouldBlock` clears the readiness.

@@ -266,6 +266,9 @@ impl Pump {
                     match local.poll_read_ready(cx) {
                         Poll::Ready(readable) => {
                             readable.map_err(Failure::Local)?;
+                            if local.is_ending() {
+                                session.join_next_write();
+                            }
                             ready!(self.poll_fill(cx, session, &mut |space| local.try_read(space), local))?;
                         }
                         Poll::Pending if unasked => {

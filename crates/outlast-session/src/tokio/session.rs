@@ -216,6 +216,11 @@ impl Session {
         }
     }
 
+    /// More follows what is written next, if only the end: both may go together.
+    pub(crate) fn join_next_write(&self) {
+        self.engine.join_next_write();
+    }
+
     /// Has `fill` splice up to so many bytes into a pipe, which are then sent without being copied. What is under way
     /// goes first.
     pub(crate) fn poll_pass_on(
