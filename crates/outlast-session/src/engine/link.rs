@@ -45,8 +45,6 @@ pub(crate) struct Link {
     reactor: OnceLock<AsyncFd<sys::Shared>>,
     /// The reactor may not know of input that is there: it was told that there is none, and somebody has read some since.
     may_hide_input: AtomicBool,
-    /// Receives that have been counted: see [`traffic`].
-    receives: AtomicU8,
     socket: Arc<socket2::Socket>,
     tls: Option<Mutex<Box<rustls::Connection>>>,
     /// Rises with every link of a session.
@@ -85,7 +83,6 @@ impl Link {
         Self {
             reactor: OnceLock::new(),
             may_hide_input: AtomicBool::new(false),
-            receives: AtomicU8::new(0),
             socket: Arc::new(socket),
             tls,
             epoch,

@@ -199,6 +199,13 @@ impl Engine {
                     self.consumed(rx);
                     return Ok(Progress::Done(count));
                 }
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && matches!(waiting, Waiting::Task(_)) =>
+                {
+                    // The reactor wakes the task, which need not know the link.
+                    self.wait_to_read(&waiting);
+                    return Ok(Progress::Stalled);
+                }
                 received => {
                     let link = link.clone();
                     let step = self.plain_step(&mut rx, &link, received);

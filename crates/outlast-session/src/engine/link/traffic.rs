@@ -1,7 +1,6 @@
 //! What goes over a link: bytes in and out, as they are or under TLS, for threads and for tasks.
 
 use super::{Link, Waiting};
-use crate::proto::LinkMode;
 use crate::sys::{self, Then};
 use parking_lot::Mutex;
 use std::io::{self, IoSlice, Read, Write};
@@ -26,9 +25,6 @@ enum Left {
     Nothing,
     Perhaps,
 }
-
-/// So many receives that leave nothing behind are the last for the time being without another look, in every mode.
-const YOUNG_RECEIVES: u8 = 8;
 
 impl Link {
     /// Sends without blocking; returns how many bytes of `chunks` were taken.
@@ -102,21 +98,9 @@ impl Link {
     fn receive_raw(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> io::Result<usize> {
         self.receive_by(waiting, |block| {
             let count = sys::receive(self, buffer, block)?;
-            let emptied = 0 < count && count < buffer.len() && !self.looks_again();
+            let emptied = 0 < count && count < buffer.len();
             Ok((count, if emptied { Left::Nothing } else { Left::Perhaps }))
         })
-    }
-
-    /// Whether a receive that has emptied the socket is followed by one that finds nothing, rather than by the reactor.
-    /// Short connections are better off without it (relayed transactions), and so are round trips in mode `inband`
-    /// (1.13 of raw TCP, with it 1.17). In the other modes it makes them faster as often as not (0.98 or 1.05, without it
-    /// 1.06), and no slower on two cores.
-    fn looks_again(&self) -> bool {
-        let receives = self.receives.load(Ordering::Relaxed);
-        if receives < YOUNG_RECEIVES {
-            self.receives.store(receives + 1, Ordering::Relaxed);
-        }
-        receives >= YOUNG_RECEIVES && self.mode() != LinkMode::Inband
     }
 
     /// Moves what was received, at most `bytes_max`, into a pipe; 0 is the end of input. Only for links of tasks.
