@@ -383,8 +383,15 @@ impl Engine {
         let error = Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal, why };
         {
             let mut ctl = self.ctl.lock();
-            if refusal == Refusal::NotDirect && ctl.client.auto {
-                tracing::info!(session = %self.id, peer = %link.peer_addr, "the path is not direct: using inband");
+            // What this link has asked for decides: the next one may be on its way before its refusal is acted on, and is
+            // refused as well.
+            if refusal == Refusal::NotDirect
+                && self.config.ack == AckMode::Auto
+                && link.mode() != LinkMode::Inband
+            {
+                if ctl.client.auto {
+                    tracing::info!(session = %self.id, peer = %link.peer_addr, "the path is not direct: using inband");
+                }
                 ctl.client.auto = false;
                 ctl.client.mode = LinkMode::Inband;
                 return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };

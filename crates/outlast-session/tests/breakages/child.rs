@@ -5,17 +5,18 @@ use super::certificates;
 use super::leaks::Holdings;
 use super::pattern::{check, fill};
 use outlast_session::proto::Psk;
-use outlast_session::{Config, LinkMode, Security, Targets, blocking, tokio as otokio};
+use outlast_session::{Config, Error, LinkMode, Security, Targets, blocking, tokio as otokio};
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const UP: u8 = 1;
 const DOWN: u8 = 2;
 const CHUNK_BYTES: usize = 24_000;
+const OPEN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// `MODE`, `MODE psk` or `MODE tls FOLDER` (with `cert.der` and `key.der` in it).
 pub fn config(settings: &str) -> Arc<Config> {
@@ -94,9 +95,20 @@ pub mod threads {
         }
     }
 
+    /// Nothing breaks yet, but the programs are impatient and the machine may be busy.
+    fn open(targets: &Targets, config: &Arc<Config>) -> blocking::Session {
+        let began = Instant::now();
+        loop {
+            match blocking::Session::connect_with(targets, config) {
+                Err(Error::Connect { .. }) if began.elapsed() < OPEN_PATIENCE => {}
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
     /// Starts what stays for good: helper, sockets for datagrams and routes, the rings' pool.
     fn warm_up(targets: &Targets, config: &Arc<Config>) {
-        let mut session = blocking::Session::connect_with(targets, config).unwrap();
+        let mut session = open(targets, config);
         session.write_all(b"E").unwrap();
         session.finish().unwrap();
         assert_eq!(session.read(&mut [0]).unwrap(), 0);
@@ -150,7 +162,7 @@ pub mod threads {
         warm_up(&targets, &config);
         let before = Holdings::settled();
         let start = |kind: u8| {
-            let mut session = blocking::Session::connect_with(&targets, &config).unwrap();
+            let mut session = open(&targets, &config);
             session.write_all(&[kind]).unwrap();
             session
         };
@@ -253,8 +265,18 @@ pub mod tasks {
         });
     }
 
+    async fn open(targets: &Targets, config: &Arc<Config>) -> otokio::Session {
+        let began = Instant::now();
+        loop {
+            match otokio::Session::connect_with(targets, config).await {
+                Err(Error::Connect { .. }) if began.elapsed() < OPEN_PATIENCE => {}
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
     async fn warm_up(targets: &Targets, config: &Arc<Config>) {
-        let mut session = otokio::Session::connect_with(targets, config).await.unwrap();
+        let mut session = open(targets, config).await;
         session.write_all(b"E").await.unwrap();
         session.finish().await.unwrap();
         assert_eq!(session.read(&mut [0]).await.unwrap(), 0);
@@ -311,7 +333,7 @@ pub mod tasks {
             let before = Holdings::settled();
             let mut sessions = Vec::new();
             for kind in *b"SEE" {
-                let mut session = otokio::Session::connect_with(&targets, &config).await.unwrap();
+                let mut session = open(&targets, &config).await;
                 session.write_all(&[kind]).await.unwrap();
                 sessions.push(session);
             }

@@ -136,3 +136,39 @@ fn a_refusal_that_had_arrived_ends_the_session() {
     assert_eq!(refusal, Refusal::UnknownSession);
     assert!(pair.engine.is_over());
 }
+
+#[test]
+fn two_links_that_are_refused_for_their_path_are_followed_by_one_of_another_mode() {
+    if !sys::can_freeze() {
+        eprintln!("SKIPPED: without CAP_NET_ADMIN no mode but inband is tried");
+        return;
+    }
+    let engine = Engine::new(new_session_id(), Role::Client, Arc::default());
+    let pair = Pair { engine, listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+    let open = || {
+        let (link, mut server) = pair.connect();
+        let link = match pair.engine.client_begin(link).unwrap() {
+            Begun::Installed => pair.engine.link().unwrap(),
+            Begun::Shake(link, mut shake) => {
+                let step = shake.step(&link, &mut [0; 512]);
+                assert_eq!(step.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+                link
+            }
+        };
+        (hear(&mut server), link, server)
+    };
+    let (first_hello, first, _first_server) = open();
+    pair.engine.lost(&first, "cut");
+    // It has begun before anybody acts on what the first one heard.
+    let (second_hello, second, _second_server) = open();
+    assert_eq!((first_hello.mode, second_hello.mode), (LinkMode::Kernel, LinkMode::Kernel));
+    for link in [&first, &second] {
+        let verdict = pair.engine.refused(&Refuse { refusal: Refusal::NotDirect, why: None }, link);
+        assert!(matches!(verdict, Verdict::Again { .. }), "{verdict:?}");
+    }
+    pair.engine.lost(&second, "refused");
+    let (third_hello, third, _third_server) = open();
+    assert_eq!(third_hello.mode, LinkMode::Inband);
+    let verdict = pair.engine.refused(&Refuse { refusal: Refusal::NotDirect, why: None }, &third);
+    assert!(matches!(verdict, Verdict::Fatal(_)), "nothing else is left to be tried: {verdict:?}");
+}
