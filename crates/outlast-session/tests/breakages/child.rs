@@ -168,7 +168,14 @@ pub mod threads {
         };
         let (stream, ping, idle) = (start(b'S'), start(b'E'), start(b'E'));
         println!("READY");
+        let clones = [&stream, &ping, &idle].map(|session| session.try_clone().unwrap());
         std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for session in clones {
+                    session.established().unwrap();
+                }
+                println!("WELCOMED");
+            });
             scope.spawn(|| echo(ping, "ping", Duration::ZERO, &stop));
             scope.spawn(|| echo(idle, "idle", Duration::from_millis(150), &stop));
             streaming(stream, &stop);

@@ -86,6 +86,8 @@ fn a_hole_behind_socat_is_noticed() {
     let address = scene.middle.socket_addr(RELAY_PORT).to_string();
     let mut client = Program::start(&scene.client, "threads-client", &address, "auto");
     client.wait_for("READY", name);
+    // An opening that is made once more is no outage.
+    client.wait_for("WELCOMED", name);
     std::thread::sleep(Duration::from_millis(200));
     let hole = Fault::Drop(None).inject(&Target::new(&scene.far)).unwrap();
     // Three times as long as the programs allow their peers to be silent.
