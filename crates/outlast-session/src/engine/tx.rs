@@ -340,7 +340,7 @@ impl Engine {
             if tx.sender.fin_due() {
                 break;
             }
-            let then = if tx.sender.fin_follows() { Then::Fin } else { Then::Nothing };
+            let then = if tx.sender.end_follows() { Then::End } else { Then::Nothing };
             match link.send(&tx.sender.chunks(), then) {
                 Ok(count) => {
                     tx.sender.sent(count);

@@ -237,9 +237,9 @@ impl<S: BufferSource> Sender<S> {
             && self.head_sent == self.head.len()
     }
 
-    /// Raw modes: [`fin_due`](Self::fin_due) once the link has taken what is pending.
-    pub fn fin_follows(&self) -> bool {
-        self.ended && self.link.is_some_and(|link| link.mode != LinkMode::Inband && !link.end_sent)
+    /// Whether the end of the stream, as a FIN or as a frame, is due once the link has taken what is pending.
+    pub fn end_follows(&self) -> bool {
+        self.ended && self.link.is_some_and(|link| !link.end_sent)
     }
 
     /// Raw modes: the FIN was queued.

@@ -182,8 +182,8 @@ pub(crate) fn receive(fd: impl AsFd, buffer: &mut [u8], wait: bool) -> io::Resul
 pub(crate) enum Then {
     /// Nothing that is known of.
     Nothing,
-    /// At once the FIN: the last bytes wait for it, so that both go in one segment.
-    Fin,
+    /// At once the end of the stream: the last bytes wait for it, so that both go in one segment.
+    End,
 }
 
 impl Then {
@@ -191,7 +191,7 @@ impl Then {
         let flags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
         match self {
             Then::Nothing => flags,
-            Then::Fin => flags.union(SendFlags::MORE),
+            Then::End => flags.union(SendFlags::MORE),
         }
     }
 }
