@@ -1,6 +1,6 @@
 //! Exit codes, and the one place where an error becomes one.
 
-use outlast_session::Error;
+use outlast_session::{Error, Refusal};
 
 /// What the program ends with. Documented in `--help`, see [`HELP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,7 @@ pub fn code_of(error: &anyhow::Error) -> Code {
 /// The code for an error of a session.
 pub fn code_of_session(error: &Error) -> Code {
     match error {
+        Error::Refused { refusal: Refusal::Expired, .. } => Code::Ended,
         Error::Refused { .. }
         | Error::Protocol { .. }
         | Error::Version { .. }

@@ -84,7 +84,8 @@ pub async fn run(
         return Err(Failure::new(
             Code::Network,
             format!(
-                "{targets} takes the connection and says nothing, for {}: no `outlast listen`? --patience waits longer",
+                "{targets} takes the connection and has not welcomed the session for {}: no `outlast listen`, or one that is \
+                 about to stop? --patience waits longer",
                 seconds(limit)
             ),
         )
@@ -110,13 +111,18 @@ async fn never_answers(control: &Control, limit: Option<Duration>) -> Duration {
 fn code_before_session(request: Request) -> Code {
     match request {
         Request::Now(code) => code,
-        Request::Drain => Code::Ok,
+        Request::Drain => Code::Network,
     }
 }
 
 fn code_of(ended: &Ended) -> Result<Code> {
     match &ended.outcome {
-        Outcome::Completed | Outcome::Stopped { delivered: true } => Ok(Code::Ok),
+        Outcome::Completed => Ok(Code::Ok),
+        // Whoever used the stream ends this process, as ssh does, and need not be told; but the streams had not ended.
+        Outcome::Stopped { delivered: true } => {
+            tracing::info!("terminated before both streams had ended");
+            Ok(Code::Network)
+        }
         Outcome::Killed => Err(failed(&Error::killed(ended.info.id))),
         Outcome::SessionFailed(error) => Err(failed(error)),
         // Whoever used the stream has left without a farewell, as ssh does. Nobody is there to be told; the code says

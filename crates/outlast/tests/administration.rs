@@ -197,6 +197,42 @@ fn sigterm_lets_sessions_end_and_takes_no_new_ones() {
 }
 
 #[test]
+fn who_comes_while_a_listener_drains_waits_for_the_next_one() {
+    let folder = folder();
+    let (address, service) = (common::nobody().to_string(), echo().to_string());
+    let flags = ["listen", &address, "--to", &service, "--drain-timeout", "1h"];
+    let mut server = Outlast::start(folder.path(), &flags);
+    server.address();
+    let mut client = Outlast::start(folder.path(), &["connect", "127.0.0.1:0", "--via", &address]);
+    let front = client.address();
+    let come = |words: &[u8]| {
+        let mut program = TcpStream::connect(front).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program.write_all(words).unwrap();
+        program
+    };
+    let hear = |program: &mut TcpStream, words: &[u8]| {
+        let mut answer = vec![0; words.len()];
+        program.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, words);
+    };
+    let mut early = come(b"early");
+    hear(&mut early, b"early");
+    server.signal("TERM");
+    server.wait_for("draining");
+    let mut late = come(b"late");
+    late.set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    let error = late.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "it neither gets in nor is sent away");
+    drop(early);
+    assert!(server.ended().success());
+    let mut next = Outlast::start(folder.path(), &flags);
+    next.address();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    hear(&mut late, b"late");
+}
+
+#[test]
 fn what_was_accepted_is_delivered_when_the_drain_times_out() {
     let folder = folder();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -394,7 +394,7 @@ fn a_server_that_says_nothing_is_not_waited_for_without_end() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(4), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert!(said.contains("takes the connection and says nothing"), "{said}");
+    assert!(said.contains("takes the connection and has not welcomed the session"), "{said}");
 }
 
 #[test]

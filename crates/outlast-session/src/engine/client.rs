@@ -407,7 +407,9 @@ impl Engine {
                 ctl.client.saw_epoch(current);
                 return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
             }
-            if refusal.is_passing() && ctl.welcomed {
+            // A server that restarts is as good as one that is not there for the moment.
+            let restarts = matches!(refusal, Refusal::Draining { .. });
+            if refusal.is_passing() && (ctl.welcomed || restarts) {
                 let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or(1000));
                 return Verdict::Again { error: error.to_string(), after };
             }
