@@ -12,6 +12,7 @@ mod carry;
 mod cli;
 mod cmd;
 mod config_file;
+mod descriptors;
 mod exit;
 mod files;
 mod front;

@@ -2,9 +2,10 @@
 
 use crate::admin::AdminSocket;
 use crate::cli::ProcessArgs;
+use crate::descriptors::{self, Spare};
 use crate::exit::Code;
 use crate::front::{self, Front};
-use crate::handover::{HAND_OVER_TIMEOUT, Keeper};
+use crate::handover::{self, HAND_OVER_TIMEOUT, Keeper};
 use crate::instance::Instance;
 use crate::metrics;
 use crate::narrate::Narrator;
@@ -37,6 +38,8 @@ const LEAVING_MAX: usize = 2;
 
 /// The way out for relays.
 struct Leaving {
+    /// Until the first step that needs descriptors: a process may stop because it has run out of them.
+    spare: Option<Spare>,
     inbox: mpsc::Receiver<Option<(SocketAddr, Box<DetachedRelay>)>>,
     outbox: Outbox,
 }
@@ -50,6 +53,7 @@ pub struct Plans {
 
 /// Runs the plans until a signal ends them.
 pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+    descriptors::raise_limit();
     let mut signals = Signals::new()?;
     let registry = Arc::new(Registry::default());
     let mut servers = Vec::new();
@@ -72,6 +76,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         tracing::info!("{line}");
         narrator.say(line);
     }
+    let spare = (!servers.is_empty()).then(Spare::take);
     let instance = Arc::new(Instance {
         serves,
         listeners: servers.iter().map(Server::listener).collect(),
@@ -98,7 +103,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         server.go_on(&registry, narrator, &outbox);
         attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone(), outbox.clone()));
     }
-    let leaving = Leaving { inbox, outbox };
+    let leaving = Leaving { spare, inbox, outbox };
     let request = signals.next().await;
     // The local listeners close; the session listeners stay for those who resume.
     accepting.shutdown().await;
@@ -147,8 +152,11 @@ async fn drain(
         () = tokio::time::sleep(limit) => {}
         request = signals.next() => return code_of(request, registry),
     }
-    if detach(instance, process, leaving).await {
-        return Code::Ok;
+    let detached = detach(instance, process, leaving).await;
+    match detached {
+        Detached::All => return Code::Ok,
+        Detached::Some => return Code::Network,
+        Detached::Unasked | Detached::Failed => {}
     }
     let open = registry.open();
     tracing::warn!(
@@ -163,46 +171,74 @@ async fn drain(
         () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => {}
         request = signals.next() => return code_of(request, registry),
     }
+    if detached == Detached::Failed {
+        return Code::Network;
+    }
     // Each has said so in the log.
     if registry.totals().undelivered > 0 || registry.open() > 0 { Code::Network } else { Code::Ok }
 }
 
-/// Hands the sessions that this process has accepted to a process that keeps them for the next one. False if they are
-/// to be ended, as nobody asked for more or could keep them.
-async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) -> bool {
-    let Leaving { mut inbox, outbox } = leaving;
+/// What has become of the sessions that this process has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Detached {
+    /// Nobody asked for them to be kept, or there are none: what is open is to be ended.
+    Unasked,
+    /// None could be kept: they are to be ended.
+    Failed,
+    All,
+    /// The others are lost. Each has said so in the log.
+    Some,
+}
+
+/// Hands the sessions that this process has accepted to a process that keeps them for the next one.
+async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) -> Detached {
+    let Leaving { spare, mut inbox, outbox } = leaving;
     let registry = &instance.registry;
     let time = process.hand_over_timeout.unwrap_or(HAND_OVER_TIMEOUT);
     if time.is_zero() || registry.open_as(Role::Server) == 0 {
-        return false;
+        return Detached::Unasked;
     }
+    let failed = |error: anyhow::Error| {
+        tracing::warn!(
+            "handing over has failed, the sessions cannot be kept for the next process: {error:#}"
+        );
+        Detached::Failed
+    };
+    if let Err(error) = handover::check() {
+        return failed(error);
+    }
+    // Clients that wait for a descriptor would take the spare ones.
+    for listener in &instance.listeners {
+        listener.stop_listening();
+    }
+    while !instance.listeners.iter().all(|listener| listener.is_closed()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(spare);
     let addresses = instance.listeners.iter().map(|listener| listener.local_addr());
     let started: Result<Vec<Keeper>> = addresses.map(|address| Keeper::start(address, time)).collect();
     let mut keepers = match started {
         Ok(keepers) => keepers,
-        Err(error) => {
-            tracing::warn!("the sessions cannot be kept for the next process: {error:#}");
-            return false;
-        }
+        Err(error) => return failed(error),
     };
-    for listener in &instance.listeners {
-        listener.stop_listening();
-    }
     registry.detach_all();
     let filling = tokio::task::spawn_blocking(move || {
+        let mut lost = 0;
         while let Some(Some((address, relay))) = inbox.blocking_recv() {
             let Some(keeper) = keepers.iter_mut().find(|keeper| keeper.address == address) else { continue };
             let id = relay.session.id();
             if let Err(error) = keeper.add(*relay) {
+                lost += 1;
                 tracing::error!(session = %id, "lost: {error:#}");
             }
         }
-        keepers
+        (keepers, lost)
     });
     // Every step of a hand-over has its own limit; this is for the unforeseen.
     tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.ok();
     outbox.send(None).await.ok();
-    for keeper in filling.await.unwrap_or_default() {
+    let (keepers, mut lost) = filling.await.unwrap_or((Vec::new(), 1));
+    for keeper in keepers {
         let (address, pid) = (keeper.address, keeper.pid);
         match keeper.finish() {
             Ok(0) => {}
@@ -216,10 +252,18 @@ async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) ->
                     if kept == 1 { "it" } else { "them" },
                 );
             }
-            Err(error) => tracing::error!("the sessions of {address} are lost: {error:#}"),
+            Err(error) => {
+                lost += 1;
+                tracing::error!("the sessions of {address} are lost: {error:#}");
+            }
         }
     }
-    true
+    // Sessions that this process has opened cannot be kept: they have been ended.
+    if lost > 0 || registry.totals().undelivered > 0 || registry.open() > 0 {
+        Detached::Some
+    } else {
+        Detached::All
+    }
 }
 
 fn code_of(request: Request, registry: &Registry) -> Code {

@@ -44,15 +44,23 @@ pub struct Keeper {
     pub address: SocketAddr,
 }
 
+/// Whether keepers can be started at all. What else may fail shows only when the port is closed.
+///
+/// # Errors
+/// They would end with this process, or have no folder for their sockets.
+pub fn check() -> Result<()> {
+    // All other processes of a container end with its first one.
+    ensure!(std::process::id() != 1, "as the first process here, this one ends all others with itself");
+    admin_folder::made()?;
+    Ok(())
+}
+
 impl Keeper {
     /// Starts one.
     ///
     /// # Errors
-    /// There is one for this address already, or it cannot be started, or would end with this process.
+    /// There is one for this address already, or it cannot be started.
     pub fn start(address: SocketAddr, time: Duration) -> Result<Self> {
-        // All other processes of a container end with its first one.
-        ensure!(std::process::id() != 1, "as the first process here, this one ends all others with itself");
-        admin_folder::made()?;
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_read_timeout(Some(KEEPER_TIMEOUT))?;
         stream.set_write_timeout(Some(KEEPER_TIMEOUT))?;
