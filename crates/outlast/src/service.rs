@@ -108,9 +108,13 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     // The local listeners close; the session listeners stay for those who resume.
     accepting.shutdown().await;
     let ended_early = registry.totals().ended_early;
-    let code = match request {
-        Request::Now(code) => code,
-        Request::Drain => drain(&instance, &mut signals, process, narrator, leaving).await,
+    let code = if is_at_once(request, &instance) {
+        Code::Interrupted
+    } else {
+        match (drain(&instance, &mut signals, process, narrator, leaving).await, request) {
+            (Code::Ok, Request::Now(code)) => code,
+            (code, _) => code,
+        }
     };
     registry.kill_all();
     tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
@@ -124,7 +128,13 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     Ok(code)
 }
 
-/// Waits for the sessions to end. Those that have not are detached for the next process, or ended with everything
+/// Whether a request ends everything at once. Ctrl-C is meant for the streams of whoever has started `connect`; those of
+/// `listen` are other people's.
+fn is_at_once(request: Request, instance: &Instance) -> bool {
+    request == Request::Now(Code::Interrupted) && instance.listeners.is_empty()
+}
+
+/// Waits for the sessions to end, until the next request at the most. Those that have not are detached for the next process, or ended with everything
 /// delivered.
 async fn drain(
     instance: &Instance,
@@ -143,14 +153,19 @@ async fn drain(
     tracing::info!(open, "draining");
     if open > 0 {
         narrator.say(&format!(
-            "draining: {open} sessions open, waiting up to {}",
+            "draining: {open} sessions open, waiting up to {}, or until the next signal",
             crate::narrate::seconds(limit)
         ));
     }
+    let started = Instant::now();
     tokio::select! {
         () = registry.all_left() => return Code::Ok,
         () = tokio::time::sleep(limit) => {}
-        request = signals.next() => return code_of(request, registry),
+        request = signals.next() => {
+            if is_at_once(request, instance) {
+                return code_of(request, registry);
+            }
+        }
     }
     let detached = detach(instance, process, leaving).await;
     match detached {
@@ -162,7 +177,7 @@ async fn drain(
     tracing::warn!(
         "{open} {} still open after {}: ended once the other side has what they had",
         if open == 1 { "session was" } else { "sessions were" },
-        crate::narrate::seconds(limit)
+        crate::narrate::seconds(started.elapsed())
     );
     registry.stop_all();
     tokio::select! {
@@ -266,11 +281,14 @@ async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) ->
     }
 }
 
+/// The code when what is open is ended at once.
 fn code_of(request: Request, registry: &Registry) -> Code {
-    tracing::warn!("{} sessions ended at once", registry.open());
+    let open = registry.open();
+    tracing::warn!("{open} sessions ended at once");
     match request {
-        Request::Now(code) => code,
-        Request::Drain => Code::Ok,
+        Request::Now(Code::Interrupted) => Code::Interrupted,
+        _ if open > 0 => Code::Network,
+        _ => Code::Ok,
     }
 }
 

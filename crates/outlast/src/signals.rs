@@ -1,4 +1,5 @@
-//! SIGTERM drains; a second one, or SIGINT, ends at once.
+//! SIGTERM asks to drain; a second one, or SIGINT, to end now. What that means is for the command to decide: `listen`
+//! never ends the sessions of others at once, unless it is asked three times.
 
 use crate::exit::Code;
 use anyhow::{Context, Result};

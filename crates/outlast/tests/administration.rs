@@ -258,19 +258,20 @@ fn what_was_accepted_is_delivered_when_the_drain_times_out() {
 }
 
 #[test]
-fn sigint_and_a_second_sigterm_end_at_once() {
+fn ctrl_c_ends_connect_at_once_and_a_second_sigterm_ends_the_drain() {
     let folder = folder();
-    let mut pair = Pair::start(folder.path(), &echo().to_string(), &["--drain-timeout", "1h"], &[]);
+    let mut pair = Pair::start(folder.path(), &echo().to_string(), &[], &["--drain-timeout", "1h"]);
     let _stream = open(&pair);
     pair.client.signal("INT");
     assert_eq!(pair.client.ended().code(), Some(130));
 
-    let mut pair = Pair::start(folder.path(), &echo().to_string(), &["--drain-timeout", "1h"], &[]);
+    let mut pair = Pair::start(folder.path(), &echo().to_string(), &[], &["--drain-timeout", "1h"]);
     let _stream = open(&pair);
-    pair.server.signal("TERM");
-    pair.server.wait_for("draining");
-    pair.server.signal("TERM");
-    assert!(pair.server.ended().success());
+    pair.client.signal("TERM");
+    pair.client.wait_for("draining");
+    pair.client.signal("TERM");
+    pair.client.wait_for("1 session was still open");
+    assert!(pair.client.ended().success());
 }
 
 #[test]

@@ -483,6 +483,30 @@ fn sessions_are_detached_at_the_limit_of_descriptors_too() {
 }
 
 #[test]
+fn ctrl_c_drains_and_a_second_signal_ends_the_wait_not_the_sessions() {
+    for (first, second, code) in
+        [("TERM", "TERM", 0), ("INT", "INT", 130), ("INT", "TERM", 130), ("TERM", "INT", 0)]
+    {
+        let folder = folder();
+        let runtime = folder.path();
+        let (address, to) = (nobody(), echo().to_string());
+        let arguments = ["listen", &address.to_string(), "--to", &to, "--drain-timeout", "1h"];
+        let mut server = Outlast::start(runtime, &arguments);
+        server.address();
+        let (_client, front) = connect(runtime, address, &[]);
+        let mut stream = open(front);
+        server.signal(first);
+        server.wait_for("draining");
+        say(&mut stream, b"still there");
+        server.signal(second);
+        server.wait_for("1 session was detached: the next");
+        assert_eq!(server.ended().code(), Some(code), "{first}, {second}");
+        let _server = listen(runtime, address, &to, &[]);
+        say(&mut stream, b"still there");
+    }
+}
+
+#[test]
 fn a_failure_to_hand_over_is_told_and_shows_in_the_exit_code() {
     let folder = folder();
     let runtime = folder.path();
