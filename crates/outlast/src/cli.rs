@@ -175,7 +175,7 @@ pub struct ConnectArgs {
     /// File with user:password that programs have to give to the SOCKS5 or HTTP proxy
     #[arg(long, value_name = "FILE")]
     pub proxy_auth_file: Option<PathBuf>,
-    /// How long to try to reconnect: forever, or a time such as 30s [default: forever]
+    /// How long to try to reconnect: forever, or a time such as 30s [default: forever; but the first connection of --stdio is tried once]
     #[arg(long, value_name = "TIME", value_parser = patience)]
     pub patience: Option<outlast_session::Patience>,
     /// Local address to connect from
