@@ -136,6 +136,7 @@ impl Carrier {
                 tracing::warn!(%destination, "{status}: {reason}");
                 manners.refuse(local, status, &reason).await;
                 let _ = session.finish().await;
+                place.failed(&session.info());
             }
             Err(PreambleFailure::Session(error)) => {
                 if is_peers_wish(&error) {
@@ -143,12 +144,14 @@ impl Carrier {
                 } else {
                     report(&error);
                 }
+                place.failed(&session.info());
                 manners.refuse(local, Status::Failed, "the session failed").await;
             }
             Err(error) => {
                 // RP 10
                 tracing::error!("{targets} takes no destinations ({error}): it needs --to-any");
                 session.kill();
+                place.failed(&session.info());
                 manners.refuse(local, Status::Failed, "the outlast server takes no destinations").await;
             }
         }

@@ -152,6 +152,13 @@ impl Registry {
 }
 
 impl Place {
+    /// Notes that the relay has failed before it had two ends: its destination is not to be had, or its session failed.
+    pub fn failed(&self, info: &Info) {
+        let mut totals = self.registry.totals_mut();
+        totals.add(info);
+        totals.failed += 1;
+    }
+
     /// Notes how the relay ended.
     pub fn ended(&self, info: &Info, outcome: &Outcome) {
         let mut totals = self.registry.totals_mut();

@@ -184,11 +184,16 @@ async fn serve(mut session: Session, target: Target, place: Place, address: Sock
     let id = session.id();
     let opened = tokio::select! {
         opened = Box::pin(open(&mut session, &target)) => opened,
-        () = place.control.told_to_end() => Err("the relay at the other end was stopped".to_owned()),
+        () = place.control.told_to_end() => {
+            return session.kill_with("the relay at the other end was stopped");
+        }
     };
     let local = match opened {
         Ok(local) => local,
-        Err(why) => return session.kill_with(&why),
+        Err(why) => {
+            place.failed(&session.info());
+            return session.kill_with(&why);
+        }
     };
     let ended = match target {
         Target::Fixed(_) => relay::run_undirected(session, local, &place.control).await,

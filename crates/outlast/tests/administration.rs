@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Instant;
 
 /// A stream through the pair that has carried a byte each way.
 fn open(pair: &Pair) -> TcpStream {
@@ -172,6 +173,32 @@ fn metrics_are_served_in_the_format_of_prometheus() {
     for metric in ["outlast_sessions{", "outlast_sessions_opened_total 2", "outlast_outages_total 0", "# EOF"]
     {
         assert!(page.contains(metric), "no {metric} in\n{page}");
+    }
+
+    // A destination that refuses, and one that has no address.
+    let mut server =
+        Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to-any", "--metrics", "127.0.0.1:0"]);
+    let via = server.address().to_string();
+    let arguments = ["connect", "--socks5", "127.0.0.1:0", "--via", &via, "--metrics", "127.0.0.1:0"];
+    let mut client = Outlast::start(folder.path(), &arguments);
+    let front = client.address().to_string();
+    let asked = [common::nobody().to_string(), "nowhere.invalid".to_owned()];
+    for destination in &asked {
+        let refused = curl(&["--socks5-hostname", &front, &format!("http://{destination}/")]);
+        assert!(!refused.status.success(), "{refused:?}");
+    }
+    for process in [&mut client, &mut server] {
+        let line = process.wait_for("metrics at");
+        let url = line.split("metrics at ").nth(1).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let page = String::from_utf8(curl(&[url]).stdout).unwrap();
+            assert!(page.contains("outlast_sessions_opened_total 2"), "{page}");
+            if page.contains("outlast_sessions_failed_total 2") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{line}\n{page}");
+        }
     }
 }
 
