@@ -134,8 +134,8 @@ fn is_at_once(request: Request, instance: &Instance) -> bool {
     request == Request::Now(Code::Interrupted) && instance.listeners.is_empty()
 }
 
-/// Waits for the sessions to end, until the next request at the most. Those that have not are detached for the next process, or ended with everything
-/// delivered.
+/// Waits for the sessions to end, until the next request at the most. Those that have not are detached for the next
+/// process, or ended with everything delivered.
 async fn drain(
     instance: &Instance,
     signals: &mut Signals,
