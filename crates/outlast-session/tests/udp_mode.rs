@@ -78,6 +78,28 @@ fn threads_stream_both_ways_and_finish() {
     }
 }
 
+/// A server that only reads, and owes an acknowledgement whenever it has a moment, still says its Welcome.
+#[test]
+fn a_server_that_only_reads_welcomes_its_client() {
+    for _ in 0..50 {
+        let config = Arc::new(Config { retain_bytes_max: 64 << 10, ..(*config(Security::Open)).clone() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let targets = Targets::from(listener.local_addr());
+        let server = std::thread::spawn(move || {
+            let mut received = Vec::new();
+            listener.accept().unwrap().read_to_end(&mut received).unwrap();
+            received.len()
+        });
+        let mut session = blocking::Session::connect_with(&targets, &config).unwrap();
+        session.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        for chunk in pattern(200_000).chunks(5_000) {
+            session.write_all(chunk).expect("no Welcome, no room");
+        }
+        session.finish().unwrap();
+        assert_eq!(server.join().unwrap(), 200_000);
+    }
+}
+
 #[test]
 fn tasks_stream_both_ways_and_finish() {
     async fn exchange(session: outlast_session::tokio::Session) {

@@ -224,9 +224,9 @@ impl Thread {
     fn look_after(&mut self, engine: &Arc<Engine>) {
         if engine.owes_ack() {
             engine.send_ack();
-        } else {
-            engine.flush();
         }
+        // A datagram takes nothing along, such as a Welcome without which it does not count (PROTOCOL 5.5).
+        engine.flush();
         if engine.writer_waits.load(Ordering::Acquire) && !engine.make_room() {
             // Look again at the next tick: the application has nothing else to wait for.
             self.helper.flush_soon(engine);
