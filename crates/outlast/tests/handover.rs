@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::restarts::{AT_ONCE, connect, ends, is_running, listen, open, say, stop, stopped};
+use common::restarts::{AT_ONCE, both_ends, connect, ends, is_running, listen, open, say, stop, stopped};
 use common::{Outlast, PATIENCE, echo, folder, nobody, output, pattern};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,15 +21,7 @@ fn sessions_go_on_in_the_next_process_whatever_their_state() {
     let to = service.local_addr().unwrap().to_string();
     let mut server = listen(runtime, address, &to, &[]);
     let (client, front) = connect(runtime, address, &[]);
-    let pair = || {
-        let mut program = TcpStream::connect(front).unwrap();
-        program.set_read_timeout(Some(PATIENCE)).unwrap();
-        program.write_all(b"x").unwrap();
-        let (mut served, _) = service.accept().unwrap();
-        served.set_read_timeout(Some(PATIENCE)).unwrap();
-        served.read_exact(&mut [0]).unwrap();
-        (program, served)
-    };
+    let pair = || both_ends(front, &service);
     let (mut quiet, mut quiet_served) = pair();
     // Its program has said all it has to say.
     let (mut asked, mut asked_served) = pair();
@@ -193,15 +185,7 @@ fn what_is_kept_is_shown_and_can_be_ended() {
     let to = service.local_addr().unwrap().to_string();
     let mut server = listen(runtime, address, &to, &[]);
     let (client, front) = connect(runtime, address, &["--admin-socket", "none"]);
-    let pair = || {
-        let mut program = TcpStream::connect(front).unwrap();
-        program.set_read_timeout(Some(PATIENCE)).unwrap();
-        program.write_all(b"x").unwrap();
-        let (mut served, _) = service.accept().unwrap();
-        served.set_read_timeout(Some(PATIENCE)).unwrap();
-        served.read_exact(&mut [0]).unwrap();
-        (program, served)
-    };
+    let pair = || both_ends(front, &service);
     let (mut ended, mut ended_served) = pair();
     let (mut lasting, mut lasting_served) = pair();
     // What the client cannot take is not acknowledged.

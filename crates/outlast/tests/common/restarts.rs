@@ -2,7 +2,7 @@
 
 use super::{Outlast, PATIENCE};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,17 @@ pub fn open(address: SocketAddr) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     say(&mut stream, b"x");
     stream
+}
+
+/// A stream from the program at `front` to the service, with a byte through it.
+pub fn both_ends(front: SocketAddr, service: &TcpListener) -> (TcpStream, TcpStream) {
+    let mut program = TcpStream::connect(front).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"x").unwrap();
+    let (mut served, _) = service.accept().unwrap();
+    served.set_read_timeout(Some(PATIENCE)).unwrap();
+    served.read_exact(&mut [0]).unwrap();
+    (program, served)
 }
 
 /// Through the echo and back.
