@@ -204,7 +204,7 @@ fn an_acknowledgement_that_overtakes_the_welcome_does_not_count() {
     });
 }
 
-/// PROTOCOL 2.6: both streams are through, as far as the client knows, but its link was reset.
+/// PROTOCOL 2.6, 4.8: both streams are through, as far as the client knows, but its link was reset, and once more.
 #[test]
 fn a_client_whose_last_link_was_reset_makes_another_to_end_in_order() {
     fn server(listener: &TcpListener) {
@@ -217,31 +217,43 @@ fn a_client_whose_last_link_was_reset_makes_another_to_end_in_order() {
         Frame::End { end_offset: 3 }.encode(5, &mut answer);
         std::thread::sleep(Duration::from_millis(100));
         newcomer.answer_and_reset(&answer);
-        let mut newcomer = greet(listener);
-        let hello = &newcomer.hello;
-        assert_eq!((hello.intent, hello.next_offset, hello.end_offset), (Intent::Resume, 3, Some(5)));
-        let welcome = Welcome {
-            next_offset: 5,
-            retained_offset: 3,
-            sent_offset: 3,
-            end_offset: Some(3),
-            ..Welcome::to_new(hello)
-        };
-        let mut answer = newcomer.handshake.accept(welcome);
-        Frame::End { end_offset: 3 }.encode(5, &mut answer);
-        newcomer.stream.write_all(&answer).unwrap();
-        let mut end = Vec::new();
-        Frame::End { end_offset: 5 }.encode(3, &mut end);
-        let mut said = vec![0; end.len()];
-        newcomer.stream.read_exact(&mut said).unwrap();
-        let mut answer = Vec::new();
-        Frame::EndAck.encode(5, &mut answer);
-        // A client that knows so much already may have left.
-        let _ = newcomer.stream.write_all(&answer);
-        let _ = newcomer.stream.read_to_end(&mut said);
+        let mut client_end = Vec::new();
+        Frame::End { end_offset: 5 }.encode(3, &mut client_end);
         let mut end_ack = Vec::new();
         Frame::EndAck.encode(3, &mut end_ack);
-        assert!(said.windows(end_ack.len()).any(|frame| frame == end_ack), "{said:?}");
+        for last in [false, true] {
+            let mut newcomer = greet(listener);
+            let hello = &newcomer.hello;
+            assert_eq!((hello.intent, hello.next_offset, hello.end_offset), (Intent::Resume, 3, Some(5)));
+            let welcome = Welcome {
+                next_offset: 5,
+                retained_offset: 3,
+                sent_offset: 3,
+                end_offset: Some(3),
+                ..Welcome::to_new(hello)
+            };
+            let mut answer = newcomer.handshake.accept(welcome);
+            Frame::End { end_offset: 3 }.encode(5, &mut answer);
+            newcomer.stream.write_all(&answer).unwrap();
+            let mut said = vec![0; client_end.len() + end_ack.len()];
+            newcomer.stream.read_exact(&mut said).unwrap();
+            assert!(said.windows(end_ack.len()).any(|frame| frame == end_ack), "{said:?}");
+            let mut answer = Vec::new();
+            if last {
+                // PROTOCOL 4.8: all that the client has waited for.
+                Frame::Goodbye.encode(5, &mut answer);
+                newcomer.stream.write_all(&answer).unwrap();
+                assert_eq!(
+                    newcomer.stream.read(&mut [0; 16]).unwrap(),
+                    0,
+                    "the client closes its link in order"
+                );
+            } else {
+                // Both know everything, but the client cannot know that the server does.
+                Frame::EndAck.encode(5, &mut answer);
+                newcomer.answer_and_reset(&answer);
+            }
+        }
     }
     within(|| {
         let ack = AckMode::Fixed(LinkMode::Inband);

@@ -397,7 +397,7 @@ impl Engine {
                 return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal
-                && self.is_through(offset)
+                && self.learn_ended(offset)
             {
                 // Only the confirmation was lost with the link.
                 self.conclude(ctl, Happening::Finished);
@@ -418,7 +418,7 @@ impl Engine {
     }
 
     /// Whether everything has arrived on both sides, given that the peer ended with `peer_offset` bytes of ours.
-    fn is_through(&self, peer_offset: u64) -> bool {
+    fn learn_ended(&self, peer_offset: u64) -> bool {
         let mut tx = self.tx.lock();
         let rx = self.rx.lock();
         let through =

@@ -1,7 +1,7 @@
 //! How a session ends: in order, by an error, or because the application lets go.
 
 use super::abort::reason_for_peer;
-use super::{Ctl, Engine, EventKind, Helper, Role, Rx};
+use super::{Ctl, Engine, EventKind, Farewell, Helper, Role};
 use crate::error::{Error, Result};
 use crate::proto::{Frame, Happening, LinkMode};
 use crate::sys;
@@ -72,7 +72,7 @@ impl Engine {
 
     /// Concludes the session if both directions have ended and arrived. True if it is over.
     pub(crate) fn check_over(&self) -> bool {
-        let ctl = self.ctl.lock();
+        let mut ctl = self.ctl.lock();
         if ctl.life.is_over() {
             return true;
         }
@@ -84,27 +84,66 @@ impl Engine {
             self.learn_acked(&mut tx);
             // A reader may be asleep with the lock: then the peer's end has not been read.
             tx.sender.is_delivered()
-                && self
-                    .rx
-                    .try_lock()
-                    .is_some_and(|rx| rx.receiver.is_complete() && self.is_end_told(&ctl, &rx))
+                && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete())
+                && self.is_end_told(&mut ctl)
         };
         if done {
+            self.say_farewell(&ctl);
             self.conclude(ctl, Happening::Finished);
         }
         done
     }
 
-    /// Whether the peer hears that its end has arrived, on the present link.
+    /// Whether the peer has heard that its end has arrived, or will on the present link.
     ///
     /// A server need not care: a client that does not know comes back and is told. But nobody can ask a client that has
-    /// left, and its server would keep the session: a client without a link makes one more, to end it in order.
-    fn is_end_told(&self, ctl: &Ctl, rx: &Rx) -> bool {
-        self.role == Role::Server
-            || ctl
-                .link
-                .as_ref()
-                .is_some_and(|link| link.mode() != LinkMode::Inband || rx.receiver.has_end_come())
+    /// left, and its server would keep the session: a client without a link makes one more, to end it in order, and one
+    /// whose link may be cut behind a middlebox stays until the server is through (PROTOCOL 2.6).
+    fn is_end_told(&self, ctl: &mut Ctl) -> bool {
+        if self.role == Role::Server || ctl.farewell == Farewell::Heard {
+            return true;
+        }
+        let Some(link) = &ctl.link else { return false };
+        if link.mode() != LinkMode::Inband {
+            return true;
+        }
+        let awaited = Farewell::Awaited { epoch: link.epoch };
+        if ctl.farewell != awaited {
+            ctl.farewell = awaited;
+            // A process that exits now has said all it had to say: its last words are not to be cut off.
+            let _ = sys::reset_on_close(&**link, false);
+            // The application may have nothing more to ask.
+            Helper::get().attend(self, link);
+        }
+        false
+    }
+
+    /// PROTOCOL 4.8: a server that is through lets its client go.
+    fn say_farewell(&self, ctl: &Ctl) {
+        if self.role == Role::Server && ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Inband)
+        {
+            let mut tx = self.tx.lock();
+            tx.sender.push_frame(&Frame::Goodbye, self.received_offset.load(Ordering::Relaxed));
+            // Without it the client comes back and is told.
+            let _ = self.flush_locked(&mut tx);
+        }
+    }
+
+    /// The server says that it is through with the session.
+    pub(super) fn farewell(&self) {
+        if self.role == Role::Client {
+            // It stands for an EndAck.
+            self.tx.lock().sender.end_acked();
+            self.ctl.lock().farewell = Farewell::Heard;
+            self.check_over();
+            self.wake_all();
+        }
+    }
+
+    /// Whether both streams have arrived up to their ends, as far as this end knows.
+    pub(super) fn is_through(&self) -> bool {
+        // A reader who is asleep with the lock has not read the peer's end.
+        self.tx.lock().sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete())
     }
 
     /// Everything that matters has arrived: closes the link in order.
@@ -145,6 +184,11 @@ impl Engine {
     pub(crate) fn fail(&self, error: Error) {
         let mut ctl = self.ctl.lock();
         if ctl.life.is_over() {
+            return;
+        }
+        if matches!(error, Error::PatienceExhausted { .. } | Error::Refused { .. }) && self.is_through() {
+            // Only the server's word for it was missing, and nothing of the streams.
+            self.conclude(ctl, Happening::Finished);
             return;
         }
         self.happens(&mut ctl, how_it_fails(&error));

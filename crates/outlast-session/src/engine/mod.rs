@@ -128,6 +128,8 @@ pub(crate) struct Ctl {
     pub(crate) reconnecting: bool,
     /// Counts reasons to try again at once.
     pub(crate) hurry: u64,
+    /// Whether the server has said that it is through with the session.
+    pub(crate) farewell: Farewell,
     /// The application has let go; the session ends when everything is delivered.
     pub(crate) released: bool,
     /// It goes on in another process: whoever comes for it is asked to wait.
@@ -144,6 +146,17 @@ pub(crate) struct Ctl {
     /// Called, once, when a link is lost and somebody has to make a new one (clients), or when the
     /// session has to be booked as detached or ended (servers).
     hooks: Option<Arc<dyn Hooks>>,
+}
+
+/// What a client of mode `inband` has heard of its server's last word (PROTOCOL 4.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Farewell {
+    Unheard,
+    /// All else is done: it is waited for on the link of this epoch.
+    Awaited {
+        epoch: u64,
+    },
+    Heard,
 }
 
 /// What a shell or a listener does about changes. Called without any lock of the engine held.
@@ -181,6 +194,7 @@ impl Engine {
                 welcomed: false,
                 reconnecting: false,
                 hurry: 0,
+                farewell: Farewell::Unheard,
                 released: false,
                 detached: false,
                 failure: None,

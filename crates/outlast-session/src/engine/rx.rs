@@ -214,28 +214,32 @@ impl Engine {
                     }
                 }
             }
-        } else {
-            drop(rx);
+            rx = self.rx.lock();
         }
-        self.read_slowly(buffer, &mut waiting)
+        self.read_slowly(rx, buffer, &mut waiting)
     }
 
     #[inline(never)]
-    fn read_slowly(&self, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Result<Progress<usize>> {
+    fn read_slowly<'a>(
+        &'a self,
+        mut rx: MutexGuard<'a, Rx>,
+        buffer: &mut [u8],
+        waiting: &mut Waiting<'_, '_>,
+    ) -> Result<Progress<usize>> {
         loop {
-            let mut rx = self.rx.lock();
             if rx.backlog.is_empty()
                 && rx.inbox.is_empty()
                 && let Some(flush) = self.flush_before_read()
             {
                 drop(rx);
                 self.settle(flush);
-                continue;
+            } else {
+                let step = self.read_step(&mut rx, buffer, waiting)?;
+                if let Some(progress) = self.take_step(rx, step, waiting) {
+                    return Ok(progress);
+                }
             }
-            let step = self.read_step(&mut rx, buffer, waiting)?;
-            if let Some(progress) = self.take_step(rx, step, waiting) {
-                return Ok(progress);
-            }
+            rx = self.rx.lock();
         }
     }
 

@@ -345,10 +345,13 @@ impl Engine {
         }
         let mut ctl = self.ctl.lock();
         let Some(link) = ctl.link.clone() else { return Ok(ctl.life.state() == State::Passive) };
+        // All that is left of it is that the server lets it go, on this link.
+        let through = self.is_through();
         {
             let mut tx = self.tx.lock();
             self.learn_acked(&mut tx);
             let quiet = ctl.life.state() == State::Connected
+                && !through
                 && !tx.sender.has_output()
                 && (tx.sender.acked_offset() == tx.sender.end_offset() || link.mode() == LinkMode::Window)
                 && (link.mode() != LinkMode::Window

@@ -156,7 +156,7 @@ pub enum Frame<'a> {
         /// Why, for people.
         reason: &'a str,
     },
-    /// This link is given up on purpose.
+    /// The sender, a server, is through with the session: it has everything, and knows that its own end has arrived.
     Goodbye,
 }
 
@@ -220,7 +220,7 @@ pub enum Control {
         /// Why, for people; control characters are replaced.
         reason: String,
     },
-    /// The peer gives up this link on purpose.
+    /// The server is through with the session: it has everything, and knows that its own end has arrived.
     Goodbye,
 }
 

@@ -29,8 +29,6 @@ pub enum Piece {
 pub struct Receiver {
     next_offset: u64,
     end_offset: Option<u64>,
-    /// An End frame has come on the present link.
-    end_has_come: bool,
     framed: bool,
     /// Payload still to come of the present frame.
     payload_left_bytes: usize,
@@ -60,11 +58,6 @@ impl Receiver {
         self.end_offset == Some(self.next_offset)
     }
 
-    /// Whether the peer has announced its end on the present link, in a frame of its own.
-    pub fn has_end_come(&self) -> bool {
-        self.end_has_come
-    }
-
     /// What the peer has taken in of our stream, by its frames.
     pub fn peer_acked_offset(&self) -> u64 {
         self.peer_acked_offset
@@ -73,7 +66,6 @@ impl Receiver {
     /// A link begins; a frame that the last one cut short is forgotten, the peer sends the rest anew.
     pub fn link(&mut self, mode: LinkMode) {
         self.framed = mode == LinkMode::Inband;
-        self.end_has_come = false;
         self.payload_left_bytes = 0;
     }
 
@@ -110,7 +102,6 @@ impl Receiver {
             return Ok(Piece::Incomplete);
         };
         let control = Control::decode(&header, body)?;
-        self.end_has_come |= matches!(control, Control::End { .. });
         self.peer_acked_offset = self.peer_acked_offset.max(header.ack_offset());
         Ok(Piece::Control { bytes: FRAME_HEADER_BYTES + length_bytes, control })
     }

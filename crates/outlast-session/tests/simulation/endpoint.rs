@@ -6,8 +6,8 @@ use super::tcp::{ConnId, Net, Side};
 use super::udp::Datagrams;
 use outlast_session::LinkMode;
 use outlast_session::proto::{
-    ClientHandshake, Happening, Life, LifeRole, OffsetError, Psk, Receiver, Refusal, Sender, SessionId,
-    SessionKey, State,
+    ClientHandshake, Frame, Happening, Life, LifeRole, OffsetError, Psk, Receiver, Refusal, Sender,
+    SessionId, SessionKey, State,
 };
 use outlast_stream::{Heap, SplitMix64};
 use std::collections::VecDeque;
@@ -136,6 +136,8 @@ pub struct Endpoint {
     /// `udp`: on this link the peer has confirmed to know that its stream was read to the end.
     pub end_confirmed_epoch: u64,
     pub client: ClientSide,
+    /// The server has said that it is through (PROTOCOL 4.8).
+    pub farewell_heard: bool,
     pub failure: Option<Failure>,
     pub app: App,
     pub seen: oracle::Seen,
@@ -163,6 +165,7 @@ impl Endpoint {
             told_offset: 0,
             end_confirmed_epoch: 0,
             client: ClientSide { mode, auto, epochs: 0, shake: None, awaiting: None, retry_at_ms: 0 },
+            farewell_heard: false,
             failure: None,
             app: App {
                 writes_seed: seeds[this],
@@ -208,6 +211,12 @@ impl Endpoint {
             return;
         }
         cx.log(|| format!("{:?}: failed: {failure:?}", self.side));
+        if matches!(failure, Failure::Refused(_)) && self.is_through() {
+            // Only the server's word for it was missing.
+            self.happens(cx, Happening::Finished);
+            self.drop_links(cx, false);
+            return;
+        }
         self.happens(cx, happening);
         self.failure = Some(failure);
         self.drop_links(cx, false);
@@ -219,8 +228,15 @@ impl Endpoint {
             return true;
         }
         self.learn_acked(cx);
-        let done = self.sender.is_delivered() && self.receiver.is_complete();
+        let done = self.is_through() && self.is_end_told();
         if done {
+            if self.side == Side::Server {
+                // PROTOCOL 4.8: the client may go.
+                self.send_control(cx, Some(Frame::Goodbye));
+                if self.is_over() {
+                    return true;
+                }
+            }
             if self.life.state() == State::Passive {
                 // The news came beside the link (`udp`).
                 self.happens(cx, Happening::Woken);
@@ -229,6 +245,18 @@ impl Endpoint {
             self.drop_links(cx, true);
         }
         done
+    }
+
+    /// Whether both streams have arrived up to their ends.
+    pub fn is_through(&self) -> bool {
+        self.sender.is_delivered() && self.receiver.is_complete()
+    }
+
+    /// Whether the peer has heard that its end has arrived, or will on the present link (PROTOCOL 2.6).
+    fn is_end_told(&self) -> bool {
+        self.side == Side::Server
+            || self.farewell_heard
+            || self.link.is_some_and(|link| link.mode != LinkMode::Inband)
     }
 
     fn drop_links(&mut self, cx: &mut Ctx, orderly: bool) {

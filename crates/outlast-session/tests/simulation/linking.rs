@@ -3,6 +3,7 @@
 use super::endpoint::{Ctx, Endpoint, Failure, Link};
 use super::plan::Mistake;
 use super::reading::Step;
+use super::tcp::Side;
 use outlast_session::proto::{ClientHandshake, Happening, OffsetError, State};
 
 /// Where the peer stands, from its handshake message, and what came behind that message.
@@ -21,7 +22,7 @@ impl Endpoint {
             return;
         }
         self.unload(cx);
-        if self.sender.is_delivered() && self.receiver.is_complete() {
+        if self.is_through() && self.side == Side::Server {
             self.happens(cx, Happening::Finished);
         } else {
             self.happens(cx, Happening::LinkLost);

@@ -1,6 +1,7 @@
 //! Peace after the trouble, and what became of the session.
 
 use super::endpoint::{Ctx, Endpoint, Failure};
+use super::plan::Mode;
 use super::tcp::Side;
 use super::world::World;
 use outlast_session::proto::{Policy, Refusal, State};
@@ -117,7 +118,9 @@ impl World {
         let refusals = self.server.refused_conns.len() as u64;
         let outcome = self.outcome();
         let excused = match &outcome {
-            Outcome::Delivered | Outcome::DeliveredUnknown => true,
+            Outcome::Delivered => true,
+            // PROTOCOL 4.8: there a client does not leave before it is told to.
+            Outcome::DeliveredUnknown => self.cx.plan.mode != Mode::Inband || self.cx.plan.keep_ms < 10_000,
             Outcome::Failed(failure) => self.is_excused(failure),
             // A client that is through is not there to be told that the server's end lost patience.
             Outcome::FalselyDelivered | Outcome::Violated(_) => false,

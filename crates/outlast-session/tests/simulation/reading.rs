@@ -225,7 +225,11 @@ impl Endpoint {
             Control::End { .. } => self.send_control(cx, Some(Frame::EndAck)),
             Control::EndAcked => self.sender.end_acked(),
             Control::Ping { token } => self.send_control(cx, Some(Frame::Pong { token: *token })),
-            Control::Acked | Control::Pong { .. } | Control::Reset { .. } | Control::Goodbye => {}
+            Control::Goodbye => {
+                self.sender.end_acked();
+                self.farewell_heard = true;
+            }
+            Control::Acked | Control::Pong { .. } | Control::Reset { .. } => {}
         }
         self.check_over(cx);
     }

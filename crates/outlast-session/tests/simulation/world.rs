@@ -254,6 +254,7 @@ impl World {
         let Some(link) = client.link else { return };
         let quiet = client.life.state() == State::Connected
             && !client.sender.has_output()
+            && !client.is_through()
             && client.sender.acked_offset() == client.sender.end_offset()
             && cx.net.unread_bytes(link.conn, Side::Client) == 0;
         if quiet && client.client.shake.is_none() {

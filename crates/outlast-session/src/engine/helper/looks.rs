@@ -1,6 +1,6 @@
 //! How the helper looks at one session.
 
-use super::super::{Engine, Link};
+use super::super::{Engine, Farewell, Link};
 use crate::proto::LinkMode;
 use mio::Interest;
 use std::sync::Arc;
@@ -92,7 +92,11 @@ impl Engine {
 
     /// Whether input is looked for on the application's behalf.
     pub(super) fn needs_input(&self) -> bool {
-        self.ctl().released || self.tx.try_lock().is_none_or(|tx| tx.sender.retained_bytes() > 0)
+        let last_words = {
+            let ctl = self.ctl();
+            ctl.released || matches!(ctl.farewell, Farewell::Awaited { .. })
+        };
+        last_words || self.tx.try_lock().is_none_or(|tx| tx.sender.retained_bytes() > 0)
     }
 
     pub(super) fn network_changed(&self) {

@@ -19,7 +19,8 @@ impl Engine {
             self.peer_acked(peer_acked_offset);
         }
         match control {
-            Control::Acked | Control::Pong { .. } | Control::Goodbye => {}
+            Control::Acked | Control::Pong { .. } => {}
+            Control::Goodbye => self.farewell(),
             Control::End { .. } => {
                 self.send_end_ack();
                 self.check_over();
