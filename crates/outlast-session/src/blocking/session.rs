@@ -2,7 +2,9 @@
 
 use super::reconnect;
 use crate::config::Config;
-use crate::engine::{Engine, Events, Info, Progress, Tx, Waiting};
+use crate::engine::{
+    Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Progress, Tx, Waiting,
+};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::targets::Targets;
@@ -177,20 +179,33 @@ impl Session {
 
     /// Ends our direction and returns when the peer has everything.
     ///
+    /// A client that has read the peer's end as well waits a few seconds more, if need be, for the server to hear of it
+    /// (mode `inband`): should this process exit before, the server keeps the session for as long as it keeps any.
+    ///
     /// # Errors
     /// The session failed first.
     pub fn finish(&self) -> Result<()> {
-        self.engine().shutdown(Shutdown::Write)?;
-        let mut wait = Duration::from_micros(100);
-        while !self.engine().is_delivered() {
-            self.engine().check_alive()?;
-            self.engine().flush();
-            self.engine().pump_input();
-            // The kernel does not tell when its queue is empty: ask, less and less often.
-            self.engine().wait_change(Some(Instant::now() + wait), |ctl| ctl.life.is_over());
-            wait = (wait * 2).min(Duration::from_millis(20));
+        let engine = self.engine();
+        engine.shutdown(Shutdown::Write)?;
+        let mut wait = FINISH_POLL_MIN;
+        while !engine.is_delivered() {
+            engine.check_alive()?;
+            self.look(&mut wait);
+        }
+        let started = Instant::now();
+        let mut wait = FINISH_POLL_MIN;
+        while engine.awaits_farewell() && started.elapsed() < FAREWELL_TIMEOUT {
+            self.look(&mut wait);
         }
         Ok(())
+    }
+
+    /// The kernel does not tell when its queue is empty: asks, less and less often.
+    fn look(&self, wait: &mut Duration) {
+        self.engine().flush();
+        self.engine().pump_input();
+        self.engine().wait_change(Some(Instant::now() + *wait), |ctl| ctl.life.is_over());
+        *wait = (*wait * 2).min(FINISH_POLL_MAX);
     }
 
     /// Drops the link of a quiet session until the next byte is written. False if the session is not quiet.

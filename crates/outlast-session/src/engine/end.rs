@@ -9,6 +9,14 @@ use parking_lot::MutexGuard;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often `finish` looks: at first, and at the least.
+pub(crate) const FINISH_POLL_MIN: Duration = Duration::from_micros(100);
+pub(crate) const FINISH_POLL_MAX: Duration = Duration::from_millis(20);
+
+/// How long `finish` waits for a server's last word when everything is delivered: time for a new link.
+pub(crate) const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Engine {
     /// Ends one direction or both: no more writes, or no more reads.
@@ -116,6 +124,11 @@ impl Engine {
             Helper::get().attend(self, link);
         }
         false
+    }
+
+    /// Whether all is done but that the server has not let go of the session, or not said so.
+    pub(crate) fn awaits_farewell(&self) -> bool {
+        !self.check_over() && matches!(self.ctl.lock().farewell, Farewell::Awaited { .. })
     }
 
     /// PROTOCOL 4.8: a server that is through lets its client go.

@@ -35,6 +35,7 @@ mod udp;
 
 pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
+pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};

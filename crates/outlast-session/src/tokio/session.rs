@@ -3,7 +3,10 @@
 use super::halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 use super::reconnect;
 use crate::config::Config;
-use crate::engine::{Engine, Events, Info, Link, Passed, Progress, Role, Waiting};
+use crate::engine::{
+    Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Link, Passed, Progress, Role,
+    Waiting,
+};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::sys::Pipe;
@@ -15,7 +18,7 @@ use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A byte stream that outlives the TCP connection it rides on.
 ///
@@ -124,20 +127,32 @@ impl Session {
 
     /// Ends our direction and returns when the peer has everything.
     ///
+    /// A client that has read the peer's end as well waits a few seconds more, if need be, for the server to hear of it
+    /// (mode `inband`): should this process exit before, the server keeps the session for as long as it keeps any.
+    ///
     /// # Errors
     /// The session failed first.
     pub async fn finish(&self) -> Result<()> {
         self.engine.shutdown(Shutdown::Write)?;
-        let mut pause = Duration::from_micros(200);
+        let mut pause = FINISH_POLL_MIN;
         while !self.engine.is_delivered() {
             self.engine.check_alive()?;
-            self.engine.flush();
-            self.engine.pump_input();
-            // The kernel does not tell when its queue is empty: ask, less and less often.
-            ::tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(20));
+            self.look(&mut pause).await;
+        }
+        let started = Instant::now();
+        let mut pause = FINISH_POLL_MIN;
+        while self.engine.awaits_farewell() && started.elapsed() < FAREWELL_TIMEOUT {
+            self.look(&mut pause).await;
         }
         Ok(())
+    }
+
+    /// The kernel does not tell when its queue is empty: asks, less and less often.
+    async fn look(&self, pause: &mut Duration) {
+        self.engine.flush();
+        self.engine.pump_input();
+        ::tokio::time::sleep(*pause).await;
+        *pause = (*pause * 2).min(FINISH_POLL_MAX);
     }
 
     /// Drops the link of a quiet session until the next byte is written. False if the session is not quiet.
