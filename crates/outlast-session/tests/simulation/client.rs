@@ -237,7 +237,8 @@ impl Endpoint {
                 self.happens(cx, Happening::Finished);
                 return;
             }
-            _ if refusal.is_passing() => {
+            // To an opening only a server that restarts is as good as one that is not there for the moment.
+            _ if refusal.is_passing() && (self.welcomed || matches!(refusal, Refusal::Draining { .. })) => {
                 self.client.retry_at_ms = cx.now_ms + refusal.retry_after_ms().unwrap_or(1000);
             }
             _ => return self.fail(cx, Failure::Refused(refusal), Happening::Refused),
