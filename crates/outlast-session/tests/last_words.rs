@@ -1,7 +1,13 @@
 //! Something on the path acknowledges a client's last words, and goes down with them: the server has to hear them all the
 //! same, or it would keep a session that nobody comes back for (PROTOCOL 4.8). Both faces.
 // A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout
+)]
 
 #[path = "conformance/common.rs"]
 mod common;
