@@ -46,9 +46,11 @@ impl Nat {
             Error::Invalid(format!("{router:?} cannot hide addresses on {outside:?}: it is not on that link"))
         })?;
         let device = outside.device(side);
-        let hide =
-            ["-o", device, "-p", "tcp", "-j", "MASQUERADE", "--to-ports", "20000-59999", "--random-fully"];
-        firewall::change(router, "nat", "-A", "POSTROUTING", &hide)?;
+        for protocol in ["tcp", "udp"] {
+            let ports = ["--to-ports", "20000-59999", "--random-fully"];
+            let hide = [&["-o", device, "-p", protocol, "-j", "MASQUERADE"], &ports[..]].concat();
+            firewall::change(router, "nat", "-A", "POSTROUTING", &hide)?;
+        }
         firewall::change(router, "nat", "-A", "POSTROUTING", &["-o", device, "-j", "MASQUERADE"])?;
         let unknown = ["-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"];
         firewall::change(router, "filter", "-A", "FORWARD", &unknown)?;

@@ -129,8 +129,7 @@ fn run(shell: &'static str, ack: &str, security: &str) {
     let total = from_environment("OUTLAST_BREAKAGES").map_or(BREAKAGES, |count| count as usize);
     let seed = from_environment("OUTLAST_SEED").unwrap_or(1);
     let count = total.div_ceil(CELLS);
-    // The server's datagrams do not find their way through a NAT.
-    let behind_nat = if ack == "udp" { 0 } else { count / NAT_PART };
+    let behind_nat = count / NAT_PART;
     let folder = certificates::Folder::new(&format!("{shell}-{ack}-{security}"));
     let suffix = match security {
         "open" => String::new(),

@@ -370,6 +370,18 @@ fn garbage_and_forgeries_are_ignored() {
             assert!(Instant::now() < deadline, "{:?} of {sent} ignored", ignored());
             std::thread::sleep(Duration::from_millis(5));
         }
+        if !with_key {
+            // PROTOCOL 5.6: not from the peer's address, so this does not lead answers to its port there.
+            let observer = UdpSocket::bind("127.0.0.1:0").unwrap();
+            observer.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            let elsewhere = UdpSocket::bind(("127.0.0.2", observer.local_addr().unwrap().port())).unwrap();
+            elsewhere.set_nonblocking(true).unwrap();
+            let kind = DatagramKind::RequestAck;
+            let asked = Datagram { kind, needs_confirm: false, id, epoch: 1, offset: 5 };
+            elsewhere.send_to(asked.encode(None, true).as_ref(), address).unwrap();
+            assert!(observer.recv(&mut [0; 64]).is_err(), "answers were led astray");
+            assert!(elsewhere.recv(&mut [0; 64]).is_err(), "a stranger was answered");
+        }
         let info = server.info();
         assert_eq!((info.unacked_bytes, info.outages), (100_000, 0), "{info:?}");
         server.shutdown(Shutdown::Write).unwrap();

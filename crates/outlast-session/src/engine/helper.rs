@@ -25,7 +25,7 @@ use mio::{Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thread::Thread;
 
 const WAKE: Token = Token(0);
@@ -40,9 +40,32 @@ struct Requests {
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: Vec<Weak<Mailbox>>,
-    ends: Vec<(Arc<Engine>, u64)>,
+    repeats: Vec<Repeated>,
     listened: Vec<Listened>,
     jobs: Jobs,
+}
+
+/// A datagram that is sent again until it is confirmed (`udp`).
+#[derive(Debug)]
+enum Repeated {
+    /// Also for a session that nobody holds any more.
+    End {
+        engine: Arc<Engine>,
+        epoch: u64,
+    },
+    Ack {
+        engine: Weak<Engine>,
+    },
+}
+
+impl Repeated {
+    /// Sends it. The pause before the next time, or none when that is enough.
+    fn again(&self, repeats: u32) -> Option<Duration> {
+        match self {
+            Self::End { engine, epoch } => engine.repeat_end(*epoch, repeats),
+            Self::Ack { engine } => engine.upgrade()?.repeat_ack(repeats),
+        }
+    }
 }
 
 /// Threads to be started here, in the helper's network namespace.
@@ -146,7 +169,12 @@ impl Helper {
 
     /// Tell the peer again that its stream was read to the end, on the link of `epoch`, until it confirms.
     pub(crate) fn repeat_end(&self, engine: Arc<Engine>, epoch: u64) {
-        self.ask(false, |requests| requests.ends.push((engine, epoch)));
+        self.ask(false, |requests| requests.repeats.push(Repeated::End { engine, epoch }));
+    }
+
+    /// Tell the server again what was read, until it confirms.
+    pub(crate) fn repeat_ack(&self, engine: &Engine) {
+        self.ask(false, |requests| requests.repeats.push(Repeated::Ack { engine: engine.weak() }));
     }
 
     /// Notice when nobody is at the other end of a link of mode `inband`.

@@ -4,24 +4,27 @@
 //! # Who sends what
 //! * The receiving side sends an Ack every 256 KiB and when it falls idle, and a HalfClose when its application has
 //!   read the end: again and again until it is confirmed, even after the session is over on this side.
+//! * A client repeats its last Ack until that is confirmed, too: the server's questions may not find their way through a
+//!   NAT, which lets answers in (PROTOCOL 5.6).
 //! * The sending side asks ([`Engine::request_ack`]) when it waits for the peer and hears nothing.
 //! * Both are answered by the helper thread, whatever the applications are doing.
 //!
 //! One socket serves many sessions: one for every listener, and for clients one for every network namespace and
 //! address family. Whatever is not for a living session, of its present link, with its MAC, is counted and dropped.
 
+mod mailbox;
+
+pub(crate) use mailbox::Mailbox;
+
 use super::rx::Rx;
 use super::{Ctl, Engine, Helper, Role};
-use crate::proto::{Datagram, DatagramKind, EncodedDatagram, LinkMode, SessionId, SessionKey, State};
+use crate::proto::{Datagram, DatagramKind, LinkMode, State};
 use crate::sys;
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use mailbox::{LastAnswer, Recipient};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// What has to arrive is sent again so often, and a waiting sender asks so often.
@@ -32,162 +35,9 @@ const REPEAT_SELDOM: Duration = Duration::from_secs(1);
 /// In all: about as long as TCP tries to get rid of the last bytes of an orphan.
 const REPEATS_SELDOM: u32 = 60;
 const REPEATS_MAX: u32 = REPEATS_QUICK + REPEATS_SELDOM;
-/// Datagrams read in one go, so that a flood does not keep the helper thread from its work.
-const RECEIVE_MAX: usize = 1024;
-
-/// A socket for the datagrams of many sessions.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    socket: UdpSocket,
-    port: u16,
-    is_ipv4: bool,
-    sessions: Mutex<Sessions>,
-    /// Datagrams for nobody, of another link, without a MAC, or with offsets that cannot be.
-    ignored: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Sessions {
-    by_id: HashMap<SessionId, Recipient>,
-    /// Sweep out what is gone at this size.
-    sweep_at: usize,
-}
-
-/// Whom a datagram is for.
-#[derive(Clone, Debug)]
-struct Recipient {
-    engine: Weak<Engine>,
-    /// Once the session is over, and for when it is gone.
-    farewell: Option<Farewell>,
-}
-
-/// What the peer of a session that is over said last. It may not have heard that this has arrived, and says it again.
-#[derive(Clone, Debug)]
-struct Farewell {
-    last_word: Datagram,
-    key: Option<SessionKey>,
-    is_server: bool,
-    until_ms: u64,
-}
-
-impl Recipient {
-    fn is_gone(&self, now_ms: u64) -> bool {
-        self.engine.strong_count() == 0
-            && self.farewell.as_ref().is_none_or(|farewell| farewell.until_ms < now_ms)
-    }
-}
-
-impl Farewell {
-    /// PROTOCOL 5.4: the answer, if the peer repeats itself.
-    fn answer(&self, bytes: &[u8]) -> Option<EncodedDatagram> {
-        let said = Datagram::decode(bytes, self.key.as_ref(), self.is_server).ok()?;
-        let confirmation = self.last_word.confirmation().filter(|_| said == self.last_word)?;
-        Some(confirmation.encode(self.key.as_ref(), !self.is_server))
-    }
-}
-
-/// The clients' sockets.
-static CLIENTS: Mutex<Vec<(PathBuf, Weak<Mailbox>)>> = Mutex::new(Vec::new());
-
-impl Mailbox {
-    fn open(address: SocketAddr) -> io::Result<Arc<Self>> {
-        let socket = UdpSocket::bind(address)?;
-        socket.set_nonblocking(true)?;
-        let mailbox = Arc::new(Self {
-            port: socket.local_addr()?.port(),
-            socket,
-            is_ipv4: address.is_ipv4(),
-            sessions: Mutex::default(),
-            ignored: AtomicU64::new(0),
-        });
-        Helper::get().watch_mailbox(&mailbox);
-        Ok(mailbox)
-    }
-
-    /// For a listener: on its address, with its port number if that is free (one rule less for firewalls).
-    pub(crate) fn for_listener(address: SocketAddr) -> io::Result<Arc<Self>> {
-        Self::open(address).or_else(|_| Self::open(SocketAddr::new(address.ip(), 0)))
-    }
-
-    /// For a client in the calling thread's network namespace.
-    pub(crate) fn for_client(peer: SocketAddr) -> io::Result<Arc<Self>> {
-        // Without /proc there is one namespace, as far as this process can tell.
-        let namespace = std::fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
-        let mut clients = CLIENTS.lock();
-        clients.retain(|(_, mailbox)| mailbox.strong_count() > 0);
-        let known = clients.iter().filter(|(place, _)| *place == namespace);
-        // A socket keeps its namespace alive: the name of a living one is not given to another.
-        let fitting = known.filter_map(|(_, mailbox)| mailbox.upgrade()).find(|known| known.fits(peer));
-        if let Some(mailbox) = fitting {
-            return Ok(mailbox);
-        }
-        let any = if peer.is_ipv4() {
-            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-        } else {
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-        };
-        let mailbox = Self::open(SocketAddr::new(any, 0))?;
-        clients.push((namespace, Arc::downgrade(&mailbox)));
-        Ok(mailbox)
-    }
-
-    fn fits(&self, peer: SocketAddr) -> bool {
-        self.is_ipv4 == peer.is_ipv4()
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Datagrams that were dropped.
-    pub(crate) fn ignored(&self) -> u64 {
-        self.ignored.load(Ordering::Relaxed)
-    }
-
-    fn enter(&self, id: SessionId, recipient: Recipient) {
-        let mut sessions = self.sessions.lock();
-        if sessions.by_id.len() >= sessions.sweep_at {
-            let now_ms = sys::coarse_now_ms();
-            sessions.by_id.retain(|_, known| !known.is_gone(now_ms));
-            sessions.sweep_at = 64.max(sessions.by_id.len() * 2);
-        }
-        sessions.by_id.insert(id, recipient);
-    }
-
-    /// True if it was worth anything.
-    fn deliver(&self, bytes: &[u8], sender: SocketAddr) -> bool {
-        let Some(id) = Datagram::claimed_id(bytes) else { return false };
-        let Some(recipient) = self.sessions.lock().by_id.get(&id).cloned() else { return false };
-        if let Some(engine) = recipient.engine.upgrade() {
-            return engine.take_datagram(bytes);
-        }
-        let answer = recipient.farewell.and_then(|farewell| farewell.answer(bytes));
-        answer.is_some_and(|answer| self.socket.send_to(answer.as_ref(), sender).is_ok())
-    }
-
-    /// Takes in what has arrived. True if there may be more.
-    pub(crate) fn receive(&self) -> bool {
-        // One byte more than the longest, so that a longer one is seen to be longer.
-        let mut buffer = [0; crate::proto::DATAGRAM_BYTES_MAX + 1];
-        for _ in 0..RECEIVE_MAX {
-            let (count, sender) = match self.socket.recv_from(&mut buffer) {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                // A signal, or news of an earlier datagram that did not get through.
-                Err(_) => continue,
-            };
-            if !self.deliver(buffer.get(..count).unwrap_or_default(), sender) {
-                self.ignored.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        true
-    }
-}
-
-impl AsFd for Mailbox {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
+/// Before the next repetition.
+fn pause_after(repeats: u32) -> Duration {
+    if repeats < REPEATS_QUICK { REPEAT } else { REPEAT_SELDOM }
 }
 
 /// No position of a stream (PROTOCOL 1.6).
@@ -203,6 +53,9 @@ pub(crate) struct UdpState {
     end_told_epoch: AtomicU64,
     /// And has confirmed it.
     end_confirmed_epoch: AtomicU64,
+    /// What the server has confirmed to know to be read, and whether it is told until then.
+    ack_confirmed_offset: AtomicU64,
+    ack_repeats: AtomicBool,
     /// When we last asked for an acknowledgement, or found nothing missing.
     asked_ms: AtomicU64,
     /// Since when we ask and nothing at all is heard; 0: not.
@@ -216,6 +69,8 @@ impl Default for UdpState {
             end_read_offset: AtomicU64::new(NOWHERE),
             end_told_epoch: AtomicU64::new(0),
             end_confirmed_epoch: AtomicU64::new(0),
+            ack_confirmed_offset: AtomicU64::new(0),
+            ack_repeats: AtomicBool::new(false),
             asked_ms: AtomicU64::new(0),
             silent_since_ms: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -233,7 +88,7 @@ impl Ctl {
 impl Engine {
     /// Has the session's datagrams delivered from `mailbox`.
     pub(crate) fn use_mailbox(&self, ctl: &mut Ctl, mailbox: Arc<Mailbox>) {
-        mailbox.enter(self.id, Recipient { engine: self.weak(), farewell: None });
+        mailbox.enter(self.id, Recipient::living(self.weak()));
         ctl.mailbox = Some(mailbox);
     }
 
@@ -253,7 +108,7 @@ impl Engine {
         peer.set_port(port);
         let datagram = Datagram { kind, needs_confirm, id: self.id, epoch: ctl.epoch, offset };
         let encoded = datagram.encode(ctl.key.as_ref(), self.role == Role::Client);
-        if let Err(error) = mailbox.socket.send_to(encoded.as_ref(), peer) {
+        if let Err(error) = mailbox.send(&encoded, peer) {
             tracing::debug!(session = %self.id, %peer, %error, "cannot send a datagram");
         }
     }
@@ -262,6 +117,25 @@ impl Engine {
     pub(crate) fn send_datagram_ack(&self) {
         let ctl = self.ctl.lock();
         self.send_datagram(&ctl, DatagramKind::Ack, self.received_offset.load(Ordering::Acquire), false);
+        if self.role == Role::Client && !self.udp.ack_repeats.swap(true, Ordering::AcqRel) {
+            Helper::get().repeat_ack(self);
+        }
+    }
+
+    /// A client tells its server once more what was read, and wants to know that it was heard. The pause before the next
+    /// time, or none when that is enough.
+    pub(crate) fn repeat_ack(&self, repeats: u32) -> Option<Duration> {
+        let ctl = self.ctl.lock();
+        let offset = self.received_offset.load(Ordering::Acquire);
+        let confirmed = self.udp.ack_confirmed_offset.load(Ordering::Relaxed) >= offset;
+        // The end is told for itself, and another link tells in its handshake.
+        let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
+        if confirmed || !is_udp || self.end_read_offset().is_some() || repeats >= REPEATS_MAX {
+            self.udp.ack_repeats.store(false, Ordering::Release);
+            return None;
+        }
+        self.send_datagram(&ctl, DatagramKind::Ack, offset, true);
+        Some(pause_after(repeats))
     }
 
     /// The application may have read the end of the stream: then the peer is told, until it confirms.
@@ -335,7 +209,7 @@ impl Engine {
             return None;
         }
         self.send_end(&ctl, self.end_read_offset()?);
-        Some(if repeats < REPEATS_QUICK { REPEAT } else { REPEAT_SELDOM })
+        Some(pause_after(repeats))
     }
 
     /// Somebody waits for the peer: asks it how far it is, unless it was asked or heard just now.
@@ -392,22 +266,31 @@ impl Engine {
     }
 
     /// A datagram that names this session. False if it is not worth anything.
-    fn take_datagram(&self, bytes: &[u8]) -> bool {
+    fn take_datagram(&self, bytes: &[u8], sender: SocketAddr) -> bool {
         let datagram = {
-            let ctl = self.ctl.lock();
+            let mut ctl = self.ctl.lock();
             // PROTOCOL 5.5: until then the client opens, which it does from the first byte.
             if !ctl.welcomed {
                 return false;
             }
             // PROTOCOL 5.2
             match Datagram::decode(bytes, ctl.key.as_ref(), self.role == Role::Server) {
-                Ok(datagram) if datagram.epoch == ctl.epoch => datagram,
+                Ok(datagram) if datagram.epoch == ctl.epoch => {
+                    self.learn_port(&mut ctl, sender);
+                    datagram
+                }
                 Ok(_) | Err(_) => return false,
             }
         };
         let now_ms = sys::coarse_now_ms();
         let useful = match datagram.kind {
-            DatagramKind::Ack => self.acked_by_datagram(datagram.offset, false),
+            DatagramKind::Ack => {
+                let useful = self.acked_by_datagram(datagram.offset, false);
+                if useful && let Some(Datagram { kind, offset, .. }) = datagram.confirmation() {
+                    self.send_datagram(&self.ctl.lock(), kind, offset, false);
+                }
+                useful
+            }
             DatagramKind::HalfClose | DatagramKind::Close => {
                 let useful = self.acked_by_datagram(datagram.offset, true);
                 if useful && let Some(Datagram { kind, offset, .. }) = datagram.confirmation() {
@@ -434,6 +317,10 @@ impl Engine {
                 self.udp.end_confirmed_epoch.fetch_max(datagram.epoch, Ordering::Relaxed);
                 true
             }
+            DatagramKind::Confirm { of } if of == DatagramKind::Ack.number() => {
+                self.udp.ack_confirmed_offset.fetch_max(datagram.offset, Ordering::Relaxed);
+                true
+            }
             // A link that breaks says the same, and cannot be forged from afar.
             DatagramKind::Reset | DatagramKind::Confirm { .. } => false,
         };
@@ -446,16 +333,25 @@ impl Engine {
         useful
     }
 
+    /// PROTOCOL 5.6: a server answers where its client's datagrams come from, which a NAT decides.
+    fn learn_port(&self, ctl: &mut Ctl, sender: SocketAddr) {
+        let peer = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer);
+        let is_peer = peer.is_some_and(|peer| peer.ip().to_canonical() == sender.ip().to_canonical());
+        if self.role == Role::Server && is_peer {
+            ctl.peer_udp_port = Some(sender.port());
+        }
+    }
+
     /// The session is over, and may be dropped: the answer to its peer's last word stays, in case it is said again.
     fn leave_answer(&self, ctl: &Ctl, last_word: Datagram, now_ms: u64) {
         let Some(mailbox) = &ctl.mailbox else { return };
-        let farewell = Farewell {
+        let answer = LastAnswer {
             last_word,
             key: ctl.key.clone(),
             is_server: self.role == Role::Server,
             until_ms: now_ms + super::millis(REPEATS_QUICK * REPEAT + REPEATS_SELDOM * REPEAT_SELDOM),
         };
-        mailbox.enter(self.id, Recipient { engine: self.weak(), farewell: Some(farewell) });
+        mailbox.enter(self.id, Recipient::leaving(self.weak(), answer));
     }
 
     /// The peer has read everything before `offset`, or even the end there. False if that cannot be: anybody can

@@ -135,6 +135,10 @@ pub struct Endpoint {
     pub told_offset: u64,
     /// `udp`: on this link the peer has confirmed to know that its stream was read to the end.
     pub end_confirmed_epoch: u64,
+    /// A server: the link on which a datagram has come, and opened a way back.
+    pub heard_from_epoch: u64,
+    /// What the server has confirmed to know to be read.
+    pub ack_confirmed_offset: u64,
     pub client: ClientSide,
     /// The server has said that it is through (PROTOCOL 4.8).
     pub farewell_heard: bool,
@@ -164,6 +168,8 @@ impl Endpoint {
             link_read_bytes: 0,
             told_offset: 0,
             end_confirmed_epoch: 0,
+            ack_confirmed_offset: 0,
+            heard_from_epoch: 0,
             client: ClientSide { mode, auto, epochs: 0, shake: None, awaiting: None, retry_at_ms: 0 },
             farewell_heard: false,
             failure: None,

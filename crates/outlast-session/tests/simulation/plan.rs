@@ -74,6 +74,8 @@ pub struct Plan {
     /// One in so many datagrams is lost, and one in so many comes twice; 0 is never.
     pub datagram_loss: u64,
     pub datagram_copies: u64,
+    /// The server's datagrams come in only where the client's have gone out, on the same link (`udp`).
+    pub datagram_nat: bool,
     /// One in so many paths has something in between that terminates TCP (`Auto`); 0 is never.
     pub indirect: u64,
     /// The application in place of the server's is started anew once.
@@ -129,6 +131,7 @@ impl Plan {
             weights,
             datagram_loss: [0, 2, 5, 20][random.below(4) as usize],
             datagram_copies: [0, 3, 10][random.below(3) as usize],
+            datagram_nat: random.one_in(3),
             indirect: if mode == Mode::Auto { [1, 1, 2, 4][random.below(4) as usize] } else { 0 },
             restarts,
             ends_last,

@@ -28,11 +28,15 @@ const UNDER_WAY_MAX: usize = 64;
 
 impl Endpoint {
     fn say(&self, cx: &mut Ctx, kind: DatagramKind, offset: u64) {
-        let needs_confirm = kind == DatagramKind::HalfClose;
+        let last_ack = kind == DatagramKind::Ack && self.side == Side::Client;
+        let needs_confirm = kind == DatagramKind::HalfClose || last_ack;
         self.send_datagram(cx, &Datagram { kind, needs_confirm, id: self.id, epoch: self.epoch, offset });
     }
 
     fn send_datagram(&self, cx: &mut Ctx, datagram: &Datagram) {
+        if cx.plan.datagram_nat && self.side == Side::Server && self.heard_from_epoch != self.epoch {
+            return;
+        }
         let bytes = datagram.encode(self.key.as_ref(), self.side == Side::Client).as_ref().to_vec();
         let copies = if cx.random.one_in(cx.plan.datagram_copies) { 2 } else { 1 };
         for _ in 0..copies {
@@ -65,7 +69,7 @@ impl Endpoint {
             if self.end_confirmed_epoch < self.epoch {
                 self.say_position(cx);
             }
-        } else if self.consumed_offset() > self.told_offset {
+        } else if self.consumed_offset() > self.told_offset || self.is_unsure(cx) {
             self.told_offset = self.consumed_offset();
             self.say_position(cx);
         }
@@ -76,6 +80,13 @@ impl Endpoint {
         }
     }
 
+    /// PROTOCOL 5.6: a client says it again, if a question would not get through.
+    fn is_unsure(&self, cx: &Ctx) -> bool {
+        self.side == Side::Client
+            && cx.plan.datagram_nat
+            && self.consumed_offset() > self.ack_confirmed_offset
+    }
+
     pub fn receive_datagram(&mut self, cx: &mut Ctx, bytes: &[u8]) {
         let datagram = match Datagram::decode(bytes, self.key.as_ref(), self.side == Side::Server) {
             // PROTOCOL 5.2
@@ -84,10 +95,15 @@ impl Endpoint {
             }
             Ok(_) | Err(_) => return,
         };
+        self.heard_from_epoch = self.epoch;
         match datagram.kind {
             DatagramKind::Ack => {
                 // Anybody can say what was never sent: it is worth nothing.
-                let _ = self.sender.acked(datagram.offset);
+                if self.sender.acked(datagram.offset).is_ok()
+                    && let Some(confirmation) = datagram.confirmation()
+                {
+                    self.send_datagram(cx, &confirmation);
+                }
             }
             DatagramKind::RequestAck => self.say_position(cx),
             DatagramKind::HalfClose | DatagramKind::Close => {
@@ -102,6 +118,9 @@ impl Endpoint {
             }
             DatagramKind::Confirm { of } if of == DatagramKind::HalfClose.number() => {
                 self.end_confirmed_epoch = self.end_confirmed_epoch.max(datagram.epoch);
+            }
+            DatagramKind::Confirm { of } if of == DatagramKind::Ack.number() => {
+                self.ack_confirmed_offset = self.ack_confirmed_offset.max(datagram.offset);
             }
             DatagramKind::Reset | DatagramKind::Confirm { .. } => {}
         }

@@ -5,7 +5,7 @@ use super::super::silence::Silences;
 use super::super::udp::{Mailbox, REPEAT};
 use super::super::{Engine, Link};
 use super::looks::Idle;
-use super::{Helper, WAKE};
+use super::{Helper, Repeated, WAKE};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token};
@@ -33,10 +33,9 @@ const FIRST_WATCH: usize = 2;
 /// Tokens of links are even, those of mailboxes odd; both follow from the descriptor, which is unique while it is open.
 const MAILBOX: usize = 1;
 
-/// The end of a stream that the peer has to hear of (`udp`).
-struct End {
-    engine: Arc<Engine>,
-    epoch: u64,
+/// What the peer has to hear of (`udp`), and when it is told next.
+struct Repeat {
+    what: Repeated,
     repeats: u32,
     next: Instant,
 }
@@ -78,7 +77,7 @@ pub(super) struct Thread {
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
-    ends: Vec<End>,
+    repeats: Vec<Repeat>,
     silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
@@ -96,7 +95,7 @@ impl Thread {
             acceptors: Vec::new(),
             clients: Vec::new(),
             mailboxes: HashMap::new(),
-            ends: Vec::new(),
+            repeats: Vec::new(),
             silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
@@ -138,13 +137,13 @@ impl Thread {
             !requests.flush.is_empty()
                 || !requests.linger.is_empty()
                 || !requests.idle.is_empty()
-                || !requests.ends.is_empty()
+                || !requests.repeats.is_empty()
                 || !requests.listened.is_empty()
         };
         if waiting {
             return Some(Duration::ZERO);
         }
-        let repeat = self.ends.iter().map(|end| end.next).min();
+        let repeat = self.repeats.iter().map(|repeat| repeat.next).min();
         let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
         let checks = checking.then_some(self.next_idle_check);
         let next = checks.into_iter().chain(repeat).chain(self.silences.next()).min()?;
@@ -160,8 +159,8 @@ impl Thread {
             if !requests.clients.is_empty() {
                 self.clients.append(&mut requests.clients);
             }
-            for (engine, epoch) in requests.ends.drain(..) {
-                self.ends.push(End { engine, epoch, repeats: 0, next: Instant::now() + REPEAT });
+            for what in requests.repeats.drain(..) {
+                self.repeats.push(Repeat { what, repeats: 0, next: Instant::now() + REPEAT });
             }
             if !requests.listened.is_empty() {
                 self.silences.add(std::mem::take(&mut requests.listened));
@@ -176,7 +175,7 @@ impl Thread {
             }
             work
         };
-        self.repeat_ends();
+        self.repeat_datagrams();
         self.silences.look();
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
@@ -317,21 +316,21 @@ impl Thread {
         }
     }
 
-    fn repeat_ends(&mut self) {
-        if self.ends.is_empty() {
+    fn repeat_datagrams(&mut self) {
+        if self.repeats.is_empty() {
             return;
         }
         let now = Instant::now();
-        self.ends.retain_mut(|end| {
-            if end.next > now {
+        self.repeats.retain_mut(|repeat| {
+            if repeat.next > now {
                 return true;
             }
-            end.repeats += 1;
-            let pause = end.engine.repeat_end(end.epoch, end.repeats);
-            end.next = now + pause.unwrap_or_default();
+            repeat.repeats += 1;
+            let pause = repeat.what.again(repeat.repeats);
+            repeat.next = now + pause.unwrap_or_default();
             pause.is_some()
         });
-        self.ends.shrink_to(64);
+        self.repeats.shrink_to(64);
     }
 
     /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.
