@@ -119,15 +119,21 @@ fn check(client: fn(&Targets, &Arc<Config>)) {
     });
 }
 
+/// Question and answer, both streams to their ends.
+fn ask(targets: &Targets, config: &Arc<Config>) -> blocking::Session {
+    let mut session = blocking::Session::connect_with(targets, config).unwrap();
+    session.write_all(b"is that all?").unwrap();
+    session.shutdown(Shutdown::Write).unwrap();
+    let mut answer = Vec::new();
+    session.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, ANSWER);
+    session
+}
+
 #[test]
 fn threads_stay_until_their_last_words_were_heard() {
     check(|targets, config| {
-        let mut session = blocking::Session::connect_with(targets, config).unwrap();
-        session.write_all(b"is that all?").unwrap();
-        session.shutdown(Shutdown::Write).unwrap();
-        let mut answer = Vec::new();
-        session.read_to_end(&mut answer).unwrap();
-        assert_eq!(answer, ANSWER);
+        let session = ask(targets, config);
         // The process could exit behind this.
         session.finish().unwrap();
     });
@@ -153,11 +159,5 @@ fn tasks_stay_until_their_last_words_were_heard() {
 /// A session that is let go of is seen to its end by the process, as long as that lives.
 #[test]
 fn a_session_that_is_dropped_is_seen_to_its_end() {
-    check(|targets, config| {
-        let mut session = blocking::Session::connect_with(targets, config).unwrap();
-        session.write_all(b"is that all?").unwrap();
-        session.shutdown(Shutdown::Write).unwrap();
-        let mut answer = Vec::new();
-        session.read_to_end(&mut answer).unwrap();
-    });
+    check(|targets, config| drop(ask(targets, config)));
 }
