@@ -100,7 +100,10 @@ const FAULTS: [(&str, &str); 20] = [
     ("drop to-client", "only what the server sends vanishes"),
     ("link down client", "the client's network device is off: new connections fail at once"),
     ("link down server", "the server's network device is off"),
-    ("reset both", "connections are aborted: the client reads ECONNRESET, the server ECONNABORTED"),
+    (
+        "reset both",
+        "connections between hosts are aborted: the client reads ECONNRESET, the server ECONNABORTED",
+    ),
     ("reset client", "only the client is told (ECONNABORTED); the server believes that all is well"),
     ("reset server", "only the server is told (ECONNABORTED); the client believes that all is well"),
     ("address change client", "the client gets another address and loses the old one"),

@@ -47,12 +47,12 @@ impl Target {
             server: server.clone(),
             second_link: None,
             nat: None,
-            connections: Connections::all(),
+            connections: Connections::outward(),
             programs: HashMap::new(),
         }
     }
 
-    /// Resets only connections with this port at either end; without it, every connection of the host.
+    /// Resets only connections with this port at either end; without it, every connection that leaves the host.
     #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.connections = Connections::on_port(port);

@@ -186,6 +186,19 @@ fn reset_spares_connections_on_other_ports() {
 }
 
 #[test]
+fn reset_spares_connections_that_stay_on_a_host() {
+    require!();
+    let b = cable();
+    let across = Pair::v4(&b.client, &b.server);
+    let inside = Pair::at(&b.server, &b.server, ([127, 0, 0, 1], 0).into());
+    let to_itself = Pair::v4(&b.server, &b.server);
+    fault("reset both").inject(&b.target).unwrap().heal().unwrap();
+    read_error(&across.client);
+    inside.assert_works();
+    to_itself.assert_works();
+}
+
+#[test]
 fn address_change_cuts_off_old_connections_and_serves_new_ones() {
     require!();
     for b in [cable(), wire()] {

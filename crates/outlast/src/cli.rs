@@ -293,9 +293,13 @@ fn duration(text: &str) -> Result<Duration, String> {
 fn patience(text: &str) -> Result<outlast_session::Patience, String> {
     match text {
         "forever" => Ok(outlast_session::Patience::Forever),
-        _ => {
-            duration(text).map(outlast_session::Patience::For).map_err(|error| format!("{error}, or forever"))
-        }
+        _ => match duration(text) {
+            Ok(Duration::ZERO) => {
+                Err("the first connection takes some time, too: give it more than none".into())
+            }
+            Ok(time) => Ok(outlast_session::Patience::For(time)),
+            Err(error) => Err(format!("{error}, or forever")),
+        },
     }
 }
 
@@ -337,6 +341,7 @@ mod tests {
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(patience("forever"), Ok(outlast_session::Patience::Forever));
         assert!(patience("soon").unwrap_err().contains("forever"));
+        assert!(patience("0s").unwrap_err().contains("more than none"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Exit codes, and the one place where an error becomes one.
 
+use outlast_session::relay::dial::plain;
 use outlast_session::{Error, Refusal};
 
 /// What the program ends with. Documented in `--help`, see [`HELP`].
@@ -91,6 +92,11 @@ pub fn code_of_session(error: &Error) -> Code {
     }
 }
 
+/// Standard output takes no more.
+pub fn cannot_print(error: &std::io::Error) -> anyhow::Error {
+    Failure::system(format!("cannot write to standard output: {}", plain(error)))
+}
+
 /// The error on one line, in lower case, without control characters that a peer may have sent.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut text = String::new();
@@ -137,6 +143,9 @@ pub fn hint(error: &Error) -> &'static str {
         Error::Connect { .. } => "; is the server running, and the address right?",
         Error::Protocol { .. } => "; --via needs the address of `outlast listen`",
         Error::PatienceExhausted { .. } => "; --patience decides how long to try",
+        Error::Untrusted { what, .. } if what.contains("UnknownIssuer") => {
+            "; --tls-ca names who has signed the server's certificate, or that certificate itself"
+        }
         Error::Expired { .. } => "; --keep on the server decides how long to wait",
         _ => "",
     }

@@ -5,10 +5,10 @@ use crate::exit::Failure;
 use crate::keys;
 use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
-use outlast_session::relay::dial::{Service, unix_path};
+use outlast_session::relay::dial::{Service, plain, unix_path};
 use outlast_session::relay::{Credentials, Routes};
 use outlast_session::{Config, Outages, PeerFilter, Security};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
     if let Some(patience) = args.patience {
         config.patience = patience;
     }
-    config.local_address = args.bind_from.map(|ip| SocketAddr::new(ip, 0));
+    config.local_address = args.bind_from.map(own_address).transpose()?;
     if args.tls {
         without_psk(&args.session, "--tls")?;
         let certificate = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
@@ -207,6 +207,14 @@ fn fronts(args: &ConnectArgs) -> Result<Vec<FrontPlan>> {
         ));
     }
     Ok(fronts)
+}
+
+/// Binding to it finds out whether this host has it.
+fn own_address(ip: IpAddr) -> Result<SocketAddr> {
+    let address = SocketAddr::new(ip, 0);
+    UdpSocket::bind(address).map(|_| address).map_err(|error| {
+        Failure::system(format!("cannot connect from {ip} (--bind-from): {}", plain(&error)))
+    })
 }
 
 fn base_config(args: &SessionArgs) -> Result<Config> {

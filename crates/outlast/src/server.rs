@@ -274,8 +274,8 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<L
     let request = tokio::time::timeout(PREAMBLE_TIMEOUT, preamble::receive_request(session)).await;
     let destination = match request {
         Ok(Ok(destination)) => destination,
-        Ok(Err(PreambleFailure::Wrong(PreambleError::Magic))) => {
-            // RP 8: it would not understand an answer.
+        Ok(Err(PreambleFailure::Wrong(PreambleError::Magic) | PreambleFailure::Ended)) => {
+            // RP 8: it would not understand an answer, or has not asked.
             let why = "the client names no destination: it needs --socks5, --http-connect or --transparent";
             tracing::warn!(session = %id, "{why}");
             return Err(why.to_owned());

@@ -60,6 +60,7 @@ fn wrong_command_lines_end_with_2() {
         ([&connect[..], &["--ack", "magic"]].concat(), "use auto, kernel, window, udp or inband"),
         ([&connect[..], &["--tls-name", "x"]].concat(), "--tls"),
         ([&connect[..], &["--retain", "1K"]].concat(), "retain"),
+        ([&connect[..], &["--patience", "0s"]].concat(), "more than none"),
         ([&connect[..], &["--log", "=="]].concat(), "--log"),
         ([&connect[..], &["--log", "bogus="]].concat(), "\"bogus=\" is neither a level"),
         ([&connect[..], &["--log", "inof"]].concat(), "\"inof\" is neither a level"),
@@ -107,6 +108,11 @@ fn what_the_system_refuses_ends_with_7_and_nothing_stays() {
         &output(folder.path(), &["listen", "192.0.2.77:0", "--to", "127.0.0.1:1"]),
         7,
         "no interface",
+    );
+    assert_complaint(
+        &output(folder.path(), &["connect", "127.0.0.1:0", "--via", &taken, "--bind-from", "192.0.2.77"]),
+        7,
+        "cannot connect from 192.0.2.77 (--bind-from): cannot assign requested address",
     );
     // The first front is up when the second one fails: it must go again.
     let first = folder.path().join("first.sock");

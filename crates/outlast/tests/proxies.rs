@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Outlast, PATIENCE, curl, folder, http, nobody, speaking};
+use common::{Outlast, PATIENCE, curl, folder, http, nobody, output, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -167,6 +167,11 @@ fn a_server_to_any_destination_resets_clients_that_name_none() {
     program.write_all(b"SSH-2.0-test\r\n").unwrap();
     assert!(program.read(&mut [0]).is_err());
     server.wait_for("the client names no destination");
+    // Nor is one that says nothing at all told in a language that it does not speak.
+    let silent = output(folder.path(), &["connect", "--stdio", "--via", &via]);
+    let said = String::from_utf8_lossy(&silent.stderr);
+    assert!(silent.stdout.is_empty() && said.contains("the client names no destination"), "{silent:?}");
+    assert_eq!(silent.status.code(), Some(3));
 }
 
 #[test]

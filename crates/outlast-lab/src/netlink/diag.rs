@@ -15,23 +15,34 @@ const MESSAGE_LEN: usize = 72;
 pub struct Connections {
     /// Only connections with this port at either end; `None`: every TCP connection of the host.
     pub port: Option<u16>,
+    /// Also those that stay on the host: no fault of a link touches them.
+    pub local: bool,
 }
 
 impl Connections {
     /// Every TCP connection.
     #[must_use]
     pub fn all() -> Self {
+        Self { port: None, local: true }
+    }
+
+    /// Every TCP connection with another host.
+    #[must_use]
+    pub fn outward() -> Self {
         Self::default()
     }
 
     /// Connections with `port` at either end.
     #[must_use]
     pub fn on_port(port: u16) -> Self {
-        Self { port: Some(port) }
+        Self { port: Some(port), local: true }
     }
 
     fn includes(self, connection: &Connection) -> bool {
-        self.port.is_none_or(|port| connection.local.port() == port || connection.peer.port() == port)
+        let stays = connection.peer.ip().to_canonical() == connection.local.ip().to_canonical()
+            || connection.peer.ip().to_canonical().is_loopback();
+        (self.local || !stays)
+            && self.port.is_none_or(|port| connection.local.port() == port || connection.peer.port() == port)
     }
 }
 

@@ -305,7 +305,7 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
-                    tracing::warn!(%error, "cannot accept");
+                    self.acceptor.note_not_accepted(&error);
                     self.table.lock().more_waiting = true;
                     return;
                 }

@@ -34,8 +34,19 @@ use std::time::{Duration, Instant};
 /// When a client that is turned away for the time being may try again.
 const RETRY_AFTER_MS: u64 = 1000;
 
-/// Between two warnings about failed handshakes.
+/// Between two warnings of a kind, as of failed handshakes.
 const WARN_PAUSE_MS: u64 = 10_000;
+
+/// Whether to warn again, given when it was done last (0: never): now, then.
+fn is_due(warned_ms: &AtomicU64) -> bool {
+    let now_ms = sys::coarse_now_ms();
+    let last_ms = warned_ms.load(Ordering::Relaxed);
+    let due = last_ms == 0 || now_ms.saturating_sub(last_ms) >= WARN_PAUSE_MS;
+    if due {
+        warned_ms.store(now_ms, Ordering::Relaxed);
+    }
+    due
+}
 
 /// The table of a listener's sessions.
 #[derive(Debug)]
@@ -51,6 +62,7 @@ pub(crate) struct Acceptor {
     failed_handshakes: AtomicU64,
     /// When the last warning about them was written.
     warned_ms: AtomicU64,
+    accept_warned_ms: AtomicU64,
     /// Connections from addresses that are not to come.
     denied_peers: AtomicU64,
     /// Connections may have been accepted by the kernel before the listening socket had its options.
@@ -114,6 +126,7 @@ impl Acceptor {
             events: broadcast::channel(4096).0,
             failed_handshakes: AtomicU64::new(0),
             warned_ms: AtomicU64::new(0),
+            accept_warned_ms: AtomicU64::new(0),
             denied_peers: AtomicU64::new(0),
             has_early_connections: AtomicBool::new(false),
             mailbox: OnceLock::new(),
@@ -201,13 +214,20 @@ impl Acceptor {
     /// Somebody tries keys, or speaks something else: worth a warning, but not a log full of them.
     pub(super) fn note_failed(&self, link: Option<&Link>, error: &dyn std::fmt::Display) {
         let peer = link.map(|link| link.peer_addr.to_string()).unwrap_or_default();
-        let now_ms = sys::coarse_now_ms();
-        let warned_ms = self.warned_ms.load(Ordering::Relaxed);
-        if warned_ms == 0 || now_ms.saturating_sub(warned_ms) >= WARN_PAUSE_MS {
-            self.warned_ms.store(now_ms, Ordering::Relaxed);
+        if is_due(&self.warned_ms) {
             tracing::warn!(peer, %error, "handshake failed (told once in a while, counted always)");
         } else {
             tracing::info!(peer, %error, "handshake failed");
+        }
+    }
+
+    /// Connections cannot be accepted now: out of descriptors, most likely. They wait in the kernel's queue.
+    pub(crate) fn note_not_accepted(&self, error: &std::io::Error) {
+        if is_due(&self.accept_warned_ms) {
+            tracing::warn!(
+                "connections wait, as they cannot be accepted: {error} (told once in a while; if there are too many open \
+                 files: ulimit -n, or --max-sessions)"
+            );
         }
     }
 

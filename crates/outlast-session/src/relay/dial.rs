@@ -99,7 +99,7 @@ pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> 
     // RP 11: what was judged is what is connected to: the name is not resolved a second time.
     addresses.retain(|address| policy.allows(*address));
     if addresses.is_empty() {
-        let reason = format!("{destination} is not allowed");
+        let reason = format!("{destination} is not among the destinations of this server");
         return Err(DialError { status: Status::NotAllowed, reason });
     }
     first_of(destination, addresses).await.map(Local::from)

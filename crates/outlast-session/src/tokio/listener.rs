@@ -161,7 +161,7 @@ async fn accept_all(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
-                    tracing::warn!(%error, "cannot accept");
+                    acceptor.note_not_accepted(&error);
                     ::tokio::time::sleep(Duration::from_millis(10)).await;
                     continue;
                 }

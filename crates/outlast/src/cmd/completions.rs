@@ -1,7 +1,7 @@
 //! `outlast completions`.
 
 use crate::cli::{Cli, CompletionsArgs};
-use crate::exit::Code;
+use crate::exit::{Code, cannot_print};
 use anyhow::Result;
 use clap::CommandFactory;
 use std::io::Write;
@@ -10,6 +10,6 @@ use std::io::Write;
 pub fn run(args: &CompletionsArgs) -> Result<Code> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "outlast", &mut script);
-    std::io::stdout().write_all(&script)?;
+    std::io::stdout().write_all(&script).map_err(|error| cannot_print(&error))?;
     Ok(Code::Ok)
 }

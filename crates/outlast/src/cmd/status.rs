@@ -2,7 +2,7 @@
 
 use crate::admin::{Request, ask_all};
 use crate::cli::{ProcessArgs, StatusArgs};
-use crate::exit::{Code, clean};
+use crate::exit::{Code, cannot_print, clean};
 use crate::narrate::{grouped, seconds};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
@@ -82,7 +82,7 @@ pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
             return if error.kind() == std::io::ErrorKind::BrokenPipe {
                 Ok(Code::Ok)
             } else {
-                Err(error.into())
+                Err(cannot_print(&error))
             };
         }
         drop(out);
