@@ -222,7 +222,11 @@ impl Endpoint {
     fn handle_control(&mut self, cx: &mut Ctx, control: &Control) {
         self.apply_ack(cx);
         match control {
-            Control::End { .. } => self.send_control(cx, Some(Frame::EndAck)),
+            Control::End { .. } => {
+                if !self.check_over(cx) {
+                    self.send_control(cx, Some(Frame::EndAck));
+                }
+            }
             Control::EndAcked => self.sender.end_acked(),
             Control::Ping { token } => self.send_control(cx, Some(Frame::Pong { token: *token })),
             Control::Goodbye => {

@@ -22,8 +22,11 @@ impl Engine {
             Control::Acked | Control::Pong { .. } => {}
             Control::Goodbye => self.farewell(),
             Control::End { .. } => {
-                self.send_end_ack();
-                self.check_over();
+                // A server's farewell stands for it.
+                if !self.check_over() {
+                    self.send_end_ack();
+                    self.check_over();
+                }
             }
             Control::EndAcked => {
                 self.tx.lock().sender.end_acked();
