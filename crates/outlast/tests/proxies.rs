@@ -146,8 +146,10 @@ fn a_server_that_says_nothing_at_all_is_remarked_on() {
     server.signal("STOP");
     let mut program = TcpStream::connect(&front).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
-    program.write_all(b"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x01").unwrap();
-    let said = client.wait_for("no answer about 127.0.0.1:1");
+    let nobody = nobody();
+    let asked = [b"\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01", &nobody.port().to_be_bytes()[..]].concat();
+    program.write_all(&asked).unwrap();
+    let said = client.wait_for(&format!("no answer about {nobody}"));
     assert!(said.contains("WARN") && said.contains("--to-any"), "{said}");
     // It was only slow.
     server.signal("CONT");
