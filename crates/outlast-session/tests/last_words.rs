@@ -161,3 +161,44 @@ fn tasks_stay_until_their_last_words_were_heard() {
 fn a_session_that_is_dropped_is_seen_to_its_end() {
     check(|targets, config| drop(ask(targets, config)));
 }
+
+/// The environment variable that makes a client of this test.
+const CLIENT_OF: &str = "OUTLAST_TEST_CLIENT_OF";
+
+/// What the README's client does, in a process of its own that ends right behind it.
+#[test]
+fn child_program() {
+    let Ok(address) = std::env::var(CLIENT_OF) else { return };
+    let mut session = blocking::Session::connect(&address).unwrap();
+    session.write_all(b"hello").unwrap();
+    session.read_exact(&mut [0; 5]).unwrap();
+    session.finish().unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn a_process_that_exits_behind_finish_leaves_nothing() {
+    within(|| {
+        let config = Arc::new(Config { ack: AckMode::Auto, ..(*config()).clone() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["child_program", "--exact"])
+            .env(CLIENT_OF, listener.local_addr().to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut session = listener.accept().unwrap();
+        session.read_exact(&mut [0; 5]).unwrap();
+        session.write_all(b"world").unwrap();
+        assert!(child.wait().unwrap().success());
+        // The client is gone, and has all there is.
+        session.finish().unwrap();
+        session.read_to_end(&mut Vec::new()).unwrap();
+        drop(session);
+        let started = Instant::now();
+        while !listener.sessions().is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(2), "kept for nobody: {:?}", listener.sessions());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+}

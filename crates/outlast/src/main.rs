@@ -37,7 +37,7 @@ use anyhow::{Context, Result};
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use cli::{Cli, Command, ConfigCommand, ProcessArgs};
 use config_file::{ConfigFile, Job};
-use exit::{Code, Failure};
+use exit::{Code, Failure, one_line};
 use narrate::Narrator;
 use std::process::ExitCode;
 
@@ -114,6 +114,11 @@ fn asking(command: impl Future<Output = Result<Code>>) -> Result<Code> {
 
 /// The lab ends with the code of the program that ran in it.
 fn lab(args: outlast_lab::cli::LabArgs) -> Result<Code> {
-    let code = outlast_lab::cli::run(args)?;
+    use outlast_lab::Error::{Invalid, Syntax, TargetLacks, Unavailable};
+    let code = outlast_lab::cli::run(args).map_err(|error| match error.downcast_ref() {
+        Some(Invalid(_) | Syntax { .. } | TargetLacks { .. }) => Failure::usage(one_line(&error)),
+        Some(Unavailable(_)) => Failure::system(one_line(&error)),
+        _ => error,
+    })?;
     std::process::exit(code)
 }

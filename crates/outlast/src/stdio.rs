@@ -84,8 +84,8 @@ pub async fn run(
         return Err(Failure::new(
             Code::Network,
             format!(
-                "{targets} takes the connection and has not welcomed the session for {}: no `outlast listen`, or one that is \
-                 about to stop? --patience waits longer",
+                "{targets} takes the connection and has not welcomed the session for {}: no `outlast listen`, one that is \
+                 about to stop, or one that does not --allow this side? --patience waits longer",
                 seconds(limit)
             ),
         )

@@ -129,6 +129,21 @@ fn what_the_system_refuses_ends_with_7_and_nothing_stays() {
     assert_complaint(&output(folder.path(), &arguments), 7, "admin socket");
 }
 
+#[test]
+fn faults_that_nothing_is_there_for_end_with_2() {
+    outlast_lab::require!();
+    let folder = folder();
+    for (fault, part) in
+        [("nat rebind at 1s", "needs a NAT: add --nat"), ("roam at 1s", "client: add --two-paths")]
+    {
+        let lab = ["lab", "--fault", fault, "--server", "sleep 9", "--server-wait", "0s", "--", "true"];
+        let output = output(folder.path(), &lab);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(part), "{said}");
+    }
+}
+
 /// A wrong name is a mistake of usage, whatever the flag; that a file may not be read is the system's.
 #[test]
 fn files_that_are_missing_end_with_2_and_those_that_may_not_be_read_with_7() {

@@ -14,7 +14,7 @@ use super::topology::{Topology, build};
 use crate::command::Process;
 use crate::fault::{Fault, Role};
 use crate::plan::{Event, FaultPlan, Menu, Stop};
-use crate::{Host, Lab, Schedule, Service, Target, sys};
+use crate::{Error, Host, Lab, Schedule, Service, Target, sys};
 
 /// How long a program may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
@@ -88,9 +88,12 @@ fn check_faults(args: &LabArgs, target: &Target) -> anyhow::Result<()> {
         let hits_client =
             matches!(fault, Fault::Freeze(Role::Client) | Fault::Kill(Role::Client) | Fault::Suspend);
         if !hits_client || args.command.is_empty() {
-            fault
-                .check(target)
-                .with_context(|| format!("`{fault}` does not suit these hosts: {}", hint(*fault)))?;
+            fault.check(target).map_err(|error| match error {
+                Error::TargetLacks { fault: name, needs, .. } => {
+                    Error::Invalid(format!("`{name}` needs {needs}: {}", hint(*fault)))
+                }
+                other => other,
+            })?;
         }
     }
     Ok(())

@@ -179,8 +179,10 @@ impl Session {
 
     /// Ends our direction and returns when the peer has everything.
     ///
-    /// A client that has read the peer's end as well waits a few seconds more, if need be, for the server to hear of it
-    /// (mode `inband`): should this process exit before, the server keeps the session for as long as it keeps any.
+    /// Then this process may exit. A client that has read the peer's end as well waits a few seconds more, if need be, for
+    /// the server to hear of it (mode `inband`). One that exits without having read it leaves a server that sends
+    /// something later with a session that nobody comes back for, which it keeps as long as it keeps any; in the mode
+    /// `udp` whatever the server does.
     ///
     /// # Errors
     /// The session failed first.
@@ -192,6 +194,7 @@ impl Session {
             engine.check_alive()?;
             self.look(&mut wait);
         }
+        engine.may_exit();
         let started = Instant::now();
         let mut wait = FINISH_POLL_MIN;
         while engine.awaits_farewell() && started.elapsed() < FAREWELL_TIMEOUT {

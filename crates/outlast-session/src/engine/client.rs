@@ -24,6 +24,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// So many refusals of an opening for a path that is not direct are believed.
+const NOT_DIRECT_MAX: u32 = 3;
+
 /// What the attempts of one session remember from each other.
 #[derive(Debug)]
 pub(crate) struct ClientState {
@@ -36,6 +39,8 @@ pub(crate) struct ClientState {
     open_nonce: [u8; 32],
     /// Why the session was given up, as long as the server has to be told.
     pub(super) owed_abort: Option<String>,
+    /// Openings that were refused because the path seemed not to be direct.
+    not_direct: u32,
     /// Where links are made, if threads make them.
     pub(super) place: Option<Arc<Place>>,
 }
@@ -48,7 +53,15 @@ impl ClientState {
             AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
             AckMode::Auto => (LinkMode::Kernel, true),
         };
-        Self { mode, auto, epochs: 0, open_nonce: rand::rng().random(), owed_abort: None, place: None }
+        Self {
+            mode,
+            auto,
+            epochs: 0,
+            open_nonce: rand::rng().random(),
+            owed_abort: None,
+            not_direct: 0,
+            place: None,
+        }
     }
 
     /// Whether the server has to be told that the session was given up.
@@ -380,7 +393,8 @@ impl Engine {
 
     fn refused(&self, Refuse { refusal, why }: &Refuse, link: &Arc<Link>) -> Verdict {
         let (refusal, why) = (*refusal, why.clone());
-        let error = Error::Refused { peer: link.peer_addr.to_string(), id: self.id, refusal, why };
+        let (peer, id) = (link.peer_addr.to_string(), self.id);
+        let error = Error::Refused { peer, id, refusal, why: why.clone() };
         {
             let mut ctl = self.ctl.lock();
             // What this link has asked for decides: the next one may be on its way before its refusal is acted on, and is
@@ -403,14 +417,28 @@ impl Engine {
                 self.conclude(ctl, Happening::Finished);
                 return Verdict::Installed;
             }
+            if let (Refusal::Ended { .. }, true, Some(reason)) = (refusal, ctl.welcomed, &why) {
+                let reset = Error::Reset { id: self.id, reason: reason.clone() };
+                drop(ctl);
+                return self.fatal(reset);
+            }
             if let Refusal::StaleEpoch { current } = refusal {
                 ctl.client.saw_epoch(current);
                 return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
             }
-            // A server that restarts is as good as one that is not there for the moment.
+            // A server that restarts is as good as one that is not there for the moment; and a packet that was lost when the
+            // connection was made spoils the proof that nothing is in between.
             let restarts = matches!(refusal, Refusal::Draining { .. });
-            if refusal.is_passing() && (ctl.welcomed || restarts) {
-                let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or(1000));
+            let passes = match refusal {
+                Refusal::NotDirect if link.mode().needs_direct_path() => {
+                    ctl.client.not_direct += 1;
+                    ctl.client.not_direct < NOT_DIRECT_MAX
+                }
+                _ => restarts,
+            };
+            if refusal.is_passing() && (ctl.welcomed || passes) {
+                let pause_ms = if ctl.welcomed || restarts { 1000 } else { 0 };
+                let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or(pause_ms));
                 return Verdict::Again { error: error.to_string(), after };
             }
         }

@@ -126,6 +126,15 @@ impl Engine {
         false
     }
 
+    /// All that this end had to say has arrived: should the process exit from now on, its link is closed as any other.
+    /// A server that has nothing more to say but its end is through then.
+    pub(crate) fn may_exit(&self) {
+        if let Some(link) = self.link() {
+            // Input that is unread resets it all the same.
+            let _ = sys::reset_on_close(&*link, false);
+        }
+    }
+
     /// Whether all is done but that the server has not let go of the session, or not said so.
     pub(crate) fn awaits_farewell(&self) -> bool {
         !self.check_over() && matches!(self.ctl.lock().farewell, Farewell::Awaited { .. })

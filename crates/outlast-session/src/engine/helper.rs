@@ -25,7 +25,7 @@ use mio::{Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thread::Thread;
 
 const WAKE: Token = Token(0);
@@ -35,7 +35,7 @@ const WAKE: Token = Token(0);
 struct Requests {
     flush: Vec<Weak<Engine>>,
     idle: Vec<Weak<Engine>>,
-    linger: Vec<(Arc<Engine>, Instant, u32)>,
+    linger: Vec<Arc<Engine>>,
     watch: Vec<(Weak<Engine>, Arc<Link>, Interest)>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
@@ -159,7 +159,7 @@ impl Helper {
 
     /// See a session to its end.
     pub(crate) fn linger(&self, engine: &Arc<Engine>) {
-        self.ask(false, |requests| requests.linger.push((engine.clone(), Instant::now(), 0)));
+        self.ask(false, |requests| requests.linger.push(engine.clone()));
     }
 
     /// Take datagrams in.

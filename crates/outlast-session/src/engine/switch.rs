@@ -109,6 +109,8 @@ impl Engine {
     fn unload(&self, ctl: &mut Ctl, tx: &mut Tx, rx: &mut Rx, link: &Arc<Link>) -> Option<NoWelcome> {
         // PROTOCOL 3.5: first freeze, then count, then tell.
         let frozen = link.freeze();
+        // Whatever was to become of it: it does not end in order.
+        let _ = sys::reset_on_close(&**link, true);
         let answer = self.last_look(ctl, tx, rx, link);
         // The last word of the kernel on what the peer has; it keeps its count on a dead socket.
         self.learn_acked(tx);

@@ -256,10 +256,10 @@ impl Engine {
         let limit_ms = u64::try_from(self.config.detect_timeout.as_millis()).unwrap_or(u64::MAX);
         let overdue = now_ms.saturating_sub(since_ms) >= limit_ms;
         if overdue && !self.udp.warned.swap(true, Ordering::Relaxed) {
-            let peer = ctl.link.as_ref().map(|link| link.peer_addr);
+            let peer = ctl.link.as_ref().map(|link| link.peer_addr.ip().to_string()).unwrap_or_default();
             tracing::warn!(
-                session = %self.id, ?peer, udp_port = ctl.peer_udp_port,
-                "no acknowledgement datagrams arrive: a firewall? use inband"
+                session = %self.id, peer, udp_port = ctl.peer_udp_port,
+                "no acknowledgement datagrams arrive: if a firewall drops them, use the mode inband"
             );
         }
         overdue

@@ -172,3 +172,27 @@ fn two_links_that_are_refused_for_their_path_are_followed_by_one_of_another_mode
     let verdict = pair.engine.refused(&Refuse { refusal: Refusal::NotDirect, why: None }, &third);
     assert!(matches!(verdict, Verdict::Fatal(_)), "nothing else is left to be tried: {verdict:?}");
 }
+
+#[test]
+fn a_path_that_seems_not_to_be_direct_is_tried_again_before_an_opening_fails() {
+    let ack = AckMode::Fixed(LinkMode::Window);
+    let engine = Engine::new(new_session_id(), Role::Client, Arc::new(Config { ack, ..Config::default() }));
+    let pair = Pair { engine, listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+    let mut open = || {
+        let (link, _server) = pair.connect();
+        let begun = pair.engine.client_begin(link).unwrap();
+        let link = match begun {
+            Begun::Installed => pair.engine.link().unwrap(),
+            Begun::Shake(link, _) => link,
+        };
+        let verdict = pair.engine.refused(&Refuse { refusal: Refusal::NotDirect, why: None }, &link);
+        pair.engine.lost(&link, "refused");
+        verdict
+    };
+    for _ in 1..NOT_DIRECT_MAX {
+        let verdict = open();
+        assert!(matches!(verdict, Verdict::Again { after: Duration::ZERO, .. }), "{verdict:?}");
+    }
+    let verdict = open();
+    assert!(matches!(verdict, Verdict::Fatal(Error::Refused { .. })), "{verdict:?}");
+}

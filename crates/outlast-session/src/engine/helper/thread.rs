@@ -22,8 +22,10 @@ const TICK: Duration = Duration::from_millis(1);
 const QUIET_TICKS_MAX: u32 = 100;
 /// How often sessions that have sent something are checked for having fallen idle, and detached ones for their age.
 const IDLE_CHECK: Duration = Duration::from_millis(500);
-/// After so many ticks a session that was let go of is watched instead of polled.
-const LINGER_TICKS_MAX: u32 = 4;
+/// After so many looks a session that was let go of is watched instead of polled.
+const LINGER_LOOKS_MAX: u32 = 4;
+/// And looked at less and less often, down to this: what is lost beside a link, or with it, nobody reports.
+const LINGER_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A session that was let go of and whose peer does not end its side is given up after this time, as TCP does with
 /// orphaned connections (tcp_fin_timeout).
 const LINGER_MAX: Duration = Duration::from_secs(60);
@@ -37,6 +39,14 @@ const MAILBOX: usize = 1;
 struct Repeat {
     what: Repeated,
     repeats: u32,
+    next: Instant,
+}
+
+/// A session that nobody holds any more.
+struct Lingering {
+    engine: Arc<Engine>,
+    since: Instant,
+    looks: u32,
     next: Instant,
 }
 
@@ -73,7 +83,7 @@ pub(super) struct Thread {
     routes: Option<RouteWatch>,
     watches: HashMap<usize, Watch>,
     idle: Vec<Weak<Engine>>,
-    lingering: Vec<(Arc<Engine>, Instant, u32)>,
+    lingering: Vec<Lingering>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
@@ -154,7 +164,10 @@ impl Thread {
         let (flush, watch) = {
             let mut requests = self.helper.requests.lock();
             self.idle.append(&mut requests.idle);
-            self.lingering.append(&mut requests.linger);
+            for engine in requests.linger.drain(..) {
+                let since = Instant::now();
+                self.lingering.push(Lingering { engine, since, looks: 0, next: since });
+            }
             self.acceptors.append(&mut requests.acceptors);
             if !requests.clients.is_empty() {
                 self.clients.append(&mut requests.clients);
@@ -335,29 +348,34 @@ impl Thread {
 
     /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.
     fn linger(&mut self) -> bool {
+        let now = Instant::now();
         let mut young = false;
         let mut watch = Vec::new();
-        self.lingering.retain_mut(|(engine, since, ticks)| {
-            *ticks = ticks.saturating_add(1);
-            let due = *ticks <= LINGER_TICKS_MAX || ticks.is_power_of_two() || *ticks % 256 == 0;
-            if !due {
+        self.lingering.retain_mut(|session| {
+            if session.next > now {
                 return true;
             }
-            if engine.linger_step() {
+            if session.engine.linger_step() {
                 return false;
             }
-            if since.elapsed() >= LINGER_MAX && engine.is_delivered() {
-                engine.give_up_lingering();
+            if session.since.elapsed() >= LINGER_MAX && session.engine.is_delivered() {
+                session.engine.give_up_lingering();
                 return false;
             }
-            if *ticks == LINGER_TICKS_MAX
-                && let Some(link) = engine.link()
+            session.looks += 1;
+            if session.looks <= LINGER_LOOKS_MAX {
+                young |= session.looks < LINGER_LOOKS_MAX;
+            } else {
+                session.next = now + (now - session.since).min(LINGER_PAUSE_MAX);
+            }
+            if session.looks == LINGER_LOOKS_MAX
+                && let Some(link) = session.engine.link()
             {
-                watch.push((Arc::downgrade(engine), link));
+                watch.push((Arc::downgrade(&session.engine), link));
             }
-            young |= *ticks < LINGER_TICKS_MAX;
             true
         });
+        self.lingering.shrink_to(64);
         for (engine, link) in watch {
             self.watch(engine, &link, Interest::READABLE);
         }

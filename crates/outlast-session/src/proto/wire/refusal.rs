@@ -229,8 +229,8 @@ impl fmt::Display for Refusal {
                 write!(f, "the server has no room for more sessions: try again in {retry_after_ms} ms")
             }
             Self::NotDirect => f.write_str(
-                "something between the two ends terminates tcp, so kernel acknowledgements prove nothing: \
-                 use the mode inband or auto",
+                "something between the two ends terminates tcp, or packets were lost while the connection was made: what \
+                 kernels acknowledge would prove nothing; use the mode inband or auto",
             ),
             Self::BadKey => {
                 f.write_str("the proof of the key is wrong: check that both sides use the same key file")
