@@ -178,7 +178,7 @@ fn a_path_that_seems_not_to_be_direct_is_tried_again_before_an_opening_fails() {
     let ack = AckMode::Fixed(LinkMode::Window);
     let engine = Engine::new(new_session_id(), Role::Client, Arc::new(Config { ack, ..Config::default() }));
     let pair = Pair { engine, listener: TcpListener::bind("127.0.0.1:0").unwrap() };
-    let mut open = || {
+    let open = || {
         let (link, _server) = pair.connect();
         let begun = pair.engine.client_begin(link).unwrap();
         let link = match begun {
