@@ -1,0 +1,132 @@
+//! Whether a crash is followed by another generation: pure, time is an argument.
+//!
+//! A fault is *transient* if the last restart is longer ago than [`Policy::transient_after_ms`]: so the paper decides
+//! whether restarting helps at all (Chang, Tsai, Li, Lee, "Kernel support for zero-loss Internet service restart",
+//! 2006). Faults in quick succession are allowed up to an *intensity*, so many within a sliding window, as Erlang's
+//! supervisors do; beyond that less and less is taken over from the generation that died, and in the end nothing.
+
+use std::collections::VecDeque;
+
+/// How much of a dead generation the next one takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Inheritance {
+    /// Connections and state.
+    Everything,
+    /// Connections and the part of the state that is transactional: what only a hook can verify is left behind.
+    WithoutSuspectState,
+    /// Listening sockets: whoever is connected is disconnected.
+    Listeners,
+}
+
+/// What follows a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The next generation serves, with so much of what there was.
+    Succeed(Inheritance),
+    /// Nothing helps: end, loudly.
+    GiveUp,
+}
+
+/// The limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// A fault so long after the last one has nothing to do with it.
+    pub transient_after_ms: u64,
+    /// So many restarts within [`intensity_window_ms`](Self::intensity_window_ms) are taken for bad luck, on every rung.
+    pub intensity: usize,
+    /// The window.
+    pub intensity_window_ms: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { transient_after_ms: 60_000, intensity: 5, intensity_window_ms: 30_000 }
+    }
+}
+
+/// The deaths so far, as far as they matter.
+#[derive(Clone, Debug)]
+pub struct Restarts {
+    policy: Policy,
+    inheritance: Inheritance,
+    /// When the latest restarts on this rung were.
+    recent_ms: VecDeque<u64>,
+    last_ms: Option<u64>,
+}
+
+impl Restarts {
+    /// None yet.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, inheritance: Inheritance::Everything, recent_ms: VecDeque::new(), last_ms: None }
+    }
+
+    /// A generation has died at `now_ms`, which does not fall.
+    pub fn on_death(&mut self, now_ms: u64) -> Decision {
+        let transient = self
+            .last_ms
+            .replace(now_ms)
+            .is_none_or(|last_ms| now_ms.saturating_sub(last_ms) > self.policy.transient_after_ms);
+        if transient {
+            // Whatever was wrong before has been over for long.
+            self.inheritance = Inheritance::Everything;
+            self.recent_ms.clear();
+        }
+        let begin_ms = now_ms.saturating_sub(self.policy.intensity_window_ms);
+        while self.recent_ms.front().is_some_and(|&at_ms| at_ms < begin_ms) {
+            self.recent_ms.pop_front();
+        }
+        if self.recent_ms.len() < self.policy.intensity {
+            self.recent_ms.push_back(now_ms);
+            return Decision::Succeed(self.inheritance);
+        }
+        self.recent_ms.clear();
+        self.recent_ms.push_back(now_ms);
+        match self.inheritance {
+            Inheritance::Everything => self.inheritance = Inheritance::WithoutSuspectState,
+            Inheritance::WithoutSuspectState => self.inheritance = Inheritance::Listeners,
+            Inheritance::Listeners => return Decision::GiveUp,
+        }
+        Decision::Succeed(self.inheritance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Inheritance::{Everything, Listeners, WithoutSuspectState};
+
+    fn decisions(times_ms: impl IntoIterator<Item = u64>) -> Vec<Decision> {
+        let mut restarts = Restarts::new(Policy::default());
+        times_ms.into_iter().map(|at_ms| restarts.on_death(at_ms)).collect()
+    }
+
+    #[test]
+    fn rare_faults_never_exhaust_it() {
+        let hours = (0..10_000).map(|n| n * 3_600_000);
+        assert!(decisions(hours).iter().all(|decision| *decision == Decision::Succeed(Everything)));
+        // Nor do those that keep within the intensity.
+        let steady = (0..10_000).map(|n| n * 6_001);
+        assert!(decisions(steady).iter().all(|decision| *decision == Decision::Succeed(Everything)));
+    }
+
+    #[test]
+    fn quick_faults_climb_the_ladder_to_its_end() {
+        let told = decisions((0..16).map(|n| n * 100));
+        assert_eq!(told[..5], [Decision::Succeed(Everything); 5]);
+        assert_eq!(told[5..10], [Decision::Succeed(WithoutSuspectState); 5]);
+        assert_eq!(told[10..15], [Decision::Succeed(Listeners); 5]);
+        assert_eq!(told[15], Decision::GiveUp);
+    }
+
+    #[test]
+    fn a_quiet_minute_forgives_everything() {
+        let mut times_ms: Vec<u64> = (0..12).collect();
+        times_ms.push(60_012);
+        assert_eq!(decisions(times_ms).last(), Some(&Decision::Succeed(Everything)));
+        let mut times_ms: Vec<u64> = (0..12).collect();
+        times_ms.push(60_011);
+        // Exactly the limit is not more than the limit, but the window has passed.
+        assert_eq!(decisions(times_ms).last(), Some(&Decision::Succeed(Listeners)));
+    }
+}

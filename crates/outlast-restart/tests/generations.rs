@@ -1,0 +1,220 @@
+//! A server that is killed in many ways goes on with the same connections, in the next generation.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The example, in its own process.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+fn example(name: &str) -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    this.parent().unwrap().parent().unwrap().join("examples").join(name)
+}
+
+impl Server {
+    fn start() -> Self {
+        let mut command = Command::new(example("echo"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("listening on ").unwrap().parse().unwrap();
+        Self { child, address }
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The zygote passes this on; whoever has lost it goes with its last connection.
+        signal(self.child.id(), "TERM");
+        self.ended();
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+}
+
+struct Client {
+    lines: BufReader<TcpStream>,
+}
+
+impl Client {
+    fn of(server: &Server) -> Self {
+        let stream = TcpStream::connect(server.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { lines: BufReader::new(stream) }
+    }
+
+    fn say(&mut self, words: &str) {
+        self.lines.get_mut().write_all(format!("{words}\n").as_bytes()).unwrap();
+    }
+
+    /// The answer, or nothing when the connection has ended.
+    fn hear(&mut self) -> Option<String> {
+        let mut line = String::new();
+        (self.lines.read_line(&mut line).unwrap() > 0).then(|| line.trim_end().to_owned())
+    }
+
+    fn ask(&mut self, words: &str) -> String {
+        self.say(words);
+        self.hear().expect("the connection has ended")
+    }
+
+    /// The generation that serves, and its process.
+    fn generation(&mut self) -> (u32, u32) {
+        let answer = self.ask("!generation");
+        let (number, pid) = answer.split_once(' ').unwrap();
+        (number.parse().unwrap(), pid.parse().unwrap())
+    }
+}
+
+fn children(pid: u32) -> Vec<(u32, char)> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let child = |child: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        (fields.next()? == pid.to_string()).then_some((child, state))
+    };
+    pids.filter_map(child).collect()
+}
+
+fn dies(pid: u32) {
+    let is_dead = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+    };
+    eventually("it does not die", is_dead);
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn every_kind_of_crash_is_followed_by_a_generation_with_the_same_connections() {
+    let server = Server::start();
+    let mut clients: Vec<Client> = (0..20).map(|_| Client::of(&server)).collect();
+    let mut killer = Client::of(&server);
+    for (expected, crash) in (1..).zip(["!segv", "!abort", "!exit 3", "kill", "!segv", "kill", "!exit 101"]) {
+        for client in &mut clients {
+            let (generation, pid) = client.generation();
+            assert_eq!((generation, pid != server.child.id()), (expected, true));
+        }
+        let (_, pid) = killer.generation();
+        match crash {
+            "kill" => signal(pid, "KILL"),
+            words => killer.say(words),
+        }
+        // What a generation has read when it dies is lost with it: this example holds nothing.
+        dies(pid);
+        for (number, client) in clients.iter_mut().enumerate() {
+            let words = format!("client {number}, crash {expected}");
+            assert_eq!(client.ask(&words), words);
+        }
+        // So is whoever comes meanwhile.
+        clients.push(Client::of(&server));
+        std::thread::sleep(Duration::from_millis(25));
+    }
+}
+
+#[test]
+fn nothing_is_left_of_many_generations() {
+    let mut server = Server::start();
+    let mut client = Client::of(&server);
+    let descriptors = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let (_, pid) = client.generation();
+    let before = descriptors(pid);
+    for expected in 1..=300 {
+        let (generation, pid) = client.generation();
+        assert_eq!(generation, expected);
+        // The policy of the example allows 20 within 20 ms.
+        std::thread::sleep(Duration::from_millis(2));
+        signal(pid, "KILL");
+        dies(pid);
+    }
+    let (_, pid) = client.generation();
+    assert_eq!(descriptors(pid), before);
+    let zygote = server.child.id();
+    eventually("one serves, one stands by, and the dead are buried", || {
+        let children = children(zygote);
+        children.len() == 2 && children.iter().all(|(_, state)| *state != 'Z')
+    });
+    client.say("!exit 0");
+    assert!(server.ended().success());
+    assert_eq!(client.hear(), None);
+}
+
+#[test]
+fn whoever_is_told_to_end_is_not_succeeded() {
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let mut server = Server::start();
+        let mut client = Client::of(&server);
+        client.generation();
+        signal(server.child.id(), name);
+        assert_eq!(server.ended().code(), Some(code));
+        assert_eq!(client.hear(), None, "the connection ends with its server");
+        eventually("nobody is left", || children(server.child.id()).is_empty());
+    }
+}
+
+#[test]
+fn without_the_zygote_one_more_crash_is_survived() {
+    let mut server = Server::start();
+    let mut client = Client::of(&server);
+    let (_, first) = client.generation();
+    signal(server.child.id(), "KILL");
+    server.ended();
+    assert_eq!(client.generation(), (1, first));
+    signal(first, "KILL");
+    dies(first);
+    let (number, second) = client.generation();
+    assert_eq!(number, 2);
+    signal(second, "KILL");
+    assert_eq!(client.hear(), None, "the connection is closed, not forgotten");
+}
+
+#[test]
+fn too_many_crashes_end_it_loudly() {
+    let mut server = Server::start();
+    let mut crashes = 0;
+    while server.child.try_wait().unwrap().is_none() {
+        // Each finds the next generation at once: more than 20 within 20 ms, and on every rung.
+        if let Ok(mut stream) = TcpStream::connect(server.address) {
+            let _ = stream.write_all(b"!segv\n");
+            crashes += 1;
+        }
+        assert!(crashes < 5000, "it never gives up");
+    }
+    assert_eq!(server.ended().code(), Some(128 + 11));
+    assert!(crashes > 20, "{crashes}");
+}
