@@ -1,7 +1,7 @@
 //! An echo server with a thread for each client, that dies in many ways and goes on: `!abort`, `!segv`, `!exit N` from a
 //! client crash it, `!generation` asks how often it has.
 //!
-//! `cargo run --example echo -- 127.0.0.1:7` and `nc 127.0.0.1 7`.
+//! `cargo run --example echo -- 127.0.0.1:7 patient` and `nc 127.0.0.1 7`.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use outlast_restart::policy::Policy;
@@ -12,8 +12,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
     let listener = TcpListener::bind(address)?;
     println!("listening on {}", listener.local_addr()?);
-    // For an example that is there to be crashed.
-    let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
+    let policy = match std::env::args().nth(2).as_deref() {
+        // For an example that is there to be crashed.
+        Some("patient") => Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() },
+        _ => Policy::default(),
+    };
     let mut generation = outlast_restart::register_with(policy)?;
     let number = generation.number();
     for connection in generation.inherited()?.connections {

@@ -22,7 +22,12 @@ fn example(name: &str) -> PathBuf {
 
 impl Server {
     fn start() -> Self {
+        Self::start_with(&["127.0.0.1:0", "patient"])
+    }
+
+    fn start_with(arguments: &[&str]) -> Self {
         let mut command = Command::new(example("echo"));
+        command.args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -105,9 +110,11 @@ fn children(pid: u32) -> Vec<(u32, char)> {
 }
 
 fn dies(pid: u32) {
+    // The first thread may be gone while another one still reads.
     let is_dead = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+        tasks < 2 && stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
     };
     eventually("it does not die", is_dead);
 }
@@ -205,16 +212,19 @@ fn without_the_zygote_one_more_crash_is_survived() {
 
 #[test]
 fn too_many_crashes_end_it_loudly() {
-    let mut server = Server::start();
+    let mut server = Server::start_with(&[]);
     let mut crashes = 0;
     while server.child.try_wait().unwrap().is_none() {
-        // Each finds the next generation at once: more than 20 within 20 ms, and on every rung.
         if let Ok(mut stream) = TcpStream::connect(server.address) {
             let _ = stream.write_all(b"!segv\n");
+            // Until it has died of it.
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
+            let _ = std::io::Read::read(&mut stream, &mut [0]);
             crashes += 1;
         }
-        assert!(crashes < 5000, "it never gives up");
+        assert!(crashes < 100, "it never gives up");
     }
     assert_eq!(server.ended().code(), Some(128 + 11));
-    assert!(crashes > 20, "{crashes}");
+    // Five on each of three rungs; and one that found nobody, perhaps.
+    assert!((15..=18).contains(&crashes), "{crashes}");
 }
