@@ -18,19 +18,22 @@
 //! The design follows Chang, Tsai, Li, Lee, "Kernel support for zero-loss Internet service restart" (2006), without a
 //! module in the kernel.
 
+mod connection;
 mod control;
 mod death;
 mod inherited;
 pub mod policy;
+mod slots;
 mod sys;
 mod zygote;
 
+pub use connection::Connection;
 pub use death::Death;
 pub use inherited::Inherited;
 use policy::{Inheritance, Policy};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 /// Why there is no generation.
@@ -73,6 +76,7 @@ pub struct Generation {
     number: u32,
     inheritance: Inheritance,
     control: &'static control::Control,
+    slots: &'static slots::Slots,
     zygote: i32,
     /// Open when the server registered.
     known: BTreeSet<RawFd>,
@@ -89,6 +93,15 @@ impl Generation {
             return Ok(Inherited::default());
         }
         Inherited::find(&self.known)
+    }
+
+    /// A connection whose requests are dealt with exactly once: a TCP socket that was accepted, or
+    /// [inherited](Self::inherited).
+    ///
+    /// # Errors
+    /// It is no TCP socket, or its number is too large.
+    pub fn hold(&self, socket: impl Into<OwnedFd>) -> io::Result<Connection> {
+        Connection::new(self.slots, socket.into())
     }
 
     /// Counts from 1.

@@ -10,6 +10,7 @@
 use crate::control::Control;
 use crate::death::Death;
 use crate::policy::{Decision, Inheritance, Policy};
+use crate::slots::Slots;
 use crate::sys::descriptors;
 use crate::sys::process::{self, Ended, Pid, Side};
 use crate::sys::robust::RobustList;
@@ -35,6 +36,7 @@ static CONTROL: OnceLock<&'static Control> = OnceLock::new();
 /// What every generation needs to know of the place it was split off from.
 struct Origin {
     control: &'static Control,
+    slots: &'static Slots,
     policy: Policy,
     list: RobustList,
     mask: Mask,
@@ -67,8 +69,10 @@ pub(crate) fn register(policy: Policy) -> Result<Generation, Error> {
     let list = RobustList::of_this_thread();
     control.baton.prepare(&list);
     let mask = signals::hold_all().map_err(|error| Error::system("hold signals back", error))?;
+    let slots =
+        Slots::new().map_err(|error| Error::system("map memory for what is held of connections", error))?;
     let known = descriptors::open().map_err(|error| Error::system("list the open descriptors", error))?;
-    let origin = Origin { control, policy, list, mask, zygote: process::pid(), known };
+    let origin = Origin { control, slots, policy, list, mask, zygote: process::pid(), known };
     match Zygote::begin(origin)? {
         Begun::Zygote(zygote) => zygote.run(),
         Begun::Generation(generation) => Ok(generation),
@@ -234,7 +238,7 @@ fn serve(origin: &Origin, inheritance: Inheritance) -> Result<Generation, Error>
     signals::at_exit(note_exit).map_err(|error| Error::system("watch the end of the process", error))?;
     origin.mask.restore().map_err(|error| Error::system("let signals in again", error))?;
     let (zygote, known) = (origin.zygote, origin.known.clone());
-    Ok(Generation { number, inheritance, control, zygote, known, found: false })
+    Ok(Generation { number, inheritance, control, slots: origin.slots, zygote, known, found: false })
 }
 
 /// In a generation that waits for its turn. Returns when that has come.

@@ -1,10 +1,8 @@
 //! The open descriptors of this process.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 
 /// What a descriptor is, as far as it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +45,19 @@ pub(crate) fn adopt(descriptor: RawFd) -> Option<(OwnedFd, Kind, u64)> {
         (Some(libc::SOCK_STREAM), _) => Kind::Connection,
         _ => Kind::Other,
     };
-    let file = File::from(owned);
-    let identity = file.metadata().ok()?.ino();
-    Some((file.into(), kind, identity))
+    let identity = inode(&owned).ok()?;
+    Some((owned, kind, identity))
+}
+
+/// What a descriptor shares with its duplicates alone.
+pub(crate) fn inode(descriptor: &OwnedFd) -> io::Result<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: fills `status`.
+    if unsafe { libc::fstat(descriptor.as_raw_fd(), status.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: integers, zeroed before and filled by the kernel.
+    Ok(unsafe { status.assume_init() }.st_ino)
 }
 
 fn option(socket: &OwnedFd, name: i32) -> Option<i32> {

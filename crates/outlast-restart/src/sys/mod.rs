@@ -9,3 +9,4 @@ pub(crate) mod process;
 pub(crate) mod robust;
 pub(crate) mod shared;
 pub(crate) mod signals;
+pub(crate) mod tcp;
