@@ -20,8 +20,10 @@ impl Death {
         }
     }
 
-    /// As a shell tells it.
-    pub(crate) fn exit_code(self) -> i32 {
+    /// What a process that stands for it exits with: as a shell tells it, but never 0, as it is the end of something that
+    /// was to go on.
+    #[must_use]
+    pub fn exit_code(self) -> i32 {
         match self {
             Self::Exited(0) => 1,
             Self::Exited(code) => code,

@@ -24,6 +24,7 @@ mod death;
 mod inherited;
 pub mod policy;
 mod slots;
+pub mod supervisor;
 mod sys;
 mod zygote;
 
@@ -35,6 +36,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
+
+/// By which a server is told to end.
+const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT];
 
 /// Why there is no generation.
 #[derive(Debug, thiserror::Error)]

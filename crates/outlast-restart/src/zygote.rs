@@ -15,7 +15,7 @@ use crate::sys::descriptors;
 use crate::sys::process::{self, Ended, Pid, Side};
 use crate::sys::robust::RobustList;
 use crate::sys::signals::{self, Arrived, Mask};
-use crate::{Error, Generation};
+use crate::{Error, Generation, STOP_SIGNALS};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -24,9 +24,6 @@ use std::time::Duration;
 
 /// How a generation that must not serve ends, so that the zygote knows why.
 const GAVE_UP_CODE: i32 = 125;
-/// By which a server is told to end.
-const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT];
-
 /// Between two looks at whether the last threads of the dead have gone: they are on their way.
 const DEAD_POLL: Duration = Duration::from_micros(20);
 

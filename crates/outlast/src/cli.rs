@@ -39,6 +39,8 @@ pub enum Command {
     Lab(Box<outlast_lab::cli::LabArgs>),
     /// Write the manual pages into a folder
     Man(ManArgs),
+    /// Keep a program running: start it again when it crashes
+    Run(RunArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
     /// Keep the sessions of a process that stops for the next one; started by `listen`
@@ -208,6 +210,28 @@ Examples:
   outlast connect unix:/tmp/db.sock --via a.example:7000,b.example:7000 --psk-file key
 
 The first connection of --stdio is not retried unless --patience is given; local listeners keep trying.";
+
+/// `outlast run`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct RunArgs {
+    /// Crashes within --window after which it is given up
+    #[arg(long, value_name = "NUMBER", default_value_t = 5, value_parser = positive)]
+    pub intensity: usize,
+    /// Time in which crashes count together
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub window: Duration,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<std::ffi::OsString>,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  outlast run -- ./my-server --port 8080
+
+Exits with 0 when the program does, with what a shell would say when it was told to end or crashes too often. Signals are
+passed on. A program that uses the library `outlast-restart` keeps its connections over a crash, with or without this.";
 
 /// `outlast status`.
 #[derive(Debug, Args)]

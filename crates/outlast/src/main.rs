@@ -99,6 +99,7 @@ fn dispatch(
         Command::Lab(args) => lab(*args),
         Command::Man(args) => cmd::man::run(&args),
         Command::KeepDetached(args) => handover::keep(&args),
+        Command::Run(args) => cmd::run::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     }
 }

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
 
 /// The signals that a thread holds back.
 #[derive(Clone, Copy)]
@@ -38,6 +41,12 @@ pub(crate) fn hold_all() -> io::Result<Mask> {
 }
 
 impl Mask {
+    /// Has the program hold these back, and no others, when it begins.
+    pub(crate) fn give_to(self, command: &mut Command) {
+        // SAFETY: between fork and exec only a system call is made, with a copy of a plain value.
+        unsafe { command.pre_exec(move || self.restore()) };
+    }
+
     /// Holds these back, and no others.
     pub(crate) fn restore(&self) -> io::Result<()> {
         // SAFETY: reads a complete set.
@@ -59,6 +68,26 @@ pub(crate) fn wait() -> io::Result<Arrived> {
     // SAFETY: zeroes are a siginfo_t, and the call has filled it.
     let info = unsafe { info.assume_init() };
     Ok(Arrived { number, by_process: info.si_code <= 0 })
+}
+
+/// Sleeps for `time`, or until one of `numbers` arrives, all of which are held back.
+pub(crate) fn wait_for_any(numbers: &[i32], time: Duration) -> Option<i32> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the whole set; sigaddset changes it, if the number is one.
+    let set = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &number in numbers {
+            libc::sigaddset(set.as_mut_ptr(), number);
+        }
+        set.assume_init()
+    };
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // SAFETY: reads a complete set and a local; nothing is to be told about the signal.
+    let number = unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const limit) };
+    (number > 0).then_some(number)
 }
 
 /// Has `handler` called when the process ends by `exit`, or by returning from `main`.

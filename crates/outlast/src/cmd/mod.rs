@@ -6,4 +6,5 @@ pub mod connect;
 pub mod kill;
 pub mod listen;
 pub mod man;
+pub mod run;
 pub mod status;
