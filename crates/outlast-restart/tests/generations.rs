@@ -195,6 +195,26 @@ fn whoever_is_told_to_end_is_not_succeeded() {
 }
 
 #[test]
+fn who_stands_by_may_die_too() {
+    let server = Server::start();
+    let mut client = Client::of(&server);
+    let zygote = server.child.id();
+    for expected in 1..20 {
+        let (generation, serving) = client.generation();
+        assert_eq!(generation, expected);
+        let stands_by = |but: u32| {
+            children(zygote).into_iter().find(|(pid, state)| *pid != serving && *pid != but && *state != 'Z')
+        };
+        eventually("somebody stands by", || stands_by(0).is_some());
+        let (first, _) = stands_by(0).unwrap();
+        signal(first, "KILL");
+        eventually("somebody else does", || stands_by(first).is_some());
+        signal(serving, "KILL");
+        dies(serving);
+    }
+}
+
+#[test]
 fn without_the_zygote_one_more_crash_is_survived() {
     let mut server = Server::start();
     let mut client = Client::of(&server);
