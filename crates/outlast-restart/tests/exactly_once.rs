@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const CRASHES: u64 = 2000;
+/// Of each of the tests.
+const CRASHES: u64 = 5000;
 const CLIENTS: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -77,9 +78,18 @@ fn signal(pid: u32, name: &str) {
 
 #[test]
 fn whatever_dies_every_byte_is_the_right_one() {
+    crash_and_check("127.0.0.1:0");
+}
+
+#[test]
+fn and_over_ipv6() {
+    crash_and_check("[::1]:0");
+}
+
+fn crash_and_check(address: &str) {
     let this = std::env::current_exe().unwrap();
     let program = this.parent().unwrap().parent().unwrap().join("examples/lines");
-    let mut child = Command::new(program).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(program).arg(address).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
     let server = Server(child);
     let first = said.next().unwrap().unwrap();
