@@ -90,7 +90,8 @@ impl Connection {
         &self.around
     }
 
-    /// Writes all of `bytes`, but for what an earlier generation has sent of them.
+    /// Writes all of `bytes`, but for what an earlier generation has sent of them. Waits for room, also where the socket
+    /// does not block.
     ///
     /// # Errors
     /// As for any socket. What was sent before is not forgotten.
@@ -106,6 +107,10 @@ impl Connection {
                     rest = rest.get(count..).unwrap_or_default();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Half an answer is of no use to who has to write the whole of it.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tcp::wait_writable(self.socket.as_fd())?;
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -90,6 +90,17 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// Sleeps until the socket takes more, or is broken.
+pub(crate) fn wait_writable(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut wanted = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry, which is a local.
+    let ready = unsafe { libc::poll(&raw mut wanted, 1, -1) };
+    match io::Error::last_os_error() {
+        error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
