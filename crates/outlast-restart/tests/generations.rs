@@ -1,13 +1,14 @@
 //! A server that is killed in many ways goes on with the same connections, in the next generation.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
+mod common;
+
+use common::{PATIENCE, signal};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The example, in its own process.
 struct Server {
@@ -53,14 +54,6 @@ impl Drop for Server {
         signal(self.child.id(), "TERM");
         self.ended();
     }
-}
-
-fn signal(pid: u32, name: &str) {
-    Command::new("kill")
-        .args([&format!("-{name}"), &pid.to_string()])
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
 }
 
 struct Client {
