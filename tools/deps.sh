@@ -17,6 +17,8 @@ socat socat
 /usr/sbin/iptables-legacy iptables
 /usr/sbin/ip iproute2
 cc gcc
+kill procps
+ps procps
 LIST
 }
 
