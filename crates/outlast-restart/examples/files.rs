@@ -4,12 +4,11 @@
 //! `cargo run --example files -- 127.0.0.1:8080 FOLDER`, and kill its processes while `curl` downloads.
 #![allow(clippy::print_stdout, reason = "a program")]
 
+use outlast_restart::Connection;
 use outlast_restart::policy::Policy;
-use outlast_restart::{Connection, Generation};
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,20 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
     let mut generation = outlast_restart::register_with(policy)?;
     println!("generation {} {}", generation.number(), std::process::id());
-    let inherited = generation.inherited()?.connections;
-    let generation = Arc::new(generation);
-    for client in inherited {
-        begin(&generation, &folder, client)?;
+    for client in generation.incoming(&listener)? {
+        let (client, folder) = (client?, Arc::clone(&folder));
+        std::thread::spawn(move || serve(client, &folder));
     }
-    for client in listener.incoming() {
-        begin(&generation, &folder, client?.into())?;
-    }
-    Ok(())
-}
-
-fn begin(generation: &Arc<Generation>, folder: &Arc<Path>, client: OwnedFd) -> io::Result<()> {
-    let (connection, folder) = (generation.hold(client)?, Arc::clone(folder));
-    std::thread::spawn(move || serve(connection, &folder));
     Ok(())
 }
 

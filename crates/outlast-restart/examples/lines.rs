@@ -4,12 +4,10 @@
 //! `cargo run --example lines -- 127.0.0.1:7` and `nc 127.0.0.1 7`.
 #![allow(clippy::print_stdout, reason = "a program")]
 
+use outlast_restart::Connection;
 use outlast_restart::policy::Policy;
-use outlast_restart::{Connection, Generation};
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
@@ -19,20 +17,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
     let mut generation = outlast_restart::register_with(policy)?;
     println!("generation {} {}", generation.number(), std::process::id());
-    let inherited = generation.inherited()?.connections;
-    let generation = Arc::new(generation);
-    for client in inherited {
-        begin(&generation, client)?;
+    for client in generation.incoming(&listener)? {
+        let client = client?;
+        std::thread::spawn(move || serve(client));
     }
-    for client in listener.incoming() {
-        begin(&generation, client?.into())?;
-    }
-    Ok(())
-}
-
-fn begin(generation: &Arc<Generation>, client: OwnedFd) -> io::Result<()> {
-    let connection = generation.hold(client)?;
-    std::thread::spawn(move || serve(connection));
     Ok(())
 }
 

@@ -5,13 +5,16 @@
 //! under the same numbers, and everything in memory as it was at the call. Clients see a pause of microseconds.
 //!
 //! ```no_run
-//! # fn serve(_: std::net::TcpListener) {}
+//! # fn serve(_: outlast_restart::Connection) {}
 //! let listener = std::net::TcpListener::bind("127.0.0.1:8080")?;
-//! let generation = outlast_restart::register()?;
+//! let mut generation = outlast_restart::register()?;
 //! if let Some(death) = generation.predecessor() {
 //!     eprintln!("generation {} serves: the last one has {death}", generation.number());
 //! }
-//! serve(listener);
+//! for client in generation.incoming(&listener)? {
+//!     let client = client?;
+//!     std::thread::spawn(move || serve(client));
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -34,6 +37,7 @@ pub use inherited::Inherited;
 use policy::{Inheritance, Policy};
 use std::collections::BTreeSet;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
@@ -106,6 +110,20 @@ impl Generation {
     /// It is no TCP socket, or its number is too large.
     pub fn hold(&self, socket: impl Into<OwnedFd>) -> io::Result<Connection> {
         Connection::new(self.slots, socket.into())
+    }
+
+    /// All connections to serve, [held](Self::hold): first those that earlier generations have left, then whoever comes.
+    /// Of what they have left besides, everything is closed: see [`inherited`](Self::inherited).
+    ///
+    /// # Errors
+    /// The descriptors cannot be listed. Later errors are those of `accept` and [`hold`](Self::hold), one by one.
+    pub fn incoming<'a>(
+        &'a mut self,
+        listener: &'a TcpListener,
+    ) -> io::Result<impl Iterator<Item = io::Result<Connection>> + 'a> {
+        let left = self.inherited()?.connections;
+        let accepted = listener.incoming().map(|client| client.map(OwnedFd::from));
+        Ok(left.into_iter().map(Ok).chain(accepted).map(|client| self.hold(client?)))
     }
 
     /// Counts from 1.

@@ -126,7 +126,7 @@ impl Engine {
         false
     }
 
-    /// All that this end had to say has arrived: should the process exit from now on, its link is closed as any other.
+    /// PROTOCOL 2.4: all that this end had to say has arrived, its end included: should the process exit from now on, its link is closed as any other.
     /// A server that has nothing more to say but its end is through then.
     pub(crate) fn may_exit(&self) {
         if let Some(link) = self.link() {
