@@ -27,20 +27,28 @@ build: ## Build everything (tests and demo use this build, too)
 release: ## Build an optimised outlast that needs no libraries: out/outlast
 	@./tools/release.sh
 
-demo: deps ## Move real data while links break; needs root for all faults (ARGS='--quick' is shorter)
-	$(CARGO) build $(LOCKED) -p outlast -p outlast-demo
+demo: deps ## Break links under transfers and crash servers under load; needs root for all faults (ARGS='--quick' is shorter)
+	$(CARGO) build $(LOCKED) -p outlast -p outlast-demo -p outlast-c
+	$(CARGO) build $(LOCKED) -p outlast-restart --example tally --example trouble
+	# The service without Outlast, to compare with: both have the same name when they are built.
+	$(CARGO) build $(LOCKED) -p outlast-kv --no-default-features
+	cp -f $(TARGET_DIR)/debug/outlast-kv $(TARGET_DIR)/debug/outlast-kv-plain
+	$(CARGO) build $(LOCKED) -p outlast-kv
 	$(TARGET_DIR)/debug/outlast-demo $(ARGS)
 
 test: deps lint ## Check and test everything
+	# Beside the program: where it looks for the library that it preloads.
+	$(CARGO) build $(LOCKED) -p outlast -p outlast-preload
 	OUTLAST_BINARY=$(abspath $(TARGET_DIR))/debug/outlast $(CARGO) test $(LOCKED) --workspace
 
 bench: ## Measure, briefly; the long forms are in `outlast-bench --help`
 	$(CARGO) build $(LOCKED) --release -p outlast-bench
 	$(TARGET_DIR)/release/outlast-bench all --quick
 
-soak: deps ## Break links 100,000 times, and simulate a million schedules (hours)
+soak: deps ## Break links and crash servers 100,000 times, and simulate a million schedules (hours)
 	OUTLAST_BREAKAGES=100000 OUTLAST_SCHEDULES=250000 $(CARGO) test $(LOCKED) -p outlast-session \
 		--test breakages --test simulation -- --nocapture
+	OUTLAST_CRASHES=50000 $(CARGO) test $(LOCKED) -p outlast-restart -p outlast-kv -p outlast-c -- --nocapture
 
 lint: fmt clippy doc pure licences ## Everything that is checked without running it
 

@@ -17,8 +17,14 @@ socat socat
 /usr/sbin/iptables-legacy iptables
 /usr/sbin/ip iproute2
 cc gcc
+/usr/bin/redis-server redis-server
+python3 python3
+c++ g++
+make make
+pkg-config pkgconf
 kill procps
 ps procps
+python3 python3
 LIST
 }
 

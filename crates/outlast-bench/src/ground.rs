@@ -124,6 +124,11 @@ impl Ground {
         }
     }
 
+    /// All cores that this process may use.
+    pub fn home(&self) -> &[usize] {
+        &self.home
+    }
+
     /// A folder for keys and configurations that goes with the ground.
     pub fn scratch(&self) -> &Path {
         &self.scratch

@@ -7,6 +7,7 @@ use outlast_lab::{LabCommand, Process};
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 enum Running {
@@ -90,6 +91,7 @@ pub struct Launch<'a> {
     cores: Vec<usize>,
     program: OsString,
     arguments: Vec<OsString>,
+    folder: Option<PathBuf>,
     quiet: bool,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Launch<'a> {
             cores: ground.cores_of(end).to_vec(),
             program: program.as_ref().to_owned(),
             arguments: Vec::new(),
+            folder: None,
             quiet: true,
         }
     }
@@ -116,6 +119,38 @@ impl<'a> Launch<'a> {
     pub fn arguments<A: AsRef<OsStr>>(mut self, more: impl IntoIterator<Item = A>) -> Self {
         self.arguments.extend(more.into_iter().map(|argument| argument.as_ref().to_owned()));
         self
+    }
+
+    /// On other cores than those of its end.
+    pub fn on(mut self, cores: &[usize]) -> Self {
+        self.cores = cores.to_vec();
+        self
+    }
+
+    /// In a folder.
+    pub fn inside(mut self, folder: &Path) -> Self {
+        self.folder = Some(folder.to_owned());
+        self
+    }
+
+    /// Starts it, and hands on each line that it prints, and then that there are no more.
+    pub fn follow(self, mut each: impl FnMut(Option<&str>) + Send + 'static) -> Result<Program> {
+        let program = self.program.clone();
+        let mut running = self
+            .spawn(Stdio::null, Stdio::piped, Stdio::inherit)
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let stdout = match &mut running {
+            Running::InLab(process) => process.take_stdout(),
+            Running::Here(child) => child.stdout.take(),
+        };
+        let lines = BufReader::new(stdout.context("a program has no output")?).lines();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                each(Some(&line));
+            }
+            each(None);
+        });
+        Ok(Program { running })
     }
 
     /// Starts it without input and output.
@@ -155,11 +190,17 @@ impl<'a> Launch<'a> {
         };
         if let Some(host) = self.ground.host(self.end) {
             let mut command: LabCommand = host.command(&self.program);
+            if let Some(folder) = &self.folder {
+                command.as_std_mut().current_dir(folder);
+            }
             command.args(&self.arguments).stdin(stdin()).stdout(stdout()).stderr(stderr());
             prepare(command.as_std_mut());
             return Ok(Running::InLab(command.spawn()?));
         }
         let mut command = Command::new(&self.program);
+        if let Some(folder) = &self.folder {
+            command.current_dir(folder);
+        }
         command.args(&self.arguments).stdin(stdin()).stdout(stdout()).stderr(stderr());
         prepare(&mut command);
         // SAFETY: one system call without memory: the helper goes when this process does.

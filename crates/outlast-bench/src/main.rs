@@ -17,6 +17,7 @@ mod plot;
 mod process;
 mod quiet;
 mod report;
+mod restart;
 mod series;
 mod serve;
 mod stats;
@@ -33,6 +34,8 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Hold(arguments) => serve::hold::run(&arguments),
         Command::SpliceRelay(arguments) => peers::splice::run(&arguments),
+        Command::RestartServe(arguments) => restart::serve::run(&arguments),
+        Command::RestartSupervise(arguments) => restart::supervise::run(&arguments),
         Command::Experiment(experiment) => experiments::run(experiment, &cli.options),
     };
     match done {

@@ -33,6 +33,12 @@ pub enum Command {
     /// A relay that only splices, to compare the session relay with.
     #[command(hide = true)]
     SpliceRelay(RelayArguments),
+    /// A server that can be told to die.
+    #[command(hide = true)]
+    RestartServe(RestartServeArguments),
+    /// What starts that again, without Outlast.
+    #[command(hide = true)]
+    RestartSupervise(RestartSuperviseArguments),
 }
 
 /// The experiments.
@@ -52,13 +58,21 @@ pub enum Experiment {
     SessionClients,
     /// Sessions and the relay pair against MPTCP, QUIC, ssh, HAProxy, nginx and socat.
     SessionPeers,
+    /// A server with Outlast against the same server without: throughput, latency, memory.
+    RestartOverhead,
+    /// The same load while the server crashes once, and every second.
+    RestartFaults,
+    /// From a fault to the next generation, and to the first byte that it answers.
+    RestartLatency,
+    /// Outlast against restarting, socket activation, a store of descriptors, and HAProxy's retries.
+    RestartPeers,
     /// All of them, one after the other.
     All,
 }
 
 impl Experiment {
     /// Every single experiment, in the order of `all`.
-    pub const EACH: [Experiment; 7] = [
+    pub const EACH: [Experiment; 11] = [
         Experiment::SessionRr,
         Experiment::SessionStream,
         Experiment::SessionCrr,
@@ -66,6 +80,10 @@ impl Experiment {
         Experiment::SessionIdle,
         Experiment::SessionClients,
         Experiment::SessionPeers,
+        Experiment::RestartOverhead,
+        Experiment::RestartFaults,
+        Experiment::RestartLatency,
+        Experiment::RestartPeers,
     ];
 
     /// The name on the command line, in files and in results.
@@ -78,6 +96,10 @@ impl Experiment {
             Experiment::SessionIdle => "session-idle",
             Experiment::SessionClients => "session-clients",
             Experiment::SessionPeers => "session-peers",
+            Experiment::RestartOverhead => "restart-overhead",
+            Experiment::RestartFaults => "restart-faults",
+            Experiment::RestartLatency => "restart-latency",
+            Experiment::RestartPeers => "restart-peers",
             Experiment::All => "all",
         }
     }
@@ -179,7 +201,7 @@ pub struct Options {
     /// Where the bytes go [default: lo, veth for session-resume and session-peers].
     #[arg(long, global = true, value_enum)]
     pub path: Option<PathKind>,
-    /// On which cores the ends run [default: same, cross for session-clients and session-idle].
+    /// On which cores the ends run [default: same, cross for session-clients, session-idle and, but for restart-latency, restart-*].
     #[arg(long, global = true, value_enum)]
     pub placement: Option<Placement>,
     /// Congestion control of both ends.
@@ -276,6 +298,85 @@ pub struct RelayArguments {
     /// Where to connect for every client.
     #[arg(long)]
     pub to: SocketAddr,
+}
+
+/// How a server dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// It touches memory that is not there.
+    Fault,
+    /// By `abort`.
+    Abort,
+    /// By SIGKILL.
+    Kill,
+    /// It exits with a code that is not 0.
+    Exit,
+}
+
+impl Death {
+    /// As the server is told.
+    pub fn name(self) -> &'static str {
+        match self {
+            Death::Fault => "fault",
+            Death::Abort => "abort",
+            Death::Kill => "kill",
+            Death::Exit => "exit",
+        }
+    }
+}
+
+impl std::str::FromStr for Death {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = [Death::Fault, Death::Abort, Death::Kill, Death::Exit];
+        all.into_iter().find(|death| death.name() == name).ok_or_else(|| format!("nobody dies by {name}"))
+    }
+}
+
+/// Arguments of the server that can be told to die.
+#[derive(Clone, Debug, Args)]
+pub struct RestartServeArguments {
+    /// Where to listen.
+    #[arg(long)]
+    pub address: SocketAddr,
+    /// The number of a socket that listens already.
+    #[arg(long)]
+    pub listener: Option<i32>,
+    /// The socket of a manager that keeps connections.
+    #[arg(long)]
+    pub store: Option<PathBuf>,
+    /// With Outlast.
+    #[arg(long)]
+    pub registered: bool,
+    /// Leave a dump of the memory at every crash.
+    #[arg(long)]
+    pub core_dumps: bool,
+}
+
+/// What is left of a server when it is started anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kept {
+    /// Nothing.
+    Nothing,
+    /// The socket that listens.
+    Listener,
+    /// That, and all connections.
+    Everything,
+}
+
+/// Arguments of a supervisor.
+#[derive(Clone, Debug, Args)]
+pub struct RestartSuperviseArguments {
+    /// Where to listen.
+    #[arg(long)]
+    pub address: SocketAddr,
+    /// What it keeps.
+    #[arg(long, value_enum)]
+    pub kept: Kept,
+    /// A folder of its own.
+    #[arg(long)]
+    pub scratch: PathBuf,
 }
 
 #[cfg(test)]

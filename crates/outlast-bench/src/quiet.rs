@@ -22,6 +22,8 @@ pub struct Reading {
 #[derive(Clone, Debug)]
 pub struct Gauge {
     helpers: Vec<u32>,
+    /// Whether everything below this process is ours, also what has ended.
+    family: bool,
     tick: Duration,
 }
 
@@ -31,7 +33,12 @@ impl Gauge {
         // SAFETY: no memory is involved.
         let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
         let per_second = u32::try_from(ticks).ok().filter(|ticks| *ticks > 0).unwrap_or(100);
-        Self { helpers, tick: Duration::from_secs(1) / per_second }
+        Self { helpers, family: false, tick: Duration::from_secs(1) / per_second }
+    }
+
+    /// Work of this process is ours, and of all that it has started and will: they come and go.
+    pub fn of_family() -> Self {
+        Self { family: true, ..Self::new(Vec::new()) }
     }
 
     /// From now on.
@@ -71,6 +78,9 @@ impl Gauge {
     }
 
     fn ours(&self) -> Duration {
+        if self.family {
+            return process::cpu_time_of_family(std::process::id());
+        }
         let all = self.helpers.iter().copied().chain([std::process::id()]);
         all.map(process::cpu_time).sum()
     }

@@ -191,6 +191,11 @@ impl<'a> Bench<'a> {
         self.gauge = Gauge::new(helpers.to_vec());
     }
 
+    /// Everything below this process is a helper from now on, whatever comes and goes.
+    pub fn count_family(&mut self) {
+        self.gauge = Gauge::of_family();
+    }
+
     /// Repeats `repeat` as often as is planned and finds what came out. `repeat` runs every lane once, in the
     /// order that it is given, and returns the metrics of each lane in the order of the lanes.
     pub fn series(

@@ -79,6 +79,22 @@ pub const TARGETS: &[Target] = &[
     at_least("clients/throughput", 0.97, "just over 0.90 (session patterns 2014)"),
     // The relay pair against a pair of relays that only splice.
     at_least("peers/relay", 0.97, "-"),
+    // The same server with Outlast and without: answers per second, median latency.
+    at_least("restart/overhead/throughput", 0.99, "0.968 to 0.994 (Chang et al. 2006, Figure 13)"),
+    at_most("restart/overhead/latency", 1.01, "-"),
+    // KiB of all processes of the service, beyond what it needs without, and 256 B for each connection.
+    at_most("restart/overhead/memory", 64.0, "-"),
+    // With a crash every second.
+    at_least("restart/faults/throughput", 0.98, "0.943 to 0.993 (Chang et al. 2006, Figure 17)"),
+    at_most("restart/faults/failed", 0.0, "0"),
+    at_most("restart/faults/wrong", 0.0, "0"),
+    // Microseconds from a fault to the next generation, which has all descriptors, and to its first byte at the client.
+    at_most("restart/latency/descriptors-p50", 20.0, "208 (Chang et al. 2006, Table I)"),
+    at_most("restart/latency/descriptors-p99", 150.0, "-"),
+    at_most("restart/latency/descriptors-1-gib-p50", 100.0, "-"),
+    at_most("restart/latency/descriptors-core-dumps-p50", 100.0, "-"),
+    at_most("restart/latency/answer-p50", 250.0, "-"),
+    at_most("restart/peers/failed", 0.0, "-"),
 ];
 
 /// The promise with this name.

@@ -107,6 +107,45 @@ fn session_peers() {
     run("session-peers", &[]);
 }
 
+fn claimed(value: &Value, name: &str) -> Vec<f64> {
+    let claims = value["claims"].as_array().unwrap();
+    claims
+        .iter()
+        .filter(|claim| claim["name"] == name)
+        .map(|claim| claim["median"].as_f64().unwrap())
+        .collect()
+}
+
+#[test]
+fn restart_overhead() {
+    let value = run("restart-overhead", &[]);
+    assert!(!claimed(&value, "restart/overhead/memory").is_empty());
+}
+
+#[test]
+fn restart_faults_loses_nothing() {
+    let value = run("restart-faults", &[]);
+    for name in ["restart/faults/failed", "restart/faults/wrong"] {
+        let counts = claimed(&value, name);
+        assert!(!counts.is_empty() && counts.iter().all(|count| *count == 0.0), "{name}: {counts:?}");
+    }
+}
+
+#[test]
+fn restart_latency() {
+    let value = run("restart-latency", &[]);
+    let times = claimed(&value, "restart/latency/other-answer-p50");
+    assert!(!times.is_empty() && times.iter().all(|time| *time > 0.0), "{times:?}");
+}
+
+#[test]
+fn restart_peers_of_which_only_one_loses_nothing() {
+    let value = run("restart-peers", &[]);
+    assert_eq!(claimed(&value, "restart/peers/failed"), [0.0, 0.0]);
+    // Whatever is lost is lost at the crashes: somebody has seen them.
+    assert!(claimed(&value, "restart/peers/others-failed").iter().any(|count| *count > 0.0));
+}
+
 #[test]
 fn unknown_options_are_refused_in_one_line() {
     for arguments in [["session-rr", "--mode", "telepathy"], ["session-rr", "--repeats", "0"]] {

@@ -1,4 +1,5 @@
-//! `make demo`: unmodified curl, scp and ssh move real data while the links below them break in every way.
+//! `make demo`: unmodified curl, scp and ssh move real data while the links below them break in every way; and servers
+//! crash many times a second while clients use them.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a demonstration's product is what it prints")]
 
@@ -9,6 +10,7 @@ mod narrate;
 mod options;
 mod program;
 mod report;
+mod restart;
 mod run;
 mod screen;
 mod servers;
@@ -19,10 +21,10 @@ mod watch;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use options::Options;
+use options::{Options, Scene};
 use screen::{Screen, mebibytes};
 use stage::Stage;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,8 +82,25 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
     let folder = options.folder.clone().map_or_else(|| beside("../demo"), Ok)?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let folder = folder.canonicalize()?;
-    let bytes = options.bytes();
+    let mut well = true;
+    if options.shows(Scene::Links) {
+        well &= links(&outlast, &folder, options, &screen, interrupted)?;
+    }
+    if options.shows(Scene::Restart) {
+        well &= restart::run(&outlast, &folder, options, &screen, interrupted)?;
+    }
+    Ok(well)
+}
 
+/// Transfers over links that break. Whether everything has arrived.
+fn links(
+    outlast: &Path,
+    folder: &Path,
+    options: &Options,
+    screen: &Screen,
+    interrupted: &AtomicBool,
+) -> Result<bool> {
+    let bytes = options.bytes();
     let stage = Stage::build(bytes, options.seed, options.loopback)?;
     screen.line(stage.picture());
     if let Some(why) = &stage.without_lab {
@@ -95,7 +114,7 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
     let sha256 = content::sha256(&archive)?;
     screen.event(format!("{} of this system's own files, SHA-256 {sha256}", mebibytes(bytes)));
 
-    let run_folder = tempfile::Builder::new().prefix("run-").tempdir_in(&folder)?;
+    let run_folder = tempfile::Builder::new().prefix("run-").tempdir_in(folder)?;
     let _web = servers::web(&stage, run_folder.path(), &files)?;
     let (ssh, _sshd) = servers::Ssh::start(&stage, run_folder.path())?;
     let plans = match ssh.check(&stage) {
@@ -105,11 +124,10 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
         }
         checked => checked.map(|()| &Plan::ALL[..])?,
     };
-    let means =
-        Means { stage: &stage, ssh: &ssh, outlast: &outlast, archive: &archive, folder: run_folder.path() };
+    let means = Means { stage: &stage, ssh: &ssh, outlast, archive: &archive, folder: run_folder.path() };
     let mut outcomes = Vec::new();
     for &plan in plans {
-        outcomes.push(run::run(plan, &means, options, &sha256, &screen, interrupted)?);
+        outcomes.push(run::run(plan, &means, options, &sha256, screen, interrupted)?);
     }
     let well = report::all_well(&outcomes);
     screen.line(format!("\n{}\n\n{}\n", report::by_kind(&outcomes), report::by_transfer(&outcomes)));

@@ -1,16 +1,20 @@
 //! The command line.
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 
-/// Unmodified curl, scp and ssh move real data through Outlast while every link they have is broken.
+/// Unmodified curl, scp and ssh move real data through Outlast while every link they have is broken; then servers crash
+/// many times a second while clients use them.
 #[derive(Clone, Debug, Parser)]
 #[command(version, about)]
 pub struct Options {
+    /// What to show [default: everything]
+    #[arg(long, value_enum)]
+    pub scene: Option<Scene>,
     /// How much to move each way: a number with K, M or G
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "1G")]
     pub size: u64,
-    /// The same with 64 MiB
+    /// The same with 64 MiB; and servers crash for 4 s each, not 15 s
     #[arg(long, conflicts_with = "size")]
     pub quick: bool,
     /// Where chance starts: the same seed breaks links at the same bytes
@@ -30,7 +34,21 @@ pub struct Options {
     pub folder: Option<PathBuf>,
 }
 
+/// A part of the demonstration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scene {
+    /// Links break under transfers
+    Links,
+    /// Servers crash under load
+    Restart,
+}
+
 impl Options {
+    /// Whether this scene is wanted.
+    pub fn shows(&self, scene: Scene) -> bool {
+        self.scene.is_none_or(|only| only == scene)
+    }
+
     /// How much each transfer moves.
     pub fn bytes(&self) -> u64 {
         if self.quick { 64 << 20 } else { self.size }

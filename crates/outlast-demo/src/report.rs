@@ -96,13 +96,15 @@ fn seconds(time: Duration) -> String {
     format!("{:.2} s", time.as_secs_f64())
 }
 
-fn table(headers: &[&str]) -> Table {
+/// An empty table.
+pub fn table(headers: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headers.to_vec());
     table
 }
 
-fn align(table: &mut Table) {
+/// All but the first column are numbers.
+pub fn align(table: &mut Table) {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -3,7 +3,7 @@
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The terminal. Clones write to the same one.
 #[derive(Clone, Debug)]
@@ -20,8 +20,18 @@ impl Screen {
 
     /// With a bar for a transfer. On a terminal it moves; elsewhere there are only lines.
     pub fn with_bar(&self, bytes: u64) -> Self {
-        let bar = ProgressBar::new(bytes);
         let form = "           {wide_bar:.green/white} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}";
+        self.with(bytes, form)
+    }
+
+    /// With a bar for what takes so long; its progress is in milliseconds.
+    pub fn with_clock(&self, time: Duration) -> Self {
+        let form = "           {wide_bar:.green/white} {elapsed}";
+        self.with(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), form)
+    }
+
+    fn with(&self, length: u64, form: &str) -> Self {
+        let bar = ProgressBar::new(length);
         if let Ok(style) = ProgressStyle::with_template(form) {
             bar.set_style(style.progress_chars("━╸─"));
         }
@@ -47,8 +57,8 @@ impl Screen {
     }
 
     /// Moves the bar.
-    pub fn progress(&self, bytes: u64) {
-        self.bar.set_position(bytes);
+    pub fn progress(&self, position: u64) {
+        self.bar.set_position(position);
     }
 
     /// Takes the bar away.

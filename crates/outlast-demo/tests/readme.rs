@@ -74,7 +74,7 @@ fn the_exit_codes_are_those_of_the_program() {
     let help = std::process::Command::new(common::outlast()).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (_, codes) = help.split_once("Exit codes:").unwrap();
-    for line in codes.lines().filter(|line| !line.trim().is_empty()) {
+    for line in codes.lines().filter(|line| line.trim().starts_with(|first: char| first.is_ascii_digit())) {
         let (code, meaning) = line.trim().split_once(' ').unwrap();
         let row = format!("| {code} | {} |", meaning.trim());
         assert!(README.contains(&row), "the README lacks {row:?}");
@@ -100,6 +100,8 @@ impl Run<'_> {
                 self.start("client", address, line)
             }
             ["outlast", "connect", _, address, ..] => self.start("client", address, line),
+            ["outlast", "run", .., port] => self.start("server", &format!("0.0.0.0:{port}"), line),
+            ["outlast", "hold", path] => self.start("server", &format!("unix:{path}"), line),
             ["ssh", ..] => self.shell(line),
             _ => self.until_it_ends(line),
         }

@@ -5,7 +5,6 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
-use std::time::{Duration, Instant};
 
 use crate::error::{Context, Result};
 use crate::host::Host;
@@ -263,10 +262,7 @@ impl Process {
     /// When it has ended.
     pub fn freeze(&self) -> Result<()> {
         self.signal(libc::SIGSTOP)?;
-        let deadline = Instant::now() + Duration::from_secs(1);
-        while !is_stopped(self.id()) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        crate::process::wait_until_stopped(self.id());
         Ok(())
     }
 
@@ -311,13 +307,4 @@ impl Process {
     pub fn take_stderr(&self) -> Option<ChildStderr> {
         self.lock().as_mut()?.stderr.take()
     }
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    tasks.flatten().all(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
-    })
 }

@@ -6,11 +6,11 @@
 
 use outlast_restart::policy::Policy;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let listener = TcpListener::bind(address)?;
+    let listener = outlast_restart::listen(address)?;
     println!("listening on {}", listener.local_addr()?);
     let policy = match std::env::args().nth(2).as_deref() {
         // For an example that is there to be crashed.

@@ -8,7 +8,6 @@ use outlast_restart::Connection;
 use outlast_restart::policy::Policy;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::TcpListener;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:0".to_owned());
     let folder: Arc<Path> = PathBuf::from(arguments.next().unwrap_or_else(|| ".".to_owned())).into();
-    let listener = TcpListener::bind(address)?;
+    let listener = outlast_restart::listen(address)?;
     println!("listening on {}", listener.local_addr()?);
     // For an example that is there to be crashed.
     let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
@@ -36,6 +35,10 @@ fn serve(mut client: Connection, folder: &Path) -> io::Result<()> {
         while let Some(length) = head_length(client.input()) {
             let head = String::from_utf8_lossy(&client.input()[..length]).into_owned();
             let goes_on = answer(&mut client, &head, folder)?;
+            if !goes_on {
+                // The client hears that before the request is done: nobody knows afterwards that this was its last one.
+                client.shutdown_write()?;
+            }
             // From here on nobody answers it again.
             client.done(length);
             if !goes_on {

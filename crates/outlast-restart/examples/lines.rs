@@ -1,18 +1,26 @@
 //! A server of lines that nobody sees crash: each line is answered by itself backwards, as often as its length says. Kill
 //! its processes as you like while clients talk to it.
 //!
-//! `cargo run --example lines -- 127.0.0.1:7` and `nc 127.0.0.1 7`.
+//! `cargo run --example lines -- 127.0.0.1:7` (or `unix:PATH`) and `nc 127.0.0.1 7`.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use outlast_restart::Connection;
 use outlast_restart::policy::Policy;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let listener = TcpListener::bind(address)?;
-    println!("listening on {}", listener.local_addr()?);
+    let listener: OwnedFd = match address.strip_prefix("unix:") {
+        Some(path) => UnixListener::bind(path)?.into(),
+        None => outlast_restart::listen(&address)?.into(),
+    };
+    match TcpListener::from(listener.try_clone()?).local_addr() {
+        Ok(address) => println!("listening on {address}"),
+        Err(_) => println!("listening on 0.0.0.0:0"),
+    }
     // For an example that is there to be crashed.
     let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
     let mut generation = outlast_restart::register_with(policy)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// How a process has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Death {
     /// By itself, with this code.
     Exited(i32),
@@ -17,6 +17,14 @@ impl Death {
         match status & 0x7f {
             0 => Self::Exited((status >> 8) & 0xff),
             signal => Self::Signal(signal),
+        }
+    }
+
+    /// As `waitpid` has it.
+    pub(crate) fn status(self) -> i32 {
+        match self {
+            Self::Exited(code) => (code & 0xff) << 8,
+            Self::Signal(signal) => signal & 0x7f,
         }
     }
 

@@ -18,28 +18,50 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! For programs of several processes, such as a master and its workers, there are [`roles`].
+//!
 //! The design follows Chang, Tsai, Li, Lee, "Kernel support for zero-loss Internet service restart" (2006), without a
 //! module in the kernel.
 
+pub mod board;
+mod buffers;
 mod connection;
 mod control;
 mod death;
+mod fault;
+#[cfg(test)]
+#[path = "../tests/common/forbid.rs"]
+mod forbid;
+mod generation;
+mod handover;
+pub mod holder;
 mod inherited;
+#[doc(hidden)]
+pub mod parts;
+mod passed;
 pub mod policy;
+pub mod roles;
 mod slots;
+pub mod state;
 pub mod supervisor;
+mod suspects;
 mod sys;
+mod threads;
+#[cfg(feature = "tokio")]
+pub mod tokio;
+mod transact;
+mod transport;
+mod upgrade;
 mod zygote;
 
 pub use connection::Connection;
 pub use death::Death;
+pub use generation::{Generation, Heartbeat};
 pub use inherited::Inherited;
-use policy::{Inheritance, Policy};
-use std::collections::BTreeSet;
+use policy::Policy;
+pub use slots::NOTE_BYTES;
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{OwnedFd, RawFd};
-use std::sync::atomic::Ordering;
+pub use upgrade::listen;
 
 /// By which a server is told to end.
 const STOP_SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGQUIT];
@@ -60,8 +82,14 @@ pub enum Error {
     #[error("this process is registered already")]
     Registered,
     /// A policy that cannot be kept.
-    #[error("a policy allows at most {} restarts in its window", control::INTENSITY_MAX)]
+    #[error("a policy allows at most {} restarts in its window", policy::INTENSITY_MAX)]
     Policy,
+    /// [Roles](roles::Roles) that make no program.
+    #[error("the roles of the program: {why}")]
+    Roles {
+        /// What is wrong with them.
+        why: String,
+    },
     /// The kernel has refused.
     #[error("cannot {what}: {source}")]
     System {
@@ -78,84 +106,10 @@ impl Error {
     }
 }
 
-/// One run of the server, from its beginning or from where the last one died.
-#[derive(Debug)]
-pub struct Generation {
-    number: u32,
-    inheritance: Inheritance,
-    control: &'static control::Control,
-    slots: &'static slots::Slots,
-    zygote: i32,
-    /// Open when the server registered.
-    known: BTreeSet<RawFd>,
-    found: bool,
-}
-
-impl Generation {
-    /// What was opened since the server registered, by generations that have died. Empty the second time.
-    ///
-    /// # Errors
-    /// The descriptors cannot be listed: there is no /proc.
-    pub fn inherited(&mut self) -> io::Result<Inherited> {
-        if std::mem::replace(&mut self.found, true) || self.number == 1 {
-            return Ok(Inherited::default());
-        }
-        Inherited::find(&self.known)
-    }
-
-    /// A connection whose requests are dealt with exactly once: a TCP socket that was accepted, or
-    /// [inherited](Self::inherited).
-    ///
-    /// # Errors
-    /// It is no TCP socket, or its number is too large.
-    pub fn hold(&self, socket: impl Into<OwnedFd>) -> io::Result<Connection> {
-        Connection::new(self.slots, socket.into())
-    }
-
-    /// All connections to serve, [held](Self::hold): first those that earlier generations have left, then whoever comes.
-    /// Of what they have left besides, everything is closed: see [`inherited`](Self::inherited).
-    ///
-    /// # Errors
-    /// The descriptors cannot be listed. Later errors are those of `accept` and [`hold`](Self::hold), one by one.
-    pub fn incoming<'a>(
-        &'a mut self,
-        listener: &'a TcpListener,
-    ) -> io::Result<impl Iterator<Item = io::Result<Connection>> + 'a> {
-        let left = self.inherited()?.connections;
-        let accepted = listener.incoming().map(|client| client.map(OwnedFd::from));
-        Ok(left.into_iter().map(Ok).chain(accepted).map(|client| self.hold(client?)))
-    }
-
-    /// Counts from 1.
-    #[must_use]
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// How much of the last generation is to be taken over. The first has nobody's.
-    #[must_use]
-    pub fn inheritance(&self) -> Inheritance {
-        self.inheritance
-    }
-
-    /// How the last generation died. A generation begins before that is known: until then, and for the first, none.
-    #[must_use]
-    pub fn predecessor(&self) -> Option<Death> {
-        let known = self.control.death_generation.load(Ordering::SeqCst);
-        (self.number > 1 && known == self.number - 1)
-            .then(|| Death::from_status(self.control.death_status.load(Ordering::SeqCst).cast_signed()))
-    }
-
-    /// The process that stays: the one that service managers know, and that signals are sent to.
-    #[must_use]
-    pub fn zygote_pid(&self) -> u32 {
-        self.zygote.cast_unsigned()
-    }
-}
-
 /// From here on the server outlives its process.
 ///
-/// To be called when the server is initialised, listens perhaps, and has no threads yet. Returns in every generation, one
+/// To be called when the server is initialised, listens perhaps, and has no threads yet. What is open by then belongs to all
+/// generations: none of them may close it, as the next one has its number in its memory. Returns in every generation, one
 /// at a time. The process that calls it stays as their parent, forwards signals to the one that serves, and ends when one
 /// of them exits with code 0.
 ///
@@ -170,7 +124,7 @@ pub fn register() -> Result<Generation, Error> {
 /// # Errors
 /// As [`register`].
 pub fn register_with(policy: Policy) -> Result<Generation, Error> {
-    if policy.intensity > control::INTENSITY_MAX {
+    if policy.intensity > policy::INTENSITY_MAX {
         return Err(Error::Policy);
     }
     zygote::register(policy)

@@ -9,13 +9,24 @@ use std::collections::VecDeque;
 
 /// How much of a dead generation the next one takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
 pub enum Inheritance {
     /// Connections and state.
-    Everything,
+    Everything = 0,
     /// Connections and the part of the state that is transactional: what only a hook can verify is left behind.
-    WithoutSuspectState,
+    WithoutSuspectState = 1,
     /// Listening sockets: whoever is connected is disconnected.
-    Listeners,
+    Listeners = 2,
+}
+
+impl Inheritance {
+    pub(crate) fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Everything,
+            1 => Self::WithoutSuspectState,
+            _ => Self::Listeners,
+        }
+    }
 }
 
 /// What follows a death.
@@ -27,20 +38,26 @@ pub enum Decision {
     GiveUp,
 }
 
+/// The largest [intensity](Policy::intensity): servers remember the times of so many deaths, on each rung.
+pub const INTENSITY_MAX: usize = 20;
+
 /// The limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// A fault so long after the last one has nothing to do with it.
     pub transient_after_ms: u64,
-    /// So many restarts within [`intensity_window_ms`](Self::intensity_window_ms) are taken for bad luck, on every rung.
+    /// So many restarts within [`intensity_window_ms`](Self::intensity_window_ms) are taken for bad luck, on every rung; at most
+    /// [`INTENSITY_MAX`].
     pub intensity: usize,
     /// The window.
     pub intensity_window_ms: u64,
+    /// A generation that is busy for so long without a sign of life is killed, and succeeded; 0: never.
+    pub hang_timeout_ms: u64,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { transient_after_ms: 60_000, intensity: 5, intensity_window_ms: 30_000 }
+        Self { transient_after_ms: 60_000, intensity: 5, intensity_window_ms: 30_000, hang_timeout_ms: 0 }
     }
 }
 
@@ -61,12 +78,28 @@ impl Restarts {
         Self { policy, inheritance: Inheritance::Everything, recent_ms: VecDeque::new(), last_ms: None }
     }
 
+    /// So much the next one takes over if a generation dies at `now_ms` of what others have died of before, which is not
+    /// counted again.
+    #[must_use]
+    pub fn on_repetition(&self, now_ms: u64) -> Inheritance {
+        if self.is_transient(now_ms) { Inheritance::Everything } else { self.inheritance }
+    }
+
+    /// How many restarts within the window there were until the last death, that among them.
+    #[must_use]
+    pub fn recent(&self) -> usize {
+        self.recent_ms.len()
+    }
+
+    fn is_transient(&self, now_ms: u64) -> bool {
+        let since = |last_ms| now_ms.saturating_sub(last_ms);
+        self.last_ms.is_none_or(|last_ms| since(last_ms) > self.policy.transient_after_ms)
+    }
+
     /// A generation has died at `now_ms`, which does not fall.
     pub fn on_death(&mut self, now_ms: u64) -> Decision {
-        let transient = self
-            .last_ms
-            .replace(now_ms)
-            .is_none_or(|last_ms| now_ms.saturating_sub(last_ms) > self.policy.transient_after_ms);
+        let transient = self.is_transient(now_ms);
+        self.last_ms = Some(now_ms);
         if transient {
             // Whatever was wrong before has been over for long.
             self.inheritance = Inheritance::Everything;
@@ -117,6 +150,20 @@ mod tests {
         assert_eq!(told[5..10], [Decision::Succeed(WithoutSuspectState); 5]);
         assert_eq!(told[10..15], [Decision::Succeed(Listeners); 5]);
         assert_eq!(told[15], Decision::GiveUp);
+    }
+
+    #[test]
+    fn what_is_repeated_is_not_counted_and_changes_nothing() {
+        let (mut restarts, mut plain) = (Restarts::new(Policy::default()), Restarts::new(Policy::default()));
+        for now_ms in (0..16).map(|n| n * 100) {
+            let decision = restarts.on_death(now_ms);
+            assert_eq!(decision, plain.on_death(now_ms));
+            for later_ms in 1..3 {
+                let repeated = restarts.on_repetition(now_ms + later_ms);
+                assert!(decision == Decision::Succeed(repeated) || decision == Decision::GiveUp);
+            }
+        }
+        assert_eq!(restarts.on_repetition(61_600), Everything);
     }
 
     #[test]

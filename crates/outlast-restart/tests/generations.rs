@@ -4,8 +4,8 @@
 mod common;
 
 use common::{PATIENCE, signal};
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead, BufReader, PipeWriter, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -184,6 +184,105 @@ fn whoever_is_told_to_end_is_not_succeeded() {
         assert_eq!(server.ended().code(), Some(code));
         assert_eq!(client.hear(), None, "the connection ends with its server");
         eventually("nobody is left", || children(server.child.id()).is_empty());
+    }
+}
+
+/// A program of its own, without the threads of the tests: `run` has one, and ends it. What it says, and how it ended when it
+/// has, with `signal` sent as soon as it says something.
+fn program(run: fn(PipeWriter) -> i32, signal: i32) -> (String, i32) {
+    let (mut hears, says) = std::io::pipe().unwrap();
+    // SAFETY: the child calls nothing that needs what another thread may have held.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        drop(hears);
+        std::process::exit(run(says));
+    }
+    drop(says);
+    let (mut said, mut status) = (vec![0], 0);
+    hears.read_exact(&mut said).unwrap();
+    // SAFETY: numbers, and a local.
+    unsafe {
+        libc::kill(pid, signal);
+        assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+    }
+    hears.read_to_end(&mut said).unwrap();
+    (String::from_utf8(said).unwrap(), status)
+}
+
+/// A set of signals with this one.
+fn only(signal: i32) -> libc::sigset_t {
+    let mut set = std::mem::MaybeUninit::uninit();
+    // SAFETY: emptied first, which makes it whole.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        set.assume_init()
+    }
+}
+
+/// Whether this thread holds a signal back, after it holds `more` back, too.
+fn holds(signal: i32, more: &libc::sigset_t) -> bool {
+    let mut set = only(signal);
+    // SAFETY: whole sets.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, more, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);
+        libc::sigismember(&raw const set, signal) == 1
+    }
+}
+
+#[test]
+fn whoever_is_told_to_end_may_do_so_with_any_code() {
+    fn run(mut says: PipeWriter) -> i32 {
+        let (term, mut arrived) = (only(libc::SIGTERM), 0);
+        assert!(holds(libc::SIGTERM, &term));
+        let Ok(generation) = outlast_restart::register() else { return 99 };
+        says.write_all(generation.number().to_string().as_bytes()).unwrap();
+        // SAFETY: a whole set, and a local.
+        unsafe { libc::sigwait(&raw const term, &raw mut arrived) };
+        // As many do who catch it.
+        128 + arrived
+    }
+    let (said, status) = program(run, libc::SIGTERM);
+    assert_eq!((said.as_str(), libc::WEXITSTATUS(status)), ("1", 143));
+}
+
+#[test]
+fn a_process_that_cannot_register_goes_on_as_it_was_and_may_try_again() {
+    fn run(mut says: PipeWriter) -> i32 {
+        // What was handed over to it is of another version.
+        // SAFETY: a name that ends; gives a descriptor.
+        let list = unsafe { libc::memfd_create(c"list".as_ptr(), 0) };
+        let number = std::ffi::CString::new(list.to_string()).unwrap();
+        let head = [&b"outlasth"[..], &99u32.to_le_bytes()].concat();
+        // SAFETY: as long as is said, and texts that end; this process has one thread.
+        unsafe {
+            assert_eq!(libc::write(list, head.as_ptr().cast(), head.len()), 12);
+            libc::setenv(c"OUTLAST_HANDOVER".as_ptr(), number.as_ptr(), 1);
+        }
+        if outlast_restart::register().is_ok() {
+            return 98;
+        }
+        let is_deaf = holds(libc::SIGTERM, &only(libc::SIGUSR1));
+        // SAFETY: as above.
+        unsafe { libc::unsetenv(c"OUTLAST_HANDOVER".as_ptr()) };
+        let Ok(generation) = outlast_restart::register() else { return 99 };
+        says.write_all(format!("{} {is_deaf}", generation.number()).as_bytes()).unwrap();
+        0
+    }
+    // No signal.
+    assert_eq!(program(run, 0), ("1 false".to_owned(), 0));
+}
+
+#[test]
+fn when_it_has_ended_its_address_is_free() {
+    for _ in 0..5 {
+        let mut server = Server::start();
+        let mut clients: Vec<Client> = (0..300).map(|_| Client::of(&server)).collect();
+        clients.iter_mut().for_each(|client| assert_eq!(client.ask("here"), "here"));
+        signal(server.child.id(), "TERM");
+        assert_eq!(server.child.wait().unwrap().code(), Some(143));
+        TcpListener::bind(server.address).unwrap();
     }
 }
 

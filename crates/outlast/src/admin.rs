@@ -1,8 +1,8 @@
 //! The local socket over which a running instance is asked and told: one JSON line each way.
 
 use crate::admin_folder;
+use crate::cli::ProcessArgs;
 use crate::exit::Failure;
-use crate::instance::Instance;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Longest request. Default 4 KiB: a session's name and a verb.
-pub const REQUEST_BYTES_MAX: u64 = 4 << 10;
+/// Longest request. Default 32 KiB: a verb, and a path, each byte of which may be written in six, or a session's name.
+pub const REQUEST_BYTES_MAX: u64 = 32 << 10;
 /// Longest answer: about 700 bytes for each of 65,536 sessions.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Time for one exchange.
@@ -35,6 +35,42 @@ pub enum Request {
     Status {},
     /// End sessions whose name begins so.
     Kill { session: String },
+    /// Have the program that it runs go on as another binary, or as the same one if that is empty. One that cannot keep
+    /// its connections is stopped and started, if that is forced. If the new one does not serve in that time, the old one
+    /// goes on.
+    Upgrade {
+        program: String,
+        force: bool,
+        /// Left out where it was not said: so an instance of an earlier version understands it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// How the upgrade of this number has ended.
+    Outcome { wish: u32 },
+    /// The upgrade of this number is no longer wanted: the old program goes on.
+    Withdraw { wish: u32 },
+}
+
+/// Whoever can be asked.
+pub trait Administered: Send + Sync + 'static {
+    /// Answers.
+    fn answer(&self, request: Request) -> impl Future<Output = Value> + Send;
+}
+
+/// The socket that a process is to have. Where it is not asked for, it is welcome but not needed: `without` says what will
+/// not work.
+pub fn socket(process: &ProcessArgs, without: &str) -> Result<Option<AdminSocket>> {
+    match process.admin_socket.as_deref() {
+        Some(path) if path == Path::new("none") => Ok(None),
+        Some(path) => AdminSocket::bind(Some(path)).map(Some),
+        None => match AdminSocket::bind(None) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error) => {
+                tracing::warn!("{error}; {without}");
+                Ok(None)
+            }
+        },
+    }
 }
 
 /// The socket of this process. Removed when dropped.
@@ -68,7 +104,7 @@ impl AdminSocket {
     }
 
     /// Answers until dropped.
-    pub async fn serve(self, instance: Arc<Instance>) {
+    pub async fn serve(self, instance: Arc<impl Administered>) {
         let places = Arc::new(Semaphore::new(EXCHANGES_MAX));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -78,7 +114,7 @@ impl AdminSocket {
             };
             let instance = Arc::clone(&instance);
             tokio::spawn(async move {
-                let exchange = answer(stream, &instance);
+                let exchange = answer(stream, instance.as_ref());
                 if let Ok(Err(error)) = tokio::time::timeout(EXCHANGE_TIMEOUT, exchange).await {
                     tracing::debug!("admin request: {error:#}");
                 }
@@ -98,7 +134,7 @@ impl Drop for AdminSocket {
     }
 }
 
-async fn answer(mut stream: UnixStream, instance: &Instance) -> Result<()> {
+async fn answer(mut stream: UnixStream, instance: &impl Administered) -> Result<()> {
     // The file's mode keeps others out; this holds even where a file system ignores it.
     let peer = stream.peer_cred()?.uid();
     anyhow::ensure!(peer == 0 || peer == admin_folder::own_uid(), "user {peer} may not ask");
@@ -109,8 +145,7 @@ async fn answer(mut stream: UnixStream, instance: &Instance) -> Result<()> {
     writer.write_all(b" ").await?;
     let answer = if line.ends_with('\n') {
         match serde_json::from_str(&line) {
-            Ok(Request::Status {}) => instance.status().await,
-            Ok(Request::Kill { session }) => instance.kill(&session).await,
+            Ok(request) => instance.answer(request).await,
             Err(error) => serde_json::json!({ "error": format!("not a request: {error}") }),
         }
     } else {
@@ -178,7 +213,7 @@ pub async fn ask_all(path: Option<&Path>, request: &Request) -> Result<Answers> 
         return Ok(Answers { answers: vec![(path.to_owned(), answer)], silent: Vec::new() });
     }
     let mut asked = JoinSet::new();
-    for path in admin_folder::sockets() {
+    for path in admin_folder::sockets()? {
         let line = line.clone();
         asked.spawn(async move {
             let answer = ask(&path, &line).await;

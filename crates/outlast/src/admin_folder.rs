@@ -68,16 +68,30 @@ pub fn remove(socket: &Path) {
     }
 }
 
-/// The sockets in the folder, if there is one that is ours alone.
-pub fn sockets() -> Vec<PathBuf> {
-    let Some(Ok(files)) = found().map(std::fs::read_dir) else { return Vec::new() };
+/// The sockets in the folder, if there is one.
+///
+/// # Errors
+/// It cannot be read, or is not ours alone.
+pub fn sockets() -> Result<Vec<PathBuf>> {
+    let folder = path();
+    let files = match check(&folder).and_then(|()| std::fs::read_dir(&folder)) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            let why = plain(&error);
+            return Err(Failure::system(format!(
+                "cannot look for instances in {}: {why} (XDG_RUNTIME_DIR decides where that is)",
+                folder.display()
+            )));
+        }
+    };
     let mut paths: Vec<PathBuf> = files
         .flatten()
         .map(|file| file.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
         .collect();
     paths.sort();
-    paths
+    Ok(paths)
 }
 
 fn make(folder: &Path) -> io::Result<()> {
@@ -94,7 +108,11 @@ fn make(folder: &Path) -> io::Result<()> {
 /// In /tmp somebody else may have been first; a link may lead anywhere.
 fn check(folder: &Path) -> io::Result<()> {
     let metadata = std::fs::symlink_metadata(folder)?;
-    if !metadata.is_dir() || metadata.uid() != own_uid() {
+    if !metadata.is_dir() && !metadata.is_symlink() {
+        return Err(io::Error::other("it is no folder"));
+    }
+    // A link leads to where its owner likes.
+    if metadata.is_symlink() || metadata.uid() != own_uid() {
         return Err(io::Error::other("it belongs to somebody else"));
     }
     if metadata.mode() & 0o077 != 0 {

@@ -1,11 +1,16 @@
 //! The command line. Settings have no defaults here: those of the libraries hold, and a configuration file
 //! can tell what was given from what was not.
 
+mod applies;
+mod run;
+
+pub use applies::{command, refuse_what_does_not};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use outlast_session::AckMode;
 use outlast_session::relay::Route;
 use outlast_session::relay::access::{Cidr, DestinationRule};
 use outlast_session::relay::dial::Service;
+pub use run::{KeepConnections, KeepLogArgs, Preload, RunArgs, UpgradeArgs, When};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,20 +44,30 @@ pub enum Command {
     Lab(Box<outlast_lab::cli::LabArgs>),
     /// Write the manual pages into a folder
     Man(ManArgs),
-    /// Keep a program running: start it again when it crashes
-    Run(RunArgs),
+    /// Keep a program running: start it again when it crashes, and keep its connections if it lets us
+    Run(Box<RunArgs>),
+    /// Have a program that is kept running go on as a new binary
+    Upgrade(UpgradeArgs),
+    /// Keep the descriptors of services, in any language, and give them back after a crash
+    Hold(HoldArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
     /// Keep the sessions of a process that stops for the next one; started by `listen`
     #[command(hide = true)]
     KeepDetached(KeepArgs),
+    /// Run the `[[listen]]` and `[[connect]]` sections of a file that has others, too; started by `--config`
+    #[command(hide = true)]
+    Relays,
+    /// Write standard input into a file that is rotated; started by `run`
+    #[command(hide = true)]
+    KeepLog(KeepLogArgs),
 }
 
 /// Settings of the process. At the top of a configuration file.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Options of the process")]
 pub struct ProcessArgs {
-    /// Configuration file (TOML): alone, everything in it is run; with listen or connect, flags override it
+    /// Configuration file (TOML): alone, everything in it is run; with listen, connect or run, flags override it
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace, or a filter such as outlast_session=debug [default: warn]
@@ -211,31 +226,52 @@ Examples:
 
 The first connection of --stdio is not retried unless --patience is given; local listeners keep trying.";
 
-/// `outlast run`.
+/// `outlast hold`.
 #[derive(Debug, Args)]
-#[command(after_help = RUN_EXAMPLES)]
-pub struct RunArgs {
-    /// Crashes within --window after which it is given up
-    #[arg(long, value_name = "NUMBER", default_value_t = 5, value_parser = positive)]
-    pub intensity: usize,
-    /// Time in which crashes count together
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
-    pub window: Duration,
-    /// The program and its arguments
-    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    pub program: Vec<std::ffi::OsString>,
+#[command(after_help = HOLD_EXAMPLES)]
+pub struct HoldArgs {
+    /// Where services find it: a socket that this makes
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// When a service has gone and does not come back, its descriptors are closed after so long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    pub keep: Duration,
+    /// Most descriptors, of all services together [default: 65536, or as many as this process may open]
+    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    pub descriptors: Option<usize>,
+    /// Most bytes of names and state, of all services together
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = byte_count)]
+    pub memory: usize,
+    /// Most services that are connected at a time
+    #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = positive)]
+    pub clients: usize,
+    /// Services of this user, too, besides those of this one and root; may be repeated
+    #[arg(long, value_name = "UID")]
+    pub allow_uid: Vec<u32>,
 }
 
-const RUN_EXAMPLES: &str = "\
+const HOLD_EXAMPLES: &str = "\
 Examples:
-  outlast run -- ./my-server --port 8080
+  outlast hold /run/user/1000/holder --keep 1m
+  OUTLAST_HOLDER=/run/user/1000/holder outlast run -- python3 server.py
 
-Exits with 0 when the program does, with what a shell would say when it was told to end or crashes too often. Signals are
-passed on. A program that uses the library `outlast-restart` keeps its connections over a crash, with or without this.";
+A service gives it each connection under a name, with up to 4 KiB of state (a client in Python is a page:
+bindings/python/outlast_hold.py). When the service crashes, the connections stay open here; its next process gets all of them back.
+
+  - A service takes a connection back that is over (release): what is held is a duplicate, and its client is not told of the
+    end before all of them are closed. shutdown() ends it at once.
+  - Connections that were reset, or ended by both sides, are dropped here. Those that only the client has ended are kept: it
+    may be waiting for its answer.
+  - A second process of the same service takes everything over, and the first is told so.
+  - When this process dies, services go on, and give everything to the next one at this path. Connections are closed only
+    when both are gone.";
 
 /// `outlast status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// Show only this instance: the name of what it runs, its process, or that of what it runs [default: all]
+    #[arg(value_name = "NAME|PID")]
+    pub which: Option<String>,
     /// Print JSON: a list of instances, and of processes that keep what one has left, with their sessions
     #[arg(long)]
     pub json: bool,
@@ -331,7 +367,8 @@ fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| format!("{text:?} is no number from 1"))
 }
 
-fn byte_count(text: &str) -> Result<usize, String> {
+/// A number of bytes, with K, M or G if one likes.
+pub fn byte_count(text: &str) -> Result<usize, String> {
     let wrong = || format!("{text:?} is no size: give bytes, or a number with K, M or G");
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = text.get(digits.len()..).unwrap_or_default();
@@ -349,11 +386,10 @@ fn byte_count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

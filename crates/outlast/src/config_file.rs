@@ -3,22 +3,25 @@
 //! A section is turned into the arguments it stands for and read by the same parser as the command line. So
 //! there is one list of settings, one set of checks and one set of messages; only the line number is added.
 
-use crate::cli::{Cli, Command, ConnectArgs, ListenArgs, ProcessArgs};
+mod merge;
+
+use crate::cli::{Cli, Command, ConnectArgs, ListenArgs, ProcessArgs, RunArgs};
 use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use crate::usage;
 use anyhow::Result;
-use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches};
-use std::ffi::{OsStr, OsString};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use merge::{joined, merged};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// The key for the positional address.
-const ADDRESS: &str = "address";
 /// Flags of the process that make no sense in a file.
 const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
+
+/// Flags of the process that mean nothing to a program that is run.
+const NOT_FOR_RUN: [&str; 4] = ["config", "metrics", "drain-timeout", "hand-over-timeout"];
 
 /// A file that has been read, but not yet understood.
 #[derive(Debug, Default)]
@@ -27,9 +30,10 @@ pub struct ConfigFile {
     process: Vec<Entry>,
     listen: Vec<Section>,
     connect: Vec<Section>,
+    run: Vec<Section>,
 }
 
-/// One `[[listen]]` or `[[connect]]`.
+/// One `[[listen]]`, `[[connect]]` or `[[run]]`.
 #[derive(Debug)]
 struct Section {
     line: usize,
@@ -55,6 +59,7 @@ enum Values {
 pub enum Job {
     Listen(Box<ListenArgs>),
     Connect(Box<ConnectArgs>),
+    Run(Box<RunArgs>),
 }
 
 impl ConfigFile {
@@ -82,6 +87,7 @@ impl ConfigFile {
             let sections = match key.get_ref().as_ref() {
                 "listen" => &mut file.listen,
                 "connect" => &mut file.connect,
+                "run" => &mut file.run,
                 name => {
                     file.process.push(entry(path, name, line, value)?);
                     continue;
@@ -106,19 +112,50 @@ impl ConfigFile {
 
     /// All the sections.
     pub fn jobs(&self) -> Result<Vec<Job>> {
-        if self.listen.is_empty() && self.connect.is_empty() {
-            let why = "there is nothing to do: add a [[listen]] or [[connect]] section";
+        if self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty() {
+            let why = "there is nothing to do: add a [[listen]], [[connect]] or [[run]] section";
             return Err(Failure::usage(format!("{}: {why}", self.path.display())));
         }
         let nothing = ArgMatches::default();
         let listen = self.listen.iter().map(|section| self.job("listen", section, &nothing));
         let connect = self.connect.iter().map(|section| self.job("connect", section, &nothing));
-        listen.chain(connect).collect()
+        let run = self.run.iter().map(|section| self.job("run", section, &nothing));
+        listen.chain(connect).chain(run).collect()
+    }
+
+    /// The command lines that stand for the file in processes of their own: one for all relays, if there are some, and one
+    /// for each program that is run. What `given` has of the settings of the process takes precedence.
+    pub fn command_lines(&self, given: &ArgMatches) -> Vec<Vec<OsString>> {
+        let cli = Cli::command();
+        let of_process = |entries: &[Entry], without: &[&str]| -> Vec<OsString> {
+            let is_wanted = |argument: &OsString| {
+                let argument = argument.to_string_lossy();
+                !without.iter().any(|flag| argument.starts_with(&format!("--{flag}=")))
+            };
+            merged(entries, given, &cli).into_iter().filter(is_wanted).collect()
+        };
+        let mut lines = Vec::new();
+        if !self.listen.is_empty() || !self.connect.is_empty() {
+            let mut line = of_process(&[], &["config"]);
+            line.extend([joined("--config=", self.path.as_os_str()), "relays".into()]);
+            lines.push(line);
+        }
+        for section in &self.run {
+            let mut line = of_process(&self.process, &NOT_FOR_RUN);
+            line.push("run".into());
+            line.extend(merged(&section.entries, &ArgMatches::default(), &subcommand("run")));
+            lines.push(line);
+        }
+        lines
     }
 
     /// The one section for a command, with the flags in `given` taking precedence.
     pub fn job_for(&self, command: &str, given: &ArgMatches) -> Result<Job> {
-        let sections = if command == "listen" { &self.listen } else { &self.connect };
+        let sections = match command {
+            "listen" => &self.listen,
+            "connect" => &self.connect,
+            _ => &self.run,
+        };
         match sections.as_slice() {
             [] => self.job(command, &Section { line: 1, entries: Vec::new() }, given),
             [section] => self.job(command, section, given),
@@ -139,11 +176,22 @@ impl ConfigFile {
             }
         }
         let command = subcommand(name);
+        for entry in &section.entries {
+            let is_known = |argument: &clap::Arg| {
+                argument.get_long() == Some(&entry.key)
+                    || argument.is_positional() && argument.get_id().as_str() == entry.key
+            };
+            // A program takes everything that it is given.
+            if name == "run" && !command.get_arguments().any(is_known) {
+                return Err(fault(&self.path, entry.line, &format!("unknown key {:?}", entry.key)));
+            }
+        }
         let arguments = merged(&section.entries, given, &command);
         let cli = self.read(Some((name, section.line)), &section.entries, arguments)?;
         match cli.command {
             Some(Command::Listen(listen)) => Ok(Job::Listen(listen)),
             Some(Command::Connect(connect)) => Ok(Job::Connect(connect)),
+            Some(Command::Run(run)) => Ok(Job::Run(run)),
             _ => Err(anyhow::anyhow!("no command named {name}")),
         }
     }
@@ -189,57 +237,6 @@ fn unknown_key(key: &str, message: &str) -> String {
 /// The definition of a subcommand.
 fn subcommand(name: &str) -> clap::Command {
     Cli::command().find_subcommand(name).cloned().unwrap_or_default()
-}
-
-/// The arguments of the file that the command line does not give, and those that it gives.
-fn merged(entries: &[Entry], given: &ArgMatches, command: &clap::Command) -> Vec<OsString> {
-    let id_of = |key: &str| {
-        command
-            .get_arguments()
-            .find(|argument| argument.get_long() == Some(key) || (key == ADDRESS && argument.is_positional()))
-            .map(|argument| argument.get_id().clone())
-    };
-    let is_given = |key: &str| id_of(key).is_some_and(|id| was_given(given, id.as_str()));
-    let mut arguments = Vec::new();
-    for entry in entries.iter().filter(|entry| !is_given(&entry.key)) {
-        match &entry.values {
-            Values::Flag(false) => {}
-            Values::Flag(true) => arguments.push(format!("--{}", entry.key).into()),
-            Values::Texts(texts) if entry.key == ADDRESS => {
-                arguments.extend(texts.iter().map(OsString::from))
-            }
-            Values::Texts(texts) => {
-                arguments.extend(texts.iter().map(|text| OsString::from(format!("--{}={text}", entry.key))));
-            }
-        }
-    }
-    for argument in command.get_arguments().filter(|argument| was_given(given, argument.get_id().as_str())) {
-        match (argument.get_long(), argument.get_action()) {
-            (Some(long), ArgAction::SetTrue) => arguments.push(format!("--{long}").into()),
-            (Some(long), _) => {
-                for value in given.get_raw(argument.get_id().as_str()).into_iter().flatten() {
-                    arguments.push(joined(&format!("--{long}="), value));
-                }
-            }
-            (None, _) => {
-                let values = given.get_raw(argument.get_id().as_str()).into_iter().flatten();
-                arguments.extend(values.map(OsStr::to_owned));
-            }
-        }
-    }
-    arguments
-}
-
-fn joined(flag: &str, value: &OsStr) -> OsString {
-    let mut argument = OsString::from(flag);
-    argument.push(value);
-    argument
-}
-
-/// Whether the command line or the environment gave a value. Empty matches know no argument.
-fn was_given(given: &ArgMatches, id: &str) -> bool {
-    given.try_contains_id(id).is_ok()
-        && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
 fn section(path: &Path, text: &str, table: &Spanned<DeValue<'_>>) -> Result<Section> {
@@ -294,6 +291,7 @@ fn fault(path: &Path, line: usize, message: &str) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ArgAction;
 
     fn parse(text: &str) -> Result<Vec<Job>> {
         ConfigFile::parse(Path::new("f.toml"), text)?.jobs()
@@ -316,6 +314,17 @@ mod tests {
             "bind_from" => "\"127.0.0.1\"",
             "log" => "\"debug\"",
             "log_format" => "\"json\"",
+            "program" => "[\"./server\", \"--port\", \"80\", \"--\", \"-x\"]",
+            "restart" | "preload" => "\"never\"",
+            "keep_connections" => "\"listeners\"",
+            "success_codes" => "[0, 143, \"HUP\"]",
+            "intensity" | "log_keep" | "nice" | "oom_score_adjust" => "7",
+            "window" | "transient_after" | "backoff_min" | "backoff_max" | "hang_timeout"
+            | "stop_timeout" | "start_timeout" | "watchdog" => "\"2s\"",
+            "stop_signal" => "\"QUIT\"",
+            "log_size" => "\"1M\"",
+            "limit" => "[\"nofile=1000:2K\", \"core=0\"]",
+            "environment" => "[\"A=b=c\", \"D=\"]",
             _ => "\"text\"",
         }
     }
@@ -326,19 +335,21 @@ mod tests {
             "allow_to" => "to-any = true\n",
             "tls_client_ca" => "tls-cert = \"a\"\ntls-key = \"b\"\n",
             "tls_ca" | "tls_name" => "tls = true\n",
+            "watchdog" => "notify = true\n",
+            "log_size" | "log_keep" => "log-to = \"x\"\n",
             _ => "",
         }
     }
 
     #[test]
-    fn every_flag_of_listen_and_connect_is_a_key() {
-        for name in ["listen", "connect"] {
+    fn every_flag_of_listen_connect_and_run_is_a_key() {
+        for name in ["listen", "connect", "run"] {
             for argument in subcommand(name).get_arguments() {
                 let id = argument.get_id().as_str();
                 if matches!(id, "help" | "version") {
                     continue;
                 }
-                let key = argument.get_long().unwrap_or(ADDRESS);
+                let key = argument.get_long().unwrap_or(id);
                 let value = match argument.get_action() {
                     ArgAction::SetTrue => "true",
                     _ => sample(id),
@@ -390,6 +401,38 @@ mod tests {
             panic!()
         };
         assert_eq!(format!("{from_file:?}"), format!("{from_flags:?}"));
+    }
+
+    #[test]
+    fn a_program_is_not_given_what_nobody_knows() {
+        for key in ["bogus", "hang_timeout", "address"] {
+            let said = complaint(&format!("[[run]]\nprogram = ['true']\n{key} = 'x'\n"));
+            assert!(said.contains(&format!("unknown key {key:?}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_program_and_its_arguments_are_a_list_and_its_command_line_means_the_same() {
+        let text = "log = 'info'\nmetrics = '127.0.0.1:1'\n[[run]]\nprogram = ['sh', '-c', '--', 'x y']\n\
+                    success-codes = [0, 143]\nnice = -3\nlimit = ['core=0', 'nofile=9']\n";
+        let file = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
+        let Job::Run(from_file) = file.jobs().unwrap().remove(0) else { panic!() };
+        assert_eq!(from_file.program, ["sh", "-c", "--", "x y"]);
+        let line = file.command_lines(&ArgMatches::default()).remove(0);
+        assert!(line.contains(&"--log=info".into()) && !line.contains(&"--metrics=127.0.0.1:1".into()));
+        let matches =
+            Cli::command().try_get_matches_from([OsString::from("outlast")].into_iter().chain(line));
+        let Some(Command::Run(from_line)) = Cli::from_arg_matches(&matches.unwrap()).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(format!("{from_file:?}"), format!("{from_line:?}"));
+        let given = "outlast run --nice 5 -- other --nice 6";
+        let matches = Cli::command().try_get_matches_from(given.split(' ')).unwrap();
+        let Job::Run(run) = file.job_for("run", matches.subcommand().unwrap().1).unwrap() else { panic!() };
+        assert_eq!(
+            (run.program, run.surroundings.nice),
+            (vec!["other".into(), "--nice".into(), "6".into()], Some(5))
+        );
     }
 
     #[test]

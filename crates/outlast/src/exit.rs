@@ -15,13 +15,14 @@ pub enum Code {
     DataLost = 5,
     Ended = 6,
     System = 7,
+    NotReady = 8,
     Interrupted = 130,
 }
 
 /// The table in `--help` and in the man page.
 pub const HELP: &str = "\
 Exit codes:
-  0    everything was delivered
+  0    everything was delivered; the program that was run ended in order; the upgrade is done
   1    internal error
   2    usage or configuration, or a file that is missing or holds something else
   3    the peer refused, reset the session or speaks another protocol
@@ -29,7 +30,9 @@ Exit codes:
   5    data is known to be lost
   6    the session was killed or has expired
   7    the system refused (permission, address, unreadable file, output), or an instance is silent
-  130  interrupted";
+  8    the program was not ready in time, or its new binary, and the old one goes on
+  130  interrupted
+A program that was run and failed, or was told to end, gives its own code, or 128 and the signal that killed it.";
 
 /// An error with the code to end with. The message is one line and says what to do.
 #[derive(Debug)]
@@ -186,6 +189,7 @@ mod tests {
             Code::DataLost,
             Code::Ended,
             Code::System,
+            Code::NotReady,
             Code::Interrupted,
         ] {
             assert!(HELP.lines().any(|line| line.trim_start().starts_with(&format!("{} ", code as u8))));

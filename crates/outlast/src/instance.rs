@@ -1,5 +1,6 @@
 //! A running process as it shows itself: to `outlast status`, and to Prometheus.
 
+use crate::admin::{Administered, Request};
 use crate::registry::{Registry, Totals};
 use outlast_session::tokio::Listener;
 use outlast_session::{Info, Role, SessionId, SessionState};
@@ -58,7 +59,7 @@ impl Instance {
     }
 
     /// The answer to `status`.
-    pub async fn status(&self) -> Value {
+    async fn status(&self) -> Value {
         json!({
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
@@ -70,7 +71,7 @@ impl Instance {
     }
 
     /// The answer to `kill`: which sessions have been ended.
-    pub async fn kill(&self, prefix: &str) -> Value {
+    async fn kill(&self, prefix: &str) -> Value {
         let mut matching: Vec<SessionId> = self
             .sessions()
             .await
@@ -85,5 +86,17 @@ impl Instance {
             tracing::warn!(session = %id, relayed, held, "killed by the administrator");
         }
         json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })
+    }
+}
+
+impl Administered for Instance {
+    async fn answer(&self, request: Request) -> Value {
+        match request {
+            Request::Status {} => self.status().await,
+            Request::Kill { session } => self.kill(&session).await,
+            Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => {
+                json!({ "error": "it runs no program" })
+            }
+        }
     }
 }

@@ -20,7 +20,11 @@ pub fn start(process: &ProcessArgs) -> Result<()> {
         if filter.contains("rustls") { filter.to_owned() } else { format!("{filter},rustls=error") };
     let filter = EnvFilter::try_new(directives)
         .map_err(|_| Failure::usage(format!("--log {filter:?} is no filter; try info or debug")))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Nobody may read it any more; to say so there would be a panic.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     let started = match process.log_format.unwrap_or(LogFormat::Text) {
         LogFormat::Json => builder.json().try_init(),
         LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),

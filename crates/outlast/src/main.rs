@@ -26,6 +26,7 @@ mod narrate;
 mod outages;
 mod plan;
 mod registry;
+mod run;
 mod server;
 mod service;
 mod signals;
@@ -34,7 +35,7 @@ mod unix_socket;
 mod usage;
 
 use anyhow::{Context, Result};
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgMatches, FromArgMatches};
 use cli::{Cli, Command, ConfigCommand, ProcessArgs};
 use config_file::{ConfigFile, Job};
 use exit::{Code, Failure, one_line};
@@ -42,7 +43,7 @@ use narrate::Narrator;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let code = match run() {
+    let code = match start() {
         Ok(code) => code as u8,
         Err(error) => {
             eprintln!("outlast: {}", exit::one_line(&error));
@@ -52,11 +53,12 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-fn run() -> Result<Code> {
-    let matches = match Cli::command().try_get_matches() {
+fn start() -> Result<Code> {
+    let matches = match cli::command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return usage::explain(&error),
     };
+    cli::refuse_what_does_not(&matches)?;
     let Cli { process, command } = Cli::from_arg_matches(&matches)?;
     let (process, file) = match &process.config {
         Some(path) => {
@@ -69,7 +71,7 @@ fn run() -> Result<Code> {
     let narrator = Narrator::new(logging::somebody_watches(&process));
     match (command, &file) {
         (Some(command), _) => dispatch(command, &process, file.as_ref(), &matches, &narrator),
-        (None, Some(file)) => cmd::config::run(file, &process, &narrator),
+        (None, Some(file)) => cmd::config::run(file, &matches, &process, &narrator),
         (None, None) => Err(Failure::usage("nothing to do: give a command, or --config FILE; see --help")),
     }
 }
@@ -82,10 +84,11 @@ fn dispatch(
     narrator: &Narrator,
 ) -> Result<Code> {
     let command = match (command, file, matches.subcommand()) {
-        (Command::Listen(_) | Command::Connect(_), Some(file), Some((name, given))) => {
+        (Command::Listen(_) | Command::Connect(_) | Command::Run(_), Some(file), Some((name, given))) => {
             match file.job_for(name, given)? {
                 Job::Listen(args) => Command::Listen(args),
                 Job::Connect(args) => Command::Connect(args),
+                Job::Run(args) => Command::Run(args),
             }
         }
         (command, _, _) => command,
@@ -99,7 +102,14 @@ fn dispatch(
         Command::Lab(args) => lab(*args),
         Command::Man(args) => cmd::man::run(&args),
         Command::KeepDetached(args) => handover::keep(&args),
-        Command::Run(args) => cmd::run::run(&args),
+        Command::Relays => match file {
+            Some(file) => cmd::config::relays(file, process, narrator),
+            None => Err(Failure::usage("the relays of which file? give --config")),
+        },
+        Command::KeepLog(args) => run::capture::keep(&args),
+        Command::Run(args) => cmd::run::run(&args, process),
+        Command::Upgrade(args) => asking(cmd::upgrade::run(&args, process)),
+        Command::Hold(args) => cmd::hold::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),
     }
 }

@@ -1,6 +1,6 @@
 //! A process that runs plans: started as a whole or not at all, drained on SIGTERM.
 
-use crate::admin::AdminSocket;
+use crate::admin;
 use crate::cli::ProcessArgs;
 use crate::descriptors::{self, Spare};
 use crate::exit::Code;
@@ -18,7 +18,6 @@ use anyhow::Result;
 use outlast_session::Role;
 use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -65,7 +64,8 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         outages::warn_of(&plan.config, narrator);
         fronts.extend(front::bind(plan).await?);
     }
-    let admin = admin_socket(process)?;
+    let without = "status, kill and handing sessions over to the next process will not work";
+    let admin = admin::socket(process, without)?;
     let metrics_listener = match process.metrics {
         Some(address) => Some(metrics::bind(address).await?),
         None => None,
@@ -289,22 +289,5 @@ fn code_of(request: Request, registry: &Registry) -> Code {
         Request::Now(Code::Interrupted) => Code::Interrupted,
         _ if open > 0 => Code::Network,
         _ => Code::Ok,
-    }
-}
-
-/// The admin socket: where it is not asked for, it is welcome but not needed.
-fn admin_socket(process: &ProcessArgs) -> Result<Option<AdminSocket>> {
-    match process.admin_socket.as_deref() {
-        Some(path) if path == Path::new("none") => Ok(None),
-        Some(path) => AdminSocket::bind(Some(path)).map(Some),
-        None => match AdminSocket::bind(None) {
-            Ok(socket) => Ok(Some(socket)),
-            Err(error) => {
-                tracing::warn!(
-                    "{error}; status, kill and handing sessions over to the next process will not work"
-                );
-                Ok(None)
-            }
-        },
     }
 }

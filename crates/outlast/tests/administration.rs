@@ -75,7 +75,7 @@ fn a_stopped_instance_is_named_and_the_others_are_shown() {
     let mut servers = [(); 3].map(|()| Outlast::start(folder.path(), &listen));
     let addresses = servers.each_mut().map(|server| server.address().to_string());
     for server in &servers[..2] {
-        server.signal("STOP");
+        server.freeze();
     }
     let status = output(folder.path(), &["status"]);
     assert_eq!(status.status.code(), Some(7), "{status:?}");
@@ -98,6 +98,35 @@ fn a_stopped_instance_is_named_and_the_others_are_shown() {
         server.signal("CONT");
     }
     assert!(output(folder.path(), &["status"]).status.success());
+}
+
+/// Whoever may not look does not know that there is nothing.
+#[test]
+fn a_folder_that_cannot_be_read_is_an_error() {
+    let folder = folder();
+    let own = folder.path().join("outlast");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let check = |runtime: &Path, why: &str| {
+        for arguments in
+            [&["status"][..], &["status", "--json"], &["status", "x"], &["kill", "00"], &["upgrade", "x"]]
+        {
+            let asked = output(runtime, arguments);
+            let said = String::from_utf8(asked.stderr).unwrap();
+            assert_eq!((asked.status.code(), asked.stdout.len()), (Some(7), 0), "{arguments:?}: {said}");
+            assert!(said.contains("cannot look for instances in") && said.contains(why), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    };
+    check(folder.path(), "chmod 700 it");
+    std::fs::remove_dir(&own).unwrap();
+    std::fs::write(&own, "").unwrap();
+    check(folder.path(), "it is no folder");
+    check(&own, "not a directory");
+    assert_eq!(output(&folder.path().join("none"), &["status"]).status.code(), Some(0));
+    let none = output(&folder.path().join("none"), &["status", "nobody"]);
+    assert_eq!((none.status.code(), none.stdout.len()), (Some(2), 0));
 }
 
 #[test]
@@ -124,7 +153,7 @@ fn the_admin_socket_refuses_what_is_no_request() {
     );
     server.address();
     for request in
-        [&b"hello\n"[..], b"{\"do\":\"status\",\"x\":1}\n", b"{\"do\":\"explode\"}\n", &[b'x'; 8192]]
+        [&b"hello\n"[..], b"{\"do\":\"status\",\"x\":1}\n", b"{\"do\":\"explode\"}\n", &[b'x'; 32 << 10]]
     {
         let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
         stream.write_all(request).ok();
@@ -342,7 +371,15 @@ fn manual_pages_and_completions_are_written() {
     let folder = folder();
     let pages = folder.path().join("man");
     assert!(output(folder.path(), &["man", pages.to_str().unwrap()]).status.success());
-    for page in ["outlast.1", "outlast-listen.1", "outlast-connect.1", "outlast-status.1", "outlast-kill.1"] {
+    for page in [
+        "outlast.1",
+        "outlast-listen.1",
+        "outlast-connect.1",
+        "outlast-status.1",
+        "outlast-kill.1",
+        "outlast-run.1",
+        "outlast-upgrade.1",
+    ] {
         let text =
             std::fs::read_to_string(pages.join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
         assert!(text.contains(".TH"), "{page}");

@@ -38,7 +38,7 @@ fn sessions_go_on_in_the_next_process_whatever_their_state() {
     full_served.shutdown(Shutdown::Write).unwrap();
     // Its client is away when the listener goes.
     std::thread::sleep(Duration::from_millis(200));
-    client.signal("STOP");
+    client.freeze();
     let keeper = stop(&mut server, 3);
     client.signal("CONT");
 
@@ -189,7 +189,7 @@ fn what_is_kept_is_shown_and_can_be_ended() {
     let (mut ended, mut ended_served) = pair();
     let (mut lasting, mut lasting_served) = pair();
     // What the client cannot take is not acknowledged.
-    client.signal("STOP");
+    client.freeze();
     let unacked_bytes = 1 << 20;
     let writer = std::thread::spawn(move || {
         lasting_served.write_all(&pattern(unacked_bytes)).unwrap();

@@ -143,7 +143,7 @@ fn a_server_with_a_fixed_target_takes_no_destinations_and_both_sides_say_so() {
 fn a_server_that_says_nothing_at_all_is_remarked_on() {
     let folder = folder();
     let (server, mut client, front) = start(folder.path(), &[], &["--socks5", "127.0.0.1:0"]);
-    server.signal("STOP");
+    server.freeze();
     let mut program = TcpStream::connect(&front).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
     let nobody = nobody();

@@ -4,6 +4,10 @@ mod clients;
 mod crr;
 mod idle;
 mod peers;
+mod restart_faults;
+mod restart_latency;
+mod restart_overhead;
+mod restart_peers;
 mod resume;
 mod rr;
 mod stream;
@@ -52,6 +56,10 @@ fn one(experiment: Experiment, options: &Options) -> Result<Value> {
         Experiment::SessionIdle => idle::run,
         Experiment::SessionClients => clients::run,
         Experiment::SessionPeers => peers::run,
+        Experiment::RestartOverhead => restart_overhead::run,
+        Experiment::RestartFaults => restart_faults::run,
+        Experiment::RestartLatency => restart_latency::run,
+        Experiment::RestartPeers => restart_peers::run,
         Experiment::All => unreachable!("all is not one"),
     };
     run(experiment.name(), options).with_context(|| format!("{} failed", experiment.name()))

@@ -98,7 +98,7 @@ fn plan<'a>(ground: &'a Ground, options: &'a Options, server: SocketAddr, number
 }
 
 /// An address that nobody listens on at the moment.
-fn free_address(ground: &Ground, end: End, ip: IpAddr) -> Result<SocketAddr> {
+pub fn free_address(ground: &Ground, end: End, ip: IpAddr) -> Result<SocketAddr> {
     let bind = || TcpListener::bind((ip, 0)).and_then(|listener| listener.local_addr());
     Ok(match ground.host(end) {
         Some(host) => host.enter(bind)??,
@@ -131,7 +131,7 @@ fn echo_once(address: SocketAddr) -> std::io::Result<()> {
 }
 
 /// A program by its name, where programs of the system are.
-fn find_program(name: &str) -> Result<PathBuf> {
+pub fn find_program(name: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders

@@ -15,18 +15,37 @@ pub fn outlast() -> PathBuf {
     if let Some(binary) = std::env::var_os("OUTLAST_BINARY") {
         return binary.into();
     }
+    BUILT.call_once(|| build(&["-p", "outlast"]));
+    Path::new(env!("CARGO_BIN_EXE_outlast-demo")).with_file_name("outlast")
+}
+
+/// The servers that the demonstration crashes, and what they are linked with.
+pub fn build_servers() {
+    // Not by two tests at once, as one of the programs is there in two kinds.
+    static BUILT: std::sync::Once = std::sync::Once::new();
+    BUILT.call_once(build_all_servers);
+}
+
+fn build_all_servers() {
+    build(&["-p", "outlast-c"]);
+    build(&["-p", "outlast-restart", "--example", "tally", "--example", "trouble"]);
+    // Both have the same name when they are built.
+    build(&["-p", "outlast-kv", "--no-default-features"]);
+    let folder = Path::new(env!("CARGO_BIN_EXE_outlast-demo")).parent().unwrap();
+    std::fs::copy(folder.join("outlast-kv"), folder.join("outlast-kv-plain")).unwrap();
+    build(&["-p", "outlast-kv"]);
+}
+
+fn build(what: &[&str]) {
     let own = Path::new(env!("CARGO_BIN_EXE_outlast-demo"));
-    BUILT.call_once(|| {
-        let target = own.parent().unwrap().parent().unwrap();
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--quiet", "--locked", "-p", "outlast", "--target-dir"]).arg(target);
-        if own.parent().unwrap().ends_with("release") {
-            command.arg("--release");
-        }
-        assert!(command.status().unwrap().success(), "cannot build outlast");
-    });
-    own.with_file_name("outlast")
+    let target = own.parent().unwrap().parent().unwrap();
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--locked"]).args(what).arg("--target-dir").arg(target);
+    if own.parent().unwrap().ends_with("release") {
+        command.arg("--release");
+    }
+    assert!(command.status().unwrap().success(), "cannot build {what:?}");
 }
 
 /// Waits for something to become true, for 20 seconds at most.

@@ -16,6 +16,20 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, time) };
 }
 
+/// Sleeps until `word` is `value`, which nobody has to tell, or `limit` is over.
+pub(crate) fn wait_until(word: &AtomicU32, value: u32, limit: Duration) -> bool {
+    const LOOK_PAUSE: Duration = Duration::from_micros(500);
+    let looks = limit.as_micros() / LOOK_PAUSE.as_micros();
+    for _ in 0..looks {
+        let seen = word.load(std::sync::atomic::Ordering::SeqCst);
+        if seen == value {
+            return true;
+        }
+        wait(word, seen, Some(LOOK_PAUSE));
+    }
+    word.load(std::sync::atomic::Ordering::SeqCst) == value
+}
+
 /// Wakes up to `count` sleepers.
 pub(crate) fn wake(word: &AtomicU32, count: u32) -> io::Result<()> {
     // SAFETY: as above; FUTEX_WAKE reads nothing but the address.

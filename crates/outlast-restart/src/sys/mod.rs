@@ -4,9 +4,21 @@
 
 pub(crate) mod clock;
 pub(crate) mod descriptors;
+pub(crate) mod family;
+pub(crate) mod fault;
 pub(crate) mod futex;
+pub(crate) mod launch;
+pub(crate) mod local;
+pub(crate) mod mapping;
+pub(crate) mod memfd;
+pub(crate) mod memory;
+pub(crate) mod pages;
 pub(crate) mod process;
+#[cfg(feature = "tokio")]
+pub(crate) mod reactor;
+pub(crate) mod region;
 pub(crate) mod robust;
 pub(crate) mod shared;
 pub(crate) mod signals;
 pub(crate) mod tcp;
+pub(crate) mod thread;

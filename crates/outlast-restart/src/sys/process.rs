@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A process of the kernel.
 pub(crate) type Pid = libc::pid_t;
@@ -23,6 +23,16 @@ pub(crate) fn thread_id() -> Pid {
 pub(crate) fn parent() -> Pid {
     // SAFETY: no arguments, cannot fail.
     unsafe { libc::getppid() }
+}
+
+/// The calling process gets no signal any more when its parent dies.
+pub(crate) fn outlive_parent() -> io::Result<()> {
+    // SAFETY: takes integers, and changes an attribute of this process.
+    if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) } < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Which side of a [`split`] this is.
@@ -67,6 +77,19 @@ pub(crate) fn split(thread_word: Option<&AtomicU32>) -> io::Result<Side> {
     }
 }
 
+/// Splits the process in two that share nothing: each has a table of descriptors of its own from here on.
+///
+/// # Errors
+/// The system has no more processes for us.
+pub(crate) fn fork() -> io::Result<Side> {
+    // SAFETY: this process has one thread, as the caller has seen, so that no lock is held by one that the child has not.
+    match unsafe { libc::fork() } {
+        0 => Ok(Side::Child),
+        pid if pid > 0 => Ok(Side::Parent(pid)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// How a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
@@ -75,17 +98,58 @@ pub(crate) struct Ended {
     pub(crate) status: i32,
 }
 
-/// A child that has ended, if there is one: it is not waited for.
-pub(crate) fn reap() -> Option<Ended> {
+/// A child that has ended and is not [buried](bury), if there is one: it is not waited for.
+pub(crate) fn ended() -> Option<Ended> {
+    let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: fills `info`, which is zeroes if there is none.
+    let info = unsafe {
+        if libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags) < 0 {
+            return match io::Error::last_os_error().raw_os_error() {
+                Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => ended_and_buried(),
+                _ => None,
+            };
+        }
+        info.assume_init()
+    };
+    // SAFETY: what there is of a child that has ended, or zeroes.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    let dumped = if info.si_code == libc::CLD_DUMPED { 0x80 } else { 0 };
+    let status = if info.si_code == libc::CLD_EXITED { (status & 0xff) << 8 } else { status | dumped };
+    (pid > 0).then_some(Ended { pid, status })
+}
+
+/// As [`ended`], where a sandbox forbids to ask without burying.
+fn ended_and_buried() -> Option<Ended> {
     let mut status = 0;
-    // SAFETY: `status` is a local integer.
+    // SAFETY: fills a local integer.
     let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
     (pid > 0).then_some(Ended { pid, status })
 }
 
+/// Releases what is left of a child that has ended. That may take the kernel long: whatever is known of it in /proc goes.
+pub(crate) fn bury(pid: Pid) {
+    // SAFETY: no status is asked for.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// [Buries](bury) a child that has ended, if there is one.
+pub(crate) fn reap() -> Option<Ended> {
+    let ended = ended()?;
+    bury(ended.pid);
+    Some(ended)
+}
+
+/// Waits for the end of a child, and buries it. Gives its status, as `waitpid` has it.
+pub(crate) fn await_end(pid: Pid) -> Option<i32> {
+    let mut status = 0;
+    // SAFETY: `status` is a local integer.
+    (unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid).then_some(status)
+}
+
 /// Sends a signal.
 pub(crate) fn kill(pid: Pid, signal: i32) -> io::Result<()> {
-    // SAFETY: kill takes integers. Only ever called for our own children that were not reaped.
+    // SAFETY: kill takes integers.
     if unsafe { libc::kill(pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -93,6 +157,80 @@ pub(crate) fn kill(pid: Pid, signal: i32) -> io::Result<()> {
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: does not return.
     unsafe { libc::_exit(code) }
+}
+
+/// Whether a file can be executed by this process.
+pub(crate) fn can_execute(path: &std::path::Path) -> io::Result<()> {
+    let path = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))?;
+    // SAFETY: reads a string that ends.
+    if unsafe { libc::access(path.as_ptr(), libc::X_OK) } < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Becomes another program. Returns why it cannot.
+pub(crate) fn execute(
+    path: &std::ffi::CStr,
+    arguments: &[std::ffi::CString],
+    environment: &[std::ffi::CString],
+) -> io::Error {
+    let list = |strings: &[std::ffi::CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (arguments, environment) = (list(arguments), list(environment));
+    // SAFETY: lists of strings that end, which end with a null, and live.
+    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Takes a variable out of the environment. To be called while there is one thread.
+pub(crate) fn remove_variable(name: &str) {
+    // SAFETY: nobody else looks at the environment meanwhile, as there is nobody else.
+    unsafe { std::env::remove_var(name) };
+}
+
+/// Whether another process uses the same table of descriptors (kcmp(2)). Where that cannot be asked: not, after a moment.
+pub(crate) fn shares_table_with(pid: Pid) -> bool {
+    const KCMP_FILES: libc::c_int = 2;
+    // SAFETY: numbers.
+    match unsafe { libc::syscall(libc::SYS_kcmp, pid, self::pid(), KCMP_FILES, 0, 0) } {
+        0 => true,
+        -1 => {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            false
+        }
+        _ => false,
+    }
+}
+
+/// Whether the calling process has one thread, which is the caller. To be called from a signal handler, too.
+pub(crate) fn is_alone() -> bool {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: a constant path, fills `status`.
+    let result = unsafe { libc::stat(c"/proc/self/task".as_ptr(), status.as_mut_ptr()) };
+    // Two links and one for each thread.
+    // SAFETY: integers, zeroed before and filled by the kernel.
+    result == 0 && unsafe { status.assume_init() }.st_nlink == 3
+}
+
+/// Whether this process has never started a thread, as the GNU C library knows (`__libc_single_threaded`): that takes no
+/// system call. False where it cannot tell.
+pub(crate) fn is_alone_for_sure() -> bool {
+    let alone = ALONE.load(Ordering::Relaxed);
+    // SAFETY: a byte of the C library, which stays.
+    !alone.is_null() && unsafe { alone.read_volatile() } != 0
+}
+
+/// Where the C library says so.
+static ALONE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// For [`is_alone_for_sure`], which a signal handler calls.
+pub(crate) fn look_for_alone() {
+    // SAFETY: a name that ends; gives an address, or null.
+    let place = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+    ALONE.store(place.cast(), Ordering::Relaxed);
 }
 
 /// How many threads a process has.
@@ -105,20 +243,47 @@ pub(crate) fn thread_count(pid: Pid) -> io::Result<u32> {
 /// thread is.
 pub(crate) fn is_dead(pid: Pid) -> bool {
     let tasks = format!("/proc/{pid}/task");
-    // Two links and one for each thread: a tenth of the time of looking at them.
-    if std::fs::metadata(&tasks).is_ok_and(|tasks| tasks.nlink() == 3) {
-        return true;
+    match std::fs::metadata(&tasks) {
+        // Two links and one for each thread: a tenth of the time of looking at them.
+        Ok(tasks) if tasks.nlink() == 3 => return true,
+        Err(error) if is_gone(&error) => return true,
+        _ => {}
     }
-    let Ok(tasks) = std::fs::read_dir(tasks) else { return true };
-    tasks.flatten().all(|task| {
-        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { return true };
+    // Without a descriptor to look with it is not known: until one thread is left, which is seen above.
+    let tasks = match std::fs::read_dir(tasks) {
+        Ok(tasks) => tasks,
+        Err(error) => return is_gone(&error),
+    };
+    let mut stats = tasks.map(|task| std::fs::read_to_string(task?.path().join("stat")));
+    stats.all(|stat| match stat {
         // PF_EXITING of include/linux/sched.h.
-        field::<u32>(&stat, 6).is_none_or(|flags| flags & 4 != 0)
+        Ok(stat) => field::<u32>(&stat, 6).is_none_or(|flags| flags & 4 != 0),
+        Err(error) => is_gone(&error),
     })
 }
 
+/// Whether that is why something of a process cannot be read.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// Whether a process has no memory any more: it is gone, or nothing but buried. Its first thread may be dead for long.
+pub(crate) fn has_ended(pid: Pid) -> bool {
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error) if is_gone(&error) => return true,
+        // Without a descriptor to look with: one thread, which has no program any more.
+        Err(_) => {
+            let tasks = std::fs::metadata(format!("/proc/{pid}/task"));
+            let alone = tasks.map_or(true, |tasks| tasks.nlink() == 3);
+            return alone && std::fs::read_link(format!("/proc/{pid}/exe")).is_err();
+        }
+    };
+    field(&stat, 0) == Some('Z') && field::<u32>(&stat, 17).is_none_or(|threads| threads <= 1)
+}
+
 /// The field of /proc/PID/stat so many behind the name, which may itself contain anything (proc_pid_stat(5)).
-fn field<T: std::str::FromStr>(stat: &str, behind_name: usize) -> Option<T> {
+pub(crate) fn field<T: std::str::FromStr>(stat: &str, behind_name: usize) -> Option<T> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(behind_name)?.parse().ok()
 }
 

@@ -9,7 +9,7 @@ use super::futex;
 use super::process::thread_id;
 use std::cell::UnsafeCell;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// As the kernel has it, `struct robust_list_head`.
 #[repr(C)]
@@ -48,6 +48,9 @@ unsafe impl Sync for Baton {}
 pub(crate) struct RobustList {
     head: *mut Head,
 }
+
+/// Where the list begins that the lock is in, in the process that has it.
+static HEAD: AtomicPtr<Head> = AtomicPtr::new(std::ptr::null_mut());
 
 /// For programs whose C library has registered none.
 struct OwnHead(UnsafeCell<Head>);
@@ -111,6 +114,11 @@ impl Baton {
         self.word_offset.store(u32::try_from(offset).unwrap_or(0) + 1, Ordering::Release);
     }
 
+    /// Nobody has it, or waits for it.
+    pub(crate) fn forget(&self) {
+        self.word().store(0, Ordering::SeqCst);
+    }
+
     fn word(&self) -> &AtomicU32 {
         let offset = self.word_offset.load(Ordering::Acquire).saturating_sub(1);
         // SAFETY: the offset is from 0 to 28 and a multiple of 4 (a futex's), and that part of the memory is only
@@ -168,10 +176,40 @@ impl Baton {
                 }
                 std::ptr::write_volatile(&raw mut (*list.head).list, entry as usize);
             }
+            HEAD.store(list.head, Ordering::SeqCst);
         }
         // SAFETY: as above.
         unsafe { std::ptr::write_volatile(&raw mut (*list.head).pending, 0) };
         taken
+    }
+
+    /// What the kernel does when its owner dies, by that itself: the thread `owner` of this process, which stands still or is
+    /// the caller.
+    pub(crate) fn let_go(&self, owner: libc::pid_t) {
+        let word = self.word();
+        let value = word.load(Ordering::SeqCst);
+        let head = HEAD.load(Ordering::SeqCst);
+        if value & OWNER != owner.cast_unsigned() || value & OWNER_DIED != 0 || head.is_null() {
+            return;
+        }
+        // SAFETY: within `memory`, behind the lock's word.
+        let entry = unsafe { self.memory.get().cast::<u8>().offset(ENTRY_OFFSET).cast::<usize>() };
+        // The kernel must not come across it when this process has died: by then it is in somebody else's list. Whoever dies
+        // in between has it pending.
+        // SAFETY: the links are those of `take`, and whose list it is does not run.
+        unsafe {
+            std::ptr::write_volatile(&raw mut (*head).pending, entry as usize);
+            let (next, before) = (entry.read_volatile(), entry.byte_sub(BACK).read_volatile());
+            (before as *mut usize).write_volatile(next);
+            if next != head as usize {
+                (next as *mut usize).byte_sub(BACK).write_volatile(before);
+            }
+        }
+        if word.compare_exchange(value, value | OWNER_DIED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let _ = futex::wake(word, u32::MAX >> 1);
+        }
+        // SAFETY: as above.
+        unsafe { std::ptr::write_volatile(&raw mut (*head).pending, 0) };
     }
 
     /// What the kernel does, for an owner that is known to be dead: nothing if it was done, or somebody else has it.

@@ -14,8 +14,14 @@ pub(crate) struct Mask(libc::sigset_t);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrived {
     pub(crate) number: i32,
-    /// Sent by a process. The kernel sends those of a terminal to all processes in its foreground.
+    /// Sent by another process. The kernel sends those of a terminal to all processes in its foreground; and this process
+    /// has itself to thank for those like SIGPIPE.
     pub(crate) by_process: bool,
+}
+
+/// By which a process is told that its parent has ended: the last but two of the real-time signals.
+pub(crate) fn for_end_of_parent() -> i32 {
+    libc::SIGRTMAX() - 2
 }
 
 fn all() -> libc::sigset_t {
@@ -40,6 +46,12 @@ pub(crate) fn hold_all() -> io::Result<Mask> {
     Ok(Mask(unsafe { before.assume_init() }))
 }
 
+impl std::fmt::Debug for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Mask")
+    }
+}
+
 impl Mask {
     /// Has the program hold these back, and no others, when it begins.
     pub(crate) fn give_to(self, command: &mut Command) {
@@ -56,6 +68,12 @@ impl Mask {
     }
 }
 
+fn arrived(number: i32, info: &libc::siginfo_t) -> Arrived {
+    // SAFETY: what there is of a signal without a sender is zero or a number all the same.
+    let sender = unsafe { info.si_pid() };
+    Arrived { number, by_process: info.si_code <= 0 && sender != super::process::pid() }
+}
+
 /// Sleeps until a signal arrives, all of which are held back.
 pub(crate) fn wait() -> io::Result<Arrived> {
     let set = all();
@@ -67,27 +85,60 @@ pub(crate) fn wait() -> io::Result<Arrived> {
     }
     // SAFETY: zeroes are a siginfo_t, and the call has filled it.
     let info = unsafe { info.assume_init() };
-    Ok(Arrived { number, by_process: info.si_code <= 0 })
+    Ok(arrived(number, &info))
 }
 
-/// Sleeps for `time`, or until one of `numbers` arrives, all of which are held back.
-pub(crate) fn wait_for_any(numbers: &[i32], time: Duration) -> Option<i32> {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: sigemptyset initialises the whole set; sigaddset changes it, if the number is one.
-    let set = unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        for &number in numbers {
-            libc::sigaddset(set.as_mut_ptr(), number);
-        }
-        set.assume_init()
+/// Whether it can be waited for signals at all: sandboxes may forbid the call. One that has arrived stays.
+pub(crate) fn can_wait() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    let now = limit(Duration::ZERO);
+    // SAFETY: empties a set and reads it, and a local; nothing is filled.
+    let number = unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigtimedwait(none.as_ptr(), std::ptr::null_mut(), &raw const now)
     };
-    let limit = libc::timespec {
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOSYS | libc::EPERM | libc::EACCES) if number < 0 => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this signal has arrived, and is held back.
+pub(crate) fn is_pending(number: i32) -> bool {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: fills the whole set, which is only read if that has not failed.
+    unsafe { libc::sigpending(set.as_mut_ptr()) == 0 && libc::sigismember(set.as_ptr(), number) == 1 }
+}
+
+/// What [`wait_for`] has waited for.
+pub(crate) enum Waited {
+    Arrived(Arrived),
+    /// The time is over, or the wait was interrupted.
+    Nothing,
+}
+
+/// As [`wait`], for `time` at the most.
+pub(crate) fn wait_for(time: Option<Duration>) -> Waited {
+    let Some(time) = time else { return wait().map_or(Waited::Nothing, Waited::Arrived) };
+    let set = all();
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let limit = limit(time);
+    // SAFETY: reads a complete set and a local, fills `info`.
+    let number = unsafe { libc::sigtimedwait(&raw const set, info.as_mut_ptr(), &raw const limit) };
+    if number < 0 {
+        return Waited::Nothing;
+    }
+    // SAFETY: zeroes are a siginfo_t, and the call has filled it.
+    let info = unsafe { info.assume_init() };
+    Waited::Arrived(arrived(number, &info))
+}
+
+fn limit(time: Duration) -> libc::timespec {
+    libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
-    };
-    // SAFETY: reads a complete set and a local; nothing is to be told about the signal.
-    let number = unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const limit) };
-    (number > 0).then_some(number)
+    }
 }
 
 /// Has `handler` called when the process ends by `exit`, or by returning from `main`.

@@ -26,6 +26,42 @@ struct Info {
 /// States in which the peer's FIN has come, which the kernel counts as a byte: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
 const PEER_HAS_ENDED: [u8; 4] = [8, 9, 11, 6];
 
+/// CLOSE: both sides have ended, or the connection was broken off.
+const CLOSE: u8 = 7;
+
+/// Of the kernel's `struct tcp_zerocopy_receive`, what says how much is to be received. The word behind that would take
+/// away an error that is to be told.
+#[repr(C, packed(4))]
+struct Receivable {
+    address: u64,
+    length: u32,
+    recv_skip_hint: u32,
+    inq: u32,
+}
+
+/// Whether the peer's FIN has come to a socket whose state does not say so. Peeking would say so, too, and take errors away.
+/// With more than a page unread it is not known.
+fn has_peer_ended(socket: BorrowedFd<'_>, unread: u64) -> bool {
+    let mut receivable = Receivable { address: 0, length: 0, recv_skip_hint: 0, inq: 0 };
+    let mut length = libc::socklen_t::try_from(size_of::<Receivable>()).unwrap_or(0);
+    // SAFETY: reads and fills the length that is told, which is that of `receivable`. Nothing is mapped at address 0.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_TCP,
+            libc::TCP_ZEROCOPY_RECEIVE,
+            (&raw mut receivable).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        // Everything was received, and nothing will ever come.
+        return io::Error::last_os_error().raw_os_error() == Some(libc::EIO);
+    }
+    // A FIN counts here, and does not in FIONREAD.
+    u64::from(receivable.inq) > unread
+}
+
 fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
     let mut info = MaybeUninit::<Info>::zeroed();
     let mut length = libc::socklen_t::try_from(size_of::<Info>()).unwrap_or(0);
@@ -65,7 +101,9 @@ pub(crate) fn positions(socket: BorrowedFd<'_>) -> io::Result<Positions> {
         if (after.bytes_acked, after.bytes_received, after.state)
             == (before.bytes_acked, before.bytes_received, before.state)
         {
-            let ends = u64::from(PEER_HAS_ENDED.contains(&after.state));
+            let has_ended = PEER_HAS_ENDED.contains(&after.state)
+                || after.state == CLOSE && has_peer_ended(socket, unread);
+            let ends = u64::from(has_ended);
             return Ok(Positions {
                 read_bytes: after.bytes_received.saturating_sub(unread + ends),
                 written_bytes: after.bytes_acked + unacked,
@@ -73,6 +111,17 @@ pub(crate) fn positions(socket: BorrowedFd<'_>) -> io::Result<Positions> {
         }
         before = after;
     }
+}
+
+/// About what was sent, of a number that may be no such socket: something may be acknowledged meanwhile. In half the time of
+/// [`positions`].
+pub(crate) fn sent_bytes(socket: std::os::fd::RawFd) -> Option<u64> {
+    if socket < 0 {
+        return None;
+    }
+    // SAFETY: only asked; what is no TCP socket is an error.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    Some(info(socket).ok()?.bytes_acked + queued(socket, libc::TIOCOUTQ).ok()?)
 }
 
 /// Receives into shared memory.
@@ -88,6 +137,36 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     let count =
         unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends a part of a file.
+pub(crate) fn send_file(
+    socket: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    count: usize,
+) -> io::Result<usize> {
+    let mut offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    // SAFETY: changes a local integer.
+    let count = unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut offset, count) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads a part of a file.
+pub(crate) fn read_at(file: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> io::Result<usize> {
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    // SAFETY: fills at most `room`.
+    let count = unsafe { libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), offset) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Throws away what has come, without waiting for more.
+pub(crate) fn drain(socket: BorrowedFd<'_>) {
+    let mut room = [0u8; 4096];
+    // SAFETY: fills at most `room`.
+    while unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) }
+        > 0
+    {}
 }
 
 /// Sleeps until the socket takes more, or is broken.
@@ -126,5 +205,57 @@ mod tests {
         server.read_exact(&mut [0; 700]).unwrap();
         assert_eq!(server.read(&mut [0]).unwrap(), 0);
         assert_eq!(at(&server), (1000, 50));
+    }
+
+    /// Until both sides have ended.
+    fn wait_closed(socket: &TcpStream) {
+        while info(socket.as_fd()).unwrap().state != CLOSE {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn and_behind_the_end_of_both_sides_or_a_reset() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let read_bytes = |socket: &TcpStream| positions(socket.as_fd()).unwrap().read_bytes;
+        // What was sent, what was read before the end and after it.
+        for (sent, before, after) in [(1000, 300, 700), (1000, 1000, 0), (1000, 300, 100), (9000, 9000, 0)] {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            client.write_all(&vec![7; sent]).unwrap();
+            server.read_exact(&mut vec![0; before]).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            while info(server.as_fd()).unwrap().state != PEER_HAS_ENDED[0] {
+                std::thread::yield_now();
+            }
+            server.shutdown(Shutdown::Write).unwrap();
+            wait_closed(&server);
+            assert_eq!(read_bytes(&server), before as u64);
+            server.read_exact(&mut vec![0; after]).unwrap();
+            assert_eq!(read_bytes(&server), (before + after) as u64);
+            if before + after == sent {
+                assert_eq!(server.read(&mut [0]).unwrap(), 0);
+                assert_eq!(read_bytes(&server), sent as u64);
+            }
+        }
+        for ends_first in [false, true] {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            client.write_all(&[7; 1000]).unwrap();
+            server.read_exact(&mut [0; 1000]).unwrap();
+            if ends_first {
+                client.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            }
+            // Closed with something unread: a reset.
+            server.write_all(&[8; 10]).unwrap();
+            while client.peek(&mut [0]).unwrap() == 0 {}
+            drop(client);
+            wait_closed(&server);
+            assert_eq!(read_bytes(&server), 1000);
+            // It is still told.
+            assert!(server.take_error().unwrap().is_some());
+            assert_eq!(read_bytes(&server), 1000);
+        }
     }
 }

@@ -1,9 +1,8 @@
 //! `outlast man`.
 
-use crate::cli::{Cli, ManArgs};
+use crate::cli::{self, ManArgs};
 use crate::exit::{Code, Failure};
 use anyhow::Result;
-use clap::CommandFactory;
 use outlast_session::relay::dial::plain;
 
 /// Writes one page per command: outlast.1, outlast-listen.1 and so on.
@@ -13,6 +12,6 @@ pub fn run(args: &ManArgs) -> Result<Code> {
         Failure::system(format!("cannot write manual pages to {}: {}", folder.display(), plain(&error)))
     };
     std::fs::create_dir_all(folder).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), folder).map_err(failed)?;
+    clap_mangen::generate_to(cli::command().disable_help_subcommand(true), folder).map_err(failed)?;
     Ok(Code::Ok)
 }

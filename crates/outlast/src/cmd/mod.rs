@@ -3,8 +3,11 @@
 pub mod completions;
 pub mod config;
 pub mod connect;
+pub mod hold;
 pub mod kill;
 pub mod listen;
 pub mod man;
 pub mod run;
 pub mod status;
+mod status_run;
+pub mod upgrade;

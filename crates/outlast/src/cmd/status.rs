@@ -2,7 +2,7 @@
 
 use crate::admin::{Request, ask_all};
 use crate::cli::{ProcessArgs, StatusArgs};
-use crate::exit::{Code, cannot_print, clean};
+use crate::exit::{Code, Failure, cannot_print, clean};
 use crate::narrate::{grouped, seconds};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
@@ -65,7 +65,16 @@ struct SessionView {
 pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
     loop {
         let answers = ask_all(process.admin_socket.as_deref(), &Request::Status {}).await?;
-        let instances: Vec<&Value> = answers.answers.iter().map(|(_, status)| status).collect();
+        let all = answers.answers.iter().map(|(_, status)| status);
+        let which = args.which.as_deref();
+        let instances: Vec<&Value> =
+            all.filter(|status| which.is_none_or(|which| is_meant(status, which))).collect();
+        if let (Some(which), []) = (which, instances.as_slice()) {
+            answers.complete()?;
+            return Err(Failure::usage(format!(
+                "no outlast instance of this user is called {which:?}, or has or runs that process: see `outlast status`"
+            )));
+        }
         let text = match instances.as_slice() {
             instances if args.json => serde_json::to_string_pretty(instances)? + "\n",
             // The error says it all.
@@ -97,6 +106,16 @@ pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
     }
 }
 
+/// Whether an instance is called so, or is this process or runs it.
+fn is_meant(instance: &Value, which: &str) -> bool {
+    let text = |name| instance.get(name).and_then(Value::as_str);
+    let serving = instance.get("generations").and_then(Value::as_array).and_then(|all| all.last());
+    let pids = [instance.get("pid"), instance.get("main_pid"), serving.and_then(|last| last.get("pid"))];
+    let pid = which.parse::<u64>().ok().filter(|pid| *pid > 0);
+    text("runs") == Some(which)
+        || pid.is_some() && pids.into_iter().flatten().any(|number| number.as_u64() == pid)
+}
+
 fn page(instances: &[&Value]) -> Result<String> {
     if instances.is_empty() {
         return Ok("no outlast instance of this user is running\n".into());
@@ -105,6 +124,10 @@ fn page(instances: &[&Value]) -> Result<String> {
     for instance in instances {
         if instance.get("keeps_for").is_some() {
             text.push_str(&kept(&KeeperView::deserialize(*instance)?));
+            continue;
+        }
+        if instance.get("runs").is_some() {
+            text.push_str(&super::status_run::page(instance)?);
             continue;
         }
         let view = InstanceView::deserialize(*instance)?;
@@ -148,7 +171,8 @@ fn kept(view: &KeeperView) -> String {
     )
 }
 
-fn plain_table(header: &[&str]) -> Table {
+/// Columns without lines between them.
+pub fn plain_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header);

@@ -29,6 +29,9 @@ impl Counter {
         let mut line = String::new();
         BufReader::new(stream.take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
         let answer = match serde_json::from_str(&line) {
+            Ok(Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. }) => {
+                json!({ "error": "it runs no program" })
+            }
             Ok(Request::Status {}) => self.status(),
             Ok(Request::Kill { session }) => self.kill(&session),
             Err(error) => json!({ "error": format!("not a request: {error}") }),

@@ -22,6 +22,18 @@ pub struct Outlast {
     heard: Vec<String>,
 }
 
+/// Waits for something to be found; `what` is said where it is not in time.
+pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A folder for the admin sockets and files of one test.
 pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -30,6 +42,12 @@ pub fn folder() -> tempfile::TempDir {
 /// `outlast` with its own runtime folder, so that tests do not see each other's instances.
 pub fn command(runtime: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outlast"));
+    let mut arguments = arguments.to_vec();
+    // Programs run as they are, unless a test is about what is preloaded, wherever this was built.
+    let run = arguments.iter().position(|argument| *argument == "run");
+    if let Some(run) = run.filter(|_| !arguments.iter().any(|argument| argument.starts_with("--preload"))) {
+        arguments.splice(run + 1..run + 1, ["--preload", "never"]);
+    }
     command.args(arguments).env("XDG_RUNTIME_DIR", runtime).env_remove("OUTLAST_LOG").stdin(Stdio::null());
     command
 }
@@ -93,7 +111,12 @@ impl Outlast {
         &mut self.child
     }
 
-    /// Sends a signal by number.
+    /// Stops it: none of its threads runs when this returns.
+    pub fn freeze(&self) {
+        outlast_lab::process::freeze(self.pid()).unwrap();
+    }
+
+    /// Sends a signal by name.
     pub fn signal(&self, name: &str) {
         let sent =
             Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();

@@ -1,0 +1,170 @@
+//! A server under `outlast run`: its address, who serves, and how often it has crashed.
+
+use crate::program::Host;
+use crate::stage::wait_for_port;
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A supervisor answers at once; so late, it is stuck.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Puts up with all that is done here. The servers use the library themselves.
+const PATIENT: [&str; 8] =
+    ["--preload", "never", "--intensity", "20", "--window", "1ms", "--hang-timeout", "200ms"];
+/// As a service manager does it: started again at once, whatever happens.
+const PLAIN: [&str; 12] = [
+    "--preload",
+    "never",
+    "--restart",
+    "always",
+    "--intensity",
+    "20",
+    "--window",
+    "1ms",
+    "--backoff-min",
+    "0s",
+    "--backoff-max",
+    "0s",
+];
+
+/// Whether it keeps its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Under {
+    /// It uses the library.
+    Outlast,
+    /// It is started again, and that is all.
+    PlainRestart,
+}
+
+/// A server with its supervisor. Ends when dropped.
+#[derive(Debug)]
+pub struct Server {
+    pub address: SocketAddr,
+    pub under: Under,
+    supervisor: Child,
+    admin: PathBuf,
+}
+
+/// What is used of `outlast status`.
+#[derive(Debug, Deserialize)]
+struct Status {
+    main_pid: i32,
+    starts: Vec<Start>,
+    generations: Vec<Generation>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Start {
+    number: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Generation {
+    number: u64,
+    pid: i32,
+    ended_ms: Option<u64>,
+    pause_ns: u64,
+}
+
+/// Who serves now.
+#[derive(Clone, Copy, Debug)]
+pub struct Serving {
+    pub pid: Pid,
+    /// How many have crashed before it.
+    pub crashes: u64,
+    /// From the crash of the last one until this one ran with all connections.
+    pub pause: Option<Duration>,
+}
+
+impl Server {
+    /// Starts `program`, which is told its address by `{}` in an argument.
+    pub fn start(
+        outlast: &Path,
+        folder: &Path,
+        under: Under,
+        program: &Path,
+        arguments: &[&str],
+    ) -> Result<Self> {
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let admin = folder.join(format!("restart-{}.sock", address.port()));
+        // Whatever becomes of this program, the supervisor ends in order, with all below it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]);
+        command.arg(outlast).arg("run");
+        command.args(if under == Under::Outlast { &PATIENT[..] } else { &PLAIN[..] });
+        command.args(["--stop-timeout", "2s", "--log", "error", "--admin-socket"]).arg(&admin).arg("--");
+        command.arg(program).args(arguments.iter().map(|text| text.replace("{}", &address.to_string())));
+        let log = std::fs::File::create(folder.join(format!("restart-{}.log", address.port())))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
+        let supervisor = command.spawn().context("cannot start outlast run")?;
+        let server = Self { address, under, supervisor, admin };
+        wait_for_port(&Host::Here, address.port())?;
+        server.wait_for(None)?;
+        Ok(server)
+    }
+
+    fn status(&self) -> Result<Status> {
+        let mut stream = UnixStream::connect(&self.admin).context("the supervisor is gone")?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.write_all(b"{\"do\":\"status\"}\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        serde_json::from_str(&answer).with_context(|| format!("the answer is no status: {answer}"))
+    }
+
+    /// Who serves, if somebody does.
+    pub fn serving(&self) -> Result<Option<Serving>> {
+        let status = self.status()?;
+        let starts = status.starts.last().map_or(0, |start| start.number);
+        Ok(match self.under {
+            Under::PlainRestart => Pid::from_raw(status.main_pid).map(|pid| Serving {
+                pid,
+                crashes: starts.saturating_sub(1),
+                pause: None,
+            }),
+            Under::Outlast => {
+                ensure!(starts <= 1, "{} did not outlast a crash: it was started anew", self.address);
+                let last = status.generations.last().filter(|last| last.ended_ms.is_none());
+                last.and_then(|last| {
+                    let pause = (last.pause_ns > 0).then(|| Duration::from_nanos(last.pause_ns));
+                    Some(Serving { pid: Pid::from_raw(last.pid)?, crashes: last.number - 1, pause })
+                })
+            }
+        })
+    }
+
+    /// Waits until somebody else serves than this one.
+    pub fn wait_for(&self, but: Option<Pid>) -> Result<Serving> {
+        let deadline = Instant::now() + END_TIMEOUT;
+        loop {
+            if let Some(serving) = self.serving()?.filter(|serving| Some(serving.pid) != but) {
+                return Ok(serving);
+            }
+            if Instant::now() > deadline {
+                bail!("nobody serves at {} any more", self.address);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + END_TIMEOUT;
+        let pid = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw);
+        let told = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
+        while told && matches!(self.supervisor.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
+    }
+}

@@ -1,0 +1,43 @@
+//! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
+//! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
+
+mod io;
+mod process;
+mod sockets;
+mod waits;
+
+/// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
+///
+/// They may be unwound: threads are cancelled in them.
+macro_rules! hooks {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $next:ident => $body:expr;)*) => {$(
+        /// See the C library's.
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            static NEXT: $crate::sys::Next = $crate::sys::Next::new(
+                // The name and a zero.
+                match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                },
+            );
+            let $next = |$($argument: $type),*| -> $result {
+                let Some(next) = NEXT.get() else {
+                    $crate::sys::set_errno(libc::ENOSYS);
+                    return -1;
+                };
+                type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
+                // SAFETY: the C library's function of this name has this type.
+                let next = unsafe { std::mem::transmute::<*mut libc::c_void, Function>(next.as_ptr()) };
+                // SAFETY: with what the program gave, or what is as good.
+                unsafe { next($($argument),*) }
+            };
+            $body
+        }
+    )*};
+}
+use hooks;
+pub use process::{forked, forking};

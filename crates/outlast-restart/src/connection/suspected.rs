@@ -1,0 +1,55 @@
+//! Connections whose request may have crashed those who dealt with it: on trial, acquitted or refused.
+
+use super::Connection;
+use crate::generation::peer;
+use crate::sys::{descriptors, tcp};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::Ordering;
+
+impl Connection {
+    /// In how many crashes the first request that is not done was in flight, as far as it is suspected of them. Clients are
+    /// refused after three. [Channels](crate::roles) are not: whoever is asked there what nobody survives should answer
+    /// that, and be done with it.
+    #[must_use]
+    pub fn crashes(&self) -> u32 {
+        let (number, consumed_bytes) = (self.socket.as_raw_fd(), self.mark.consumed_bytes);
+        let suspects = &self.shared.control.suspects;
+        descriptors::inode(&self.socket).map_or(0, |inode| suspects.crashes(number, inode, consumed_bytes))
+    }
+
+    /// Its request has crashed everybody: it is told so, if the protocol has a word for that, and written down.
+    pub(crate) fn refuse(mut self, refusal: &[u8]) {
+        let request = self.input().to_vec();
+        self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
+        if self.sent_bytes == self.mark.written_bytes {
+            let _ = tcp::send(self.socket.as_fd(), refusal);
+            let _ = self.shutdown_write();
+            // What is unread at a close makes that a reset, which can overtake what was just said.
+            tcp::drain(self.socket.as_fd());
+        }
+        self.acquit();
+    }
+
+    pub(super) fn acquit(&mut self) {
+        if std::mem::take(&mut self.suspected) {
+            self.shared.control.suspects.acquit(self.socket.as_raw_fd());
+            self.end_trial();
+        }
+    }
+
+    fn end_trial(&self) {
+        let trial = &self.shared.control.trial;
+        let mine = self.socket.as_raw_fd().cast_unsigned().wrapping_add(1);
+        if trial.compare_exchange(mine, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let _ = crate::sys::futex::wake(trial, u32::MAX >> 1);
+        }
+    }
+
+    /// The calling thread has nothing of it to deal with.
+    pub(super) fn is_through(&self) {
+        self.shared.control.threads(self.shared.number).is_through();
+        if self.suspected {
+            self.end_trial();
+        }
+    }
+}

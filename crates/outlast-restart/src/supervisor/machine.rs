@@ -1,0 +1,401 @@
+//! What a supervisor does next: pure. What has happened goes in with the time, what is to be done comes out.
+
+use super::settings::{Readiness, Restart, Settings};
+use super::{Event, Outcome};
+use crate::STOP_SIGNALS;
+use crate::death::Death;
+use crate::policy::{Decision, Inheritance, Restarts};
+use std::time::Duration;
+
+/// Between two attempts to kill a program.
+const KILL_AGAIN_MIN: Duration = Duration::from_secs(1);
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// What [`Action::Start`] asked for was done.
+    Started { pid: u32 },
+    /// It could not be done.
+    CannotStart { code: i32 },
+    /// The main process has died. `heir` is the one that lives on for it, if there is one.
+    Died { death: Death, heir: Option<u32> },
+    /// This process got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
+    Signal { number: i32, by_process: bool },
+    /// The program serves.
+    Ready,
+    /// The program is alive.
+    SignOfLife,
+    /// It is to end and to be started again, and that is no failure.
+    Replace,
+    /// It has taken another one's place and does not serve: that one is to be started again, at once.
+    Undo,
+    /// So, after it has died by itself.
+    DiedOnTrial { death: Death },
+    /// Nothing but time has passed.
+    Time,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Start the program, and say which process it is.
+    Start,
+    Signal {
+        pid: u32,
+        number: i32,
+    },
+    /// Kill the process and all that is below it.
+    KillAll {
+        pid: u32,
+    },
+    /// Kill what serves, for it hangs.
+    KillHung {
+        pid: u32,
+    },
+    /// Stop as the terminal's other programs do.
+    Sleep,
+    Tell(Event),
+    End(Outcome),
+}
+
+/// Why the program is ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// This process was told to end.
+    ForGood(i32),
+    /// To be started again.
+    Replaced,
+    /// It was not ready in time.
+    TooLate,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    main: u32,
+    began_ms: u64,
+    ready: bool,
+    /// The last sign of life, or what counts as one.
+    heard_ms: u64,
+    ending: Option<Ending>,
+    /// When it is killed.
+    kill_at_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Starting,
+    Running(Running),
+    Pausing { until_ms: u64 },
+    Over,
+}
+
+/// A supervisor's state.
+pub(super) struct Machine {
+    settings: Settings,
+    restarts: Restarts,
+    phase: Phase,
+    run: u32,
+    in_a_row: u32,
+    was_ready: bool,
+    /// When it was told to end for good.
+    told_ms: Option<u64>,
+    alive_at_ms: Option<u64>,
+    actions: Vec<Action>,
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Machine {
+    /// The first thing to do is to start the program.
+    pub(super) fn new(settings: Settings, now_ms: u64) -> Self {
+        Self {
+            restarts: Restarts::new(settings.policy),
+            alive_at_ms: settings.alive_interval.map(|interval| now_ms.saturating_add(ms(interval))),
+            settings,
+            phase: Phase::Starting,
+            run: 0,
+            in_a_row: 0,
+            was_ready: false,
+            told_ms: None,
+            actions: Vec::new(),
+        }
+    }
+
+    /// The process that is taken for the program.
+    pub(super) fn main(&self) -> Option<u32> {
+        self.running().map(|running| running.main)
+    }
+
+    /// When the program was told to end for good, if it was.
+    pub(super) fn told_ms(&self) -> Option<u64> {
+        self.told_ms
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.running().is_some_and(|running| running.ready)
+    }
+
+    /// How long ago the program was started, if it runs.
+    pub(super) fn age_ms(&self, now_ms: u64) -> Option<u64> {
+        self.running().map(|running| now_ms.saturating_sub(running.began_ms))
+    }
+
+    /// Whether the program can be replaced now.
+    pub(super) fn can_replace(&self) -> bool {
+        match &self.phase {
+            Phase::Running(running) => running.ending.is_none(),
+            Phase::Pausing { .. } => true,
+            Phase::Starting | Phase::Over => false,
+        }
+    }
+
+    fn running(&self) -> Option<&Running> {
+        match &self.phase {
+            Phase::Running(running) => Some(running),
+            _ => None,
+        }
+    }
+
+    /// When [`Input::Time`] is to come at the latest.
+    pub(super) fn deadline_ms(&self) -> Option<u64> {
+        let of_phase = match &self.phase {
+            Phase::Running(running) => {
+                let limits = [
+                    running.kill_at_ms,
+                    self.start_limit_ms(running),
+                    self.assumed_ready_ms(running),
+                    self.watchdog_limit_ms(running),
+                ];
+                limits.into_iter().flatten().min()
+            }
+            Phase::Pausing { until_ms } => Some(*until_ms),
+            Phase::Starting | Phase::Over => None,
+        };
+        of_phase.into_iter().chain(self.alive_at_ms).min()
+    }
+
+    fn start_limit_ms(&self, running: &Running) -> Option<u64> {
+        let waiting = !running.ready && running.ending.is_none();
+        let limit = self.settings.start_timeout.filter(|_| waiting)?;
+        Some(running.began_ms.saturating_add(ms(limit)))
+    }
+
+    fn assumed_ready_ms(&self, running: &Running) -> Option<u64> {
+        let waiting = !running.ready && running.ending.is_none();
+        let time = self.settings.assume_ready_after.filter(|_| waiting)?;
+        Some(running.began_ms.saturating_add(ms(time)))
+    }
+
+    fn watchdog_limit_ms(&self, running: &Running) -> Option<u64> {
+        let watched = running.ready && running.ending.is_none();
+        let limit = self.settings.watchdog_timeout.filter(|_| watched)?;
+        Some(running.heard_ms.saturating_add(ms(limit)))
+    }
+
+    /// Takes in what has happened at `now_ms`, which does not fall. Gives what is to be done, in this order.
+    pub(super) fn on(&mut self, input: Input, now_ms: u64) -> Vec<Action> {
+        match (input, self.phase) {
+            (_, Phase::Over) => {}
+            (Input::Started { pid }, Phase::Starting) => self.started(pid, now_ms),
+            (Input::CannotStart { code }, Phase::Starting) => self.cannot_start(code, now_ms),
+            (Input::Died { death, heir }, Phase::Running(running)) => {
+                self.died(running, death, heir, now_ms);
+            }
+            (Input::Signal { number, by_process }, phase) => self.signal(phase, number, by_process, now_ms),
+            (Input::Ready, Phase::Running(running)) => self.ready(running, now_ms),
+            (Input::SignOfLife, Phase::Running(running)) => {
+                self.phase = Phase::Running(Running { heard_ms: now_ms, ..running });
+            }
+            (Input::Replace, Phase::Running(running)) if running.ending.is_none() => {
+                self.end(running, Ending::Replaced, self.settings.stop_signal, true, now_ms);
+            }
+            (Input::Undo, Phase::Running(running)) => self.undo(running),
+            (Input::DiedOnTrial { death }, Phase::Running(running)) => {
+                let told = matches!(running.ending, Some(Ending::ForGood(_)));
+                let ending = if told { running.ending } else { Some(Ending::Replaced) };
+                self.died(Running { ending, ..running }, death, None, now_ms);
+            }
+            // Whoever wants another program need not wait for the pause to be over.
+            (Input::Replace, Phase::Pausing { .. }) => self.start(),
+            (Input::Time, phase) => self.time(phase, now_ms),
+            _ => {}
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    fn act(&mut self, action: Action) {
+        self.actions.push(action);
+    }
+
+    fn over(&mut self, outcome: Outcome) {
+        self.phase = Phase::Over;
+        self.act(Action::End(outcome));
+    }
+
+    /// Asks for the program.
+    pub(super) fn start(&mut self) {
+        self.phase = Phase::Starting;
+        self.act(Action::Start);
+    }
+
+    fn started(&mut self, pid: u32, now_ms: u64) {
+        self.run = self.run.saturating_add(1);
+        let running = Running {
+            main: pid,
+            began_ms: now_ms,
+            ready: false,
+            heard_ms: now_ms,
+            ending: None,
+            kill_at_ms: None,
+        };
+        self.phase = Phase::Running(running);
+        self.act(Action::Tell(Event::Started { pid, run: self.run }));
+        if self.settings.readiness == Readiness::Started {
+            self.ready(running, now_ms);
+        }
+    }
+
+    fn cannot_start(&mut self, code: i32, now_ms: u64) {
+        if self.run == 0 || self.restarts.on_death(now_ms) != Decision::Succeed(Inheritance::Everything) {
+            return self.over(Outcome::CannotStart { code });
+        }
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        // A file that is missing for a moment is not there again at once.
+        let pause = self.settings.pause_before(self.in_a_row.max(2));
+        self.act(Action::Tell(Event::CannotStart { code, pause }));
+        self.phase = Phase::Pausing { until_ms: now_ms.saturating_add(ms(pause)) };
+    }
+
+    fn ready(&mut self, running: Running, now_ms: u64) {
+        if running.ready {
+            return;
+        }
+        self.was_ready = true;
+        self.phase = Phase::Running(Running { ready: true, heard_ms: now_ms, ..running });
+        self.act(Action::Tell(Event::Ready));
+    }
+
+    fn died(&mut self, running: Running, death: Death, heir: Option<u32>, now_ms: u64) {
+        if let Some(heir) = heir {
+            self.phase = Phase::Running(Running { main: heir, heard_ms: now_ms, ..running });
+            self.act(Action::Tell(Event::Succeeded { death, pid: heir }));
+            // Whoever takes over has not heard what the dead one was told.
+            match running.ending {
+                Some(Ending::ForGood(number)) => self.act(Action::Signal { pid: heir, number }),
+                Some(Ending::Replaced) => {
+                    self.act(Action::Signal { pid: heir, number: self.settings.stop_signal });
+                }
+                Some(Ending::TooLate) => self.act(Action::KillAll { pid: heir }),
+                None => {}
+            }
+            return;
+        }
+        self.act(Action::Tell(Event::Ended { pid: running.main, death }));
+        let success = self.settings.success.contains(&death);
+        match running.ending {
+            Some(Ending::ForGood(_)) if success => self.over(Outcome::Finished),
+            // However it took it.
+            Some(Ending::ForGood(_)) => self.over(Outcome::Stopped(death)),
+            Some(Ending::Replaced) => self.start(),
+            Some(Ending::TooLate) if !self.was_ready => self.over(Outcome::NotReady),
+            None if success && self.settings.restart != Restart::Always => self.over(Outcome::Finished),
+            _ if self.settings.restart == Restart::Never => self.over(Outcome::Ended(death)),
+            _ => self.crashed(running.began_ms, death, now_ms),
+        }
+    }
+
+    fn crashed(&mut self, began_ms: u64, death: Death, now_ms: u64) {
+        // There is nothing that less and less of could be taken over.
+        if self.restarts.on_death(now_ms) != Decision::Succeed(Inheritance::Everything) {
+            return self.over(Outcome::GaveUp(death));
+        }
+        let lasted_ms = now_ms.saturating_sub(began_ms);
+        let long = lasted_ms > self.settings.policy.transient_after_ms;
+        self.in_a_row = if long { 0 } else { self.in_a_row.saturating_add(1) };
+        let pause = self.settings.pause_before(self.in_a_row);
+        let restarts = self.restarts.recent();
+        self.act(Action::Tell(Event::Crashed { death, pause, restarts }));
+        if pause.is_zero() {
+            self.start();
+        } else {
+            self.phase = Phase::Pausing { until_ms: now_ms.saturating_add(ms(pause)) };
+        }
+    }
+
+    fn signal(&mut self, phase: Phase, number: i32, by_process: bool, now_ms: u64) {
+        let stops = STOP_SIGNALS.contains(&number);
+        match phase {
+            Phase::Pausing { .. } if stops => self.over(Outcome::Stopped(Death::Signal(number))),
+            Phase::Running(running) if stops => {
+                let number = if number == libc::SIGTERM { self.settings.stop_signal } else { number };
+                self.end(running, Ending::ForGood(number), number, by_process, now_ms);
+            }
+            // All in front of the terminal sleep, and this process with them: a shell waits for that.
+            _ if !by_process && [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&number) => {
+                self.act(Action::Sleep);
+            }
+            Phase::Running(running) if by_process => {
+                self.act(Action::Signal { pid: running.main, number });
+            }
+            _ => {}
+        }
+    }
+
+    /// Has the program end.
+    fn end(&mut self, running: Running, ending: Ending, number: i32, send: bool, now_ms: u64) {
+        let limit = self.settings.stop_timeout.map(|limit| now_ms.saturating_add(ms(limit)));
+        // Asking again does not give it more time.
+        let kill_at_ms = running.kill_at_ms.or(limit);
+        if matches!(ending, Ending::ForGood(_)) {
+            self.told_ms.get_or_insert(now_ms);
+        }
+        if running.ending.is_none() {
+            self.act(Action::Tell(Event::Stopping { number, for_good: ending != Ending::Replaced }));
+        }
+        // Those of a terminal it has got already.
+        if send {
+            self.act(Action::Signal { pid: running.main, number });
+        }
+        self.phase = Phase::Running(Running { ending: Some(ending), kill_at_ms, ..running });
+    }
+
+    fn undo(&mut self, running: Running) {
+        if !matches!(running.ending, Some(Ending::ForGood(_))) {
+            self.act(Action::KillAll { pid: running.main });
+            self.phase = Phase::Running(Running { ending: Some(Ending::Replaced), ..running });
+        }
+    }
+
+    fn time(&mut self, phase: Phase, now_ms: u64) {
+        let over = |limit: Option<u64>| limit.is_some_and(|at_ms| now_ms >= at_ms);
+        match phase {
+            Phase::Pausing { until_ms } if now_ms >= until_ms => self.start(),
+            Phase::Running(running) if over(running.kill_at_ms) => {
+                self.act(Action::Tell(Event::Killed));
+                self.act(Action::KillAll { pid: running.main });
+                // It may take a while, or somebody else may take over: once more, later.
+                let limit = self.settings.stop_timeout.unwrap_or_default().max(KILL_AGAIN_MIN);
+                let kill_at_ms = Some(now_ms.saturating_add(ms(limit)));
+                self.phase = Phase::Running(Running { kill_at_ms, ..running });
+            }
+            Phase::Running(running) if over(self.start_limit_ms(&running)) => {
+                self.act(Action::Tell(Event::NotReady));
+                self.act(Action::KillAll { pid: running.main });
+                self.phase = Phase::Running(Running { ending: Some(Ending::TooLate), ..running });
+            }
+            Phase::Running(running) if over(self.assumed_ready_ms(&running)) => self.ready(running, now_ms),
+            Phase::Running(running) if over(self.watchdog_limit_ms(&running)) => {
+                self.act(Action::Tell(Event::Silent));
+                self.act(Action::KillHung { pid: running.main });
+                self.phase = Phase::Running(Running { heard_ms: now_ms, ..running });
+            }
+            _ => {}
+        }
+        if let (true, Some(interval)) = (over(self.alive_at_ms), self.settings.alive_interval) {
+            self.alive_at_ms = Some(now_ms.saturating_add(ms(interval)));
+            self.act(Action::Tell(Event::Alive));
+        }
+    }
+}

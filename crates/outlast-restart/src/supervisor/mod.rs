@@ -1,0 +1,322 @@
+//! Keeping a program running, whatever it knows of it: started again when it crashes, told what this process is told.
+//!
+//! A [`Supervisor`] is what service managers see: it stays while the program comes and goes. What to do next is decided by
+//! a pure state machine; this module asks the system, and does it. The program finds a
+//! [board](crate::board::Board), on which it says what it does for itself. If the process that was started dies and another
+//! one lives on for it, by what the board says, that one is the program from then on.
+
+mod copies;
+mod left;
+mod machine;
+mod rest;
+mod settings;
+mod several;
+mod shell;
+#[cfg(test)]
+mod tests;
+
+use crate::Error;
+use crate::board::Board;
+use crate::death::Death;
+use crate::policy::Inheritance;
+use crate::sys::signals::Mask;
+use crate::sys::{family, process, signals};
+pub(crate) use left::Watch;
+pub use left::{ENVIRONMENT, Left, without_supervisor};
+use rest::Rest;
+pub use settings::{Readiness, Restart, Settings};
+pub use several::{Ended, together};
+use shell::Shell;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// By which a server is told to look at its [board](crate::board::Board::want_upgrade) for another binary: the last of the
+/// real-time signals, which means nothing to anybody else.
+#[must_use]
+pub fn upgrade_signal() -> i32 {
+    libc::SIGRTMAX()
+}
+
+/// What happens to the program, for whoever tells people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// It runs.
+    Started {
+        /// Its process.
+        pid: u32,
+        /// Counts from 1.
+        run: u32,
+    },
+    /// It serves.
+    Ready,
+    /// It has ended, and nobody goes on for it. What follows is told next.
+    Ended {
+        /// Its process.
+        pid: u32,
+        /// How.
+        death: Death,
+    },
+    /// It has crashed, and is started again.
+    Crashed {
+        /// How.
+        death: Death,
+        /// After this pause.
+        pause: Duration,
+        /// Starts after a crash within the policy's window, this one among them.
+        restarts: usize,
+    },
+    /// It cannot be started again at the moment.
+    CannotStart {
+        /// The system's error.
+        code: i32,
+        /// It is tried again after this pause.
+        pause: Duration,
+    },
+    /// Its process has died, and another one goes on: by its own doing, as its board says.
+    Succeeded {
+        /// How the old one died.
+        death: Death,
+        /// The new one.
+        pid: u32,
+    },
+    /// The binary that was to take its place has died before it served, and the old one goes on.
+    RolledBack {
+        /// How the new one died.
+        death: Death,
+        /// The old one.
+        pid: u32,
+    },
+    /// It has ended in order, and has left a process that nobody keeps running: what goes into the background does so.
+    LeftBehind {
+        /// One of those.
+        pid: u32,
+    },
+    /// A wish for another binary has come to its end: see its board for [which](Board::upgrade_end).
+    Upgrade {
+        /// Its number.
+        wish: u32,
+    },
+    /// It is over, and others that it has started are not: they are told to end.
+    Remaining {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+    },
+    /// They have not ended in time, and are killed.
+    RemainingKilled {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+    },
+    /// Another generation of it serves, by its own doing: see its board.
+    Generation {
+        /// Its number.
+        number: u32,
+    },
+    /// Its generations take over less than before, after so many crashes; or everything again.
+    Inherits {
+        /// So much.
+        inheritance: Inheritance,
+    },
+    /// It is told to end.
+    Stopping {
+        /// By this signal.
+        number: i32,
+        /// Not to be started again.
+        for_good: bool,
+    },
+    /// It has not ended in time, and is killed.
+    Killed,
+    /// It was not ready in time, and is killed.
+    NotReady,
+    /// It has given no sign of life in time, and is killed.
+    Silent,
+    /// All is well. Comes every [`Settings::alive_interval`].
+    Alive,
+    /// Another process has ended that had this one for a parent.
+    Buried {
+        /// Which.
+        pid: u32,
+    },
+}
+
+/// How it ended for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It ended in a way that counts as success.
+    Finished,
+    /// It was told to end, and did so.
+    Stopped(Death),
+    /// It crashed more often than the policy allows, the last time so.
+    GaveUp(Death),
+    /// It has ended in order, and gone on in the background, where it cannot be looked after: that was ended, too.
+    Background {
+        /// One of the processes there.
+        pid: u32,
+    },
+    /// It failed, and was not to be started again.
+    Ended(Death),
+    /// It never became ready.
+    NotReady,
+    /// It cannot be started.
+    CannotStart {
+        /// The system's error.
+        code: i32,
+    },
+}
+
+/// What others tell a supervisor.
+enum Message {
+    Ready {
+        attempt: u32,
+    },
+    SignOfLife {
+        attempt: u32,
+    },
+    /// The program is to go on as another binary, by its own doing.
+    Upgrade {
+        wish: u32,
+        program: PathBuf,
+    },
+    /// It is to be stopped, and started as another binary.
+    Replace {
+        wish: u32,
+        program: PathBuf,
+    },
+}
+
+/// For other threads: to tell a supervisor something.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    board: &'static Board,
+    sender: Sender<Message>,
+}
+
+impl Handle {
+    /// The program serves that was started at this [`Attempt`]. For [`Readiness::Told`].
+    pub fn ready(&self, attempt: u32) {
+        self.send(Message::Ready { attempt });
+    }
+
+    /// The program is alive that was started at this [`Attempt`]. For [`Settings::watchdog_timeout`].
+    pub fn sign_of_life(&self, attempt: u32) {
+        self.send(Message::SignOfLife { attempt });
+    }
+
+    /// Has the program go on as the binary at `program`, or as the same one anew if that is empty. With `replace` it is
+    /// stopped and started, which closes its connections; without, it takes over from itself, which it has to be
+    /// [able to](Board::takes_upgrades). If the new one does not serve within `timeout`, the old one goes on. Gives the number to
+    /// ask the board with how [that went](Board::upgrade_end); none while an earlier wish is not dealt with.
+    #[must_use]
+    pub fn upgrade(&self, program: &Path, replace: bool, timeout: Duration) -> Option<u32> {
+        if self.board.upgrade_wanted().is_some() {
+            return None;
+        }
+        let wish = self.board.want_upgrade(program, timeout);
+        let program = program.to_owned();
+        self.send(if replace {
+            Message::Replace { wish, program }
+        } else {
+            Message::Upgrade { wish, program }
+        });
+        Some(wish)
+    }
+
+    /// Withdraws the wish of this number: the old program goes on, unless the new one serves by now.
+    pub fn cancel_upgrade(&self, wish: u32) {
+        self.board.cancel_upgrade(wish);
+        self.wake();
+    }
+
+    fn send(&self, message: Message) {
+        // If nobody listens any more, nobody has to know.
+        let _ = self.sender.send(message);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // The supervisor sleeps until it gets a signal, and looks around at this one.
+        let _ = process::kill(process::pid(), libc::SIGCHLD);
+    }
+}
+
+/// A start of the program that is about to be tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// Counts from 1, also those that fail. What an earlier program has said means nothing to a later one.
+    pub number: u32,
+    /// The binary, if that is another one since an upgrade.
+    pub program: Option<&'a Path>,
+}
+
+/// Keeps a program running.
+#[derive(Debug)]
+pub struct Supervisor {
+    settings: Settings,
+    memory: OwnedFd,
+    board: &'static Board,
+    mask: Mask,
+    rest: Rest,
+    inbox: Receiver<Message>,
+    handle: Handle,
+}
+
+impl Supervisor {
+    /// Holds all signals back, in this thread and those that it starts: to be called before there are others. From here on
+    /// orphans below this process become its children.
+    ///
+    /// # Errors
+    /// The system does not let us.
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        let mask = signals::hold_all().map_err(|error| Error::system("hold signals back", error))?;
+        family::adopt_orphans().map_err(|error| Error::system("adopt orphans", error))?;
+        let (memory, board) =
+            Board::create(&settings.policy).map_err(|error| Error::system("make a board", error))?;
+        if settings.own_hang_timeout {
+            board.leave_hang_timeout();
+        }
+        let (sender, inbox) = channel();
+        let rest = Rest::begin();
+        Ok(Self { settings, memory, board, mask, rest, inbox, handle: Handle { board, sender } })
+    }
+
+    /// For other threads.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// What the program says of itself.
+    #[must_use]
+    pub fn board(&self) -> &'static Board {
+        self.board
+    }
+
+    /// Runs what `make` makes, again and again, until it ends in order, is told to end, or fails too often. All signals that
+    /// this process gets are passed on, and children that were left to it are buried, as the first process of a container
+    /// has to. Unless it ends in order by itself, whatever else it has started is told to end, too, and killed if it does not
+    /// within [`Settings::stop_timeout`].
+    ///
+    /// The calling thread has to live for as long as the process does: for the kernel it is the program's parent
+    /// ([`Settings::orphan_signal`]).
+    ///
+    /// # Errors
+    /// The system does not let us wait.
+    pub fn run(
+        self,
+        make: impl FnMut(Attempt<'_>) -> Command,
+        tell: impl FnMut(Event),
+    ) -> Result<Outcome, Error> {
+        let mask = self.mask;
+        let outcome = Shell::new(self, make, tell).run();
+        let _ = mask.restore();
+        outcome
+    }
+}

@@ -1,0 +1,382 @@
+//! Does what the [machine](super::machine) says, and tells it what has happened.
+
+mod change;
+
+use super::copies::{self, Copies};
+use super::left;
+use super::machine::{Action, Input, Machine};
+use super::rest::{self, Step};
+use super::settings::Readiness;
+use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
+use crate::Error;
+use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
+use crate::death::Death;
+use crate::parts::kill_all;
+use crate::policy::Inheritance;
+use crate::sys::process::{self, Ended, Pid};
+use crate::sys::signals::Waited;
+use crate::sys::{clock, family, launch, signals};
+use change::{Asked, Change};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// Between two looks at the board, which tells nobody when it changes.
+const LOOK: Duration = Duration::from_secs(1);
+/// While somebody waits for what it will say.
+const LOOK_SOON: Duration = Duration::from_millis(5);
+
+/// Does what the machine says.
+pub(super) struct Shell<M, T> {
+    supervisor: Supervisor,
+    machine: Machine,
+    make: M,
+    tell: T,
+    inputs: VecDeque<Input>,
+    /// Another binary than at first.
+    program: Option<PathBuf>,
+    change: Option<Change>,
+    asked: Option<Asked>,
+    /// The last one that was told of.
+    generation: u32,
+    /// As it was told last.
+    inheritance: Inheritance,
+    attempt: u32,
+}
+
+impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
+    pub(super) fn new(supervisor: Supervisor, make: M, tell: T) -> Self {
+        Self {
+            machine: Machine::new(supervisor.settings.clone(), clock::monotonic_ms()),
+            supervisor,
+            make,
+            tell,
+            inputs: VecDeque::new(),
+            program: None,
+            change: None,
+            asked: None,
+            generation: 0,
+            inheritance: Inheritance::Everything,
+            attempt: 0,
+        }
+    }
+
+    /// Until the end.
+    pub(super) fn run(&mut self) -> Result<Outcome, Error> {
+        self.machine.start();
+        self.inputs.push_back(Input::Time);
+        loop {
+            while let Some(input) = self.inputs.pop_front() {
+                for action in self.machine.on(input, clock::monotonic_ms()) {
+                    if let Some(outcome) = self.act(action) {
+                        return Ok(outcome);
+                    }
+                }
+            }
+            if self.bury() {
+                continue;
+            }
+            if let Waited::Arrived(arrived) = signals::wait_for(Some(self.patience()))
+                && arrived.number != libc::SIGCHLD
+            {
+                let (number, by_process) = (arrived.number, arrived.by_process);
+                self.inputs.push_back(Input::Signal { number, by_process });
+            }
+            self.hear();
+            self.look();
+            self.inputs.push_back(Input::Time);
+        }
+    }
+
+    /// How long nothing needs to be done, if nothing happens.
+    fn patience(&self) -> Duration {
+        let waiting = self.supervisor.settings.readiness == Readiness::Board && !self.machine.is_ready();
+        let look = match self.machine.age_ms(clock::monotonic_ms()) {
+            _ if self.asked.is_some() || self.change.is_some() => LOOK_SOON,
+            // The longer it takes, the less it matters when exactly.
+            Some(age_ms) if waiting => Duration::from_millis(age_ms / 16).clamp(LOOK_SOON, LOOK),
+            _ => LOOK,
+        };
+        let left = |at_ms: u64| Duration::from_millis(at_ms.saturating_sub(clock::monotonic_ms()));
+        self.machine.deadline_ms().map_or(look, |at_ms| left(at_ms).min(look))
+    }
+
+    fn act(&mut self, action: Action) -> Option<Outcome> {
+        match action {
+            Action::Start => self.start(),
+            Action::Signal { pid, number } => {
+                if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
+                    Copies::find(self.supervisor.board).tell_orphans(of(pid), number);
+                }
+                let _ = process::kill(of(pid), number);
+            }
+            Action::KillAll { pid } => kill_all(of(pid)),
+            Action::KillHung { pid } => self.kill_hung(of(pid)),
+            Action::Sleep => {
+                let _ = process::kill(process::pid(), libc::SIGSTOP);
+            }
+            Action::Tell(event) => {
+                // Of one that does not say it, only time tells.
+                if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
+                    self.settle(UpgradeEnd::Done);
+                }
+                let event = self.named(event);
+                (self.tell)(event);
+            }
+            Action::End(outcome) => return Some(self.conclude(outcome)),
+        }
+        None
+    }
+
+    fn start(&mut self) {
+        let input = match (self.spawn(), self.change.is_some()) {
+            (Ok(pid), _) => Input::Started { pid },
+            (Err(error), true) => {
+                self.settle(UpgradeEnd::undone(crate::upgrade::cannot_run(&error)));
+                self.spawn().map_or_else(refused, |pid| Input::Started { pid })
+            }
+            (Err(error), false) => refused(error),
+        };
+        if let Some(change) = &mut self.change {
+            change.begun = true;
+        }
+        // Before anything that has happened since.
+        self.inputs.push_front(input);
+    }
+
+    fn spawn(&mut self) -> io::Result<u32> {
+        self.inheritance = Inheritance::Everything;
+        self.clear();
+        self.hear_of_upgrade();
+        let wish = self.change.as_ref().map(|change| change.wish);
+        let board = self.supervisor.board;
+        board.note_start(wish);
+        self.hear_of_upgrade();
+        self.attempt = self.attempt.saturating_add(1);
+        let mut command = (self.make)(Attempt { number: self.attempt, program: self.program.as_deref() });
+        let memory = &self.supervisor.memory;
+        command.env(crate::board::ENVIRONMENT, memory.as_raw_fd().to_string());
+        command.env(left::ENVIRONMENT, left::value(&self.supervisor.settings.name));
+        launch::pass_on(memory.as_fd(), &mut command);
+        self.supervisor.mask.give_to(&mut command);
+        if let Some(signal) = self.supervisor.settings.orphan_signal {
+            launch::end_with_us(signal, &mut command);
+        }
+        // Dropped without being waited for: burying is done for all children alike.
+        Ok(command.spawn()?.id())
+    }
+
+    /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
+    /// one.
+    fn bury(&mut self) -> bool {
+        while let Some(ended) = process::reap() {
+            self.write_down(ended);
+            if self.machine.main().map(of) != Some(ended.pid) {
+                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
+                continue;
+            }
+            // Before what follows from its end.
+            self.look_at_generations();
+            let heir = self.heir(ended.pid);
+            let death = self.true_death(Death::from_status(ended.status));
+            let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
+            // Parts of the program itself are ended with it, which is told then.
+            if heir.is_none()
+                && in_order
+                && Copies::find(self.supervisor.board).in_background(true).is_none()
+                && let Some(left) = left::below_this().first()
+            {
+                (self.tell)(Event::LeftBehind { pid: left.pid });
+            }
+            let on_trial = heir.is_none() && self.change.as_ref().is_some_and(|change| change.begun);
+            if on_trial {
+                self.settle(UpgradeEnd::undone(WhyNot::Ended { death: Some(death) }));
+                self.inputs.push_back(Input::DiedOnTrial { death });
+            } else {
+                self.inputs.push_back(Input::Died { death, heir });
+            }
+            return true;
+        }
+        false
+    }
+
+    /// A process that stays for its generations ends with a code that says which signal the last one has died of.
+    fn true_death(&self, death: Death) -> Death {
+        let past = self.supervisor.board.generations();
+        let last = past.iter().rev().find_map(|past| past.death);
+        last.filter(|last| matches!(last, Death::Signal(_)) && death == Death::Exited(last.exit_code()))
+            .unwrap_or(death)
+    }
+
+    /// A generation has died whose parent this process is: nobody else knows how.
+    fn write_down(&self, ended: Ended) {
+        let board = self.supervisor.board;
+        let pid = ended.pid.cast_unsigned();
+        let past = board.generations();
+        let Some(past) = past.iter().rev().find(|past| past.pid == pid && past.death.is_none()) else {
+            return;
+        };
+        let cause = match Death::from_status(ended.status) {
+            Death::Exited(0) => Cause::Unknown,
+            Death::Signal(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGQUIT) => Cause::Killed,
+            _ => Cause::Crash,
+        };
+        board.note_end_of(past.number, Some(ended.status), cause);
+    }
+
+    /// Who lives on for the main process.
+    fn heir(&self, dead: Pid) -> Option<u32> {
+        let board = self.supervisor.board;
+        // Generations of the library go on without their zygote, as long as there are some.
+        let serving = if board.backend() == Backend::Library { board.serving_pid() } else { 0 };
+        // And a zygote without whoever has started it, which goes into the background so.
+        let zygote = family::parent_of_living(of(serving)).map_or(0, Pid::cast_unsigned);
+        [board.main_pid(), zygote, serving].into_iter().find(|heir| {
+            *heir != 0 && of(*heir) != dead && family::parent_of_living(of(*heir)) == Some(process::pid())
+        })
+    }
+
+    /// Of all that live on for the main process, a zygote that an upgrade has set aside is the old one.
+    fn named(&self, event: Event) -> Event {
+        let board = self.supervisor.board;
+        match event {
+            Event::Succeeded { death, pid }
+                if board.backend() == Backend::Library && pid == board.main_pid() =>
+            {
+                Event::RolledBack { death, pid }
+            }
+            event => event,
+        }
+    }
+
+    /// Processes of the program that nobody looks after would be in the way of the next start.
+    fn clear(&self) {
+        let board = self.supervisor.board;
+        copies::kill(board);
+        // Whoever would have told is among them.
+        for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
+            board.note_end_of(past.number, None, Cause::Killed);
+        }
+    }
+
+    /// Nobody is left when this process ends, but for what has gone into the background.
+    fn conclude(&mut self, outcome: Outcome) -> Outcome {
+        let board = self.supervisor.board;
+        if outcome != Outcome::Finished || self.machine.told_ms().is_some() {
+            self.end_rest();
+            return outcome;
+        }
+        let left = Copies::find(board).in_background(!board.is_ready());
+        copies::end(board);
+        left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
+    }
+
+    /// Whatever else the program has started is to end, too.
+    fn end_rest(&mut self) {
+        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
+        loop {
+            match self.supervisor.rest.end(deadline_ms) {
+                Step::Over => return,
+                Step::Told { pid, count } => {
+                    (self.tell)(Event::Remaining { pid: pid.cast_unsigned(), count });
+                }
+                Step::Killed { pid, count } => {
+                    (self.tell)(Event::RemainingKilled { pid: pid.cast_unsigned(), count });
+                }
+                // Those of others have another parent, which is told.
+                Step::Wait => {
+                    let _ = signals::wait_for(Some(LOOK_SOON));
+                }
+            }
+            while let Some(ended) = process::reap() {
+                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
+            }
+        }
+    }
+
+    fn kill_hung(&self, main: Pid) {
+        let board = self.supervisor.board;
+        let serving = of(board.serving_pid());
+        let knows_which = !matches!(board.backend(), Backend::None | Backend::Roles);
+        if knows_which && serving != 0 && family::and_below(main).contains(&serving) {
+            // Only who serves: the next one is there.
+            board.note_end_of(board.generation(), None, Cause::Hang);
+            let _ = process::kill(serving, libc::SIGKILL);
+        } else {
+            kill_all(main);
+        }
+    }
+
+    /// What others have to say.
+    fn hear(&mut self) {
+        while let Ok(message) = self.supervisor.inbox.try_recv() {
+            match message {
+                Message::Ready { attempt } if attempt == self.attempt => self.inputs.push_back(Input::Ready),
+                Message::SignOfLife { attempt } if attempt == self.attempt => {
+                    self.inputs.push_back(Input::SignOfLife);
+                }
+                Message::Ready { .. } | Message::SignOfLife { .. } => {}
+                Message::Upgrade { wish, program } => match self.machine.main() {
+                    Some(main)
+                        if self.machine.can_replace() && self.supervisor.board.takes_upgrades(main) =>
+                    {
+                        self.ask(wish, program);
+                        let _ = process::kill(of(main), upgrade_signal());
+                    }
+                    _ => self.refuse(wish),
+                },
+                Message::Replace { wish, program } if self.machine.can_replace() => {
+                    let previous = self.program.clone();
+                    if !program.as_os_str().is_empty() {
+                        self.program = Some(program);
+                    }
+                    self.change = Some(Change { wish, previous, begun: false });
+                    self.inputs.push_back(Input::Replace);
+                }
+                Message::Replace { wish, .. } => self.refuse(wish),
+            }
+        }
+    }
+
+    /// What the board has to say.
+    fn look(&mut self) {
+        let board = self.supervisor.board;
+        if self.supervisor.settings.readiness == Readiness::Board
+            && board.is_ready()
+            && !self.machine.is_ready()
+        {
+            self.inputs.push_back(Input::Ready);
+        }
+        self.hear_of_upgrade();
+        self.look_at_change();
+        self.look_at_generations();
+    }
+
+    /// Those that have begun to serve, and how much they take over.
+    fn look_at_generations(&mut self) {
+        let board = self.supervisor.board;
+        let number = board.generation();
+        // Those that are still known, each: somebody may count them in a log.
+        let first = (self.generation + 1).max(number.saturating_sub(crate::board::GENERATIONS - 1));
+        for number in first..=number {
+            (self.tell)(Event::Generation { number });
+        }
+        self.generation = number;
+        let inheritance = board.inheritance();
+        if inheritance != std::mem::replace(&mut self.inheritance, inheritance) {
+            (self.tell)(Event::Inherits { inheritance });
+        }
+    }
+}
+
+fn refused(error: io::Error) -> Input {
+    Input::CannotStart { code: error.raw_os_error().unwrap_or(libc::EIO) }
+}
+
+fn of(pid: u32) -> Pid {
+    // One that does not fit is nobody; 0 would be everybody.
+    Pid::try_from(pid).unwrap_or(Pid::MAX)
+}

@@ -1,0 +1,99 @@
+//! In the supervisor's shell: another binary, by the server's own doing, or in its place.
+
+use super::Shell;
+use crate::board::{UpgradeEnd, WhyNot};
+use crate::supervisor::machine::Input;
+use crate::supervisor::settings::Readiness;
+use crate::supervisor::{Attempt, Event};
+use crate::sys::clock;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A program that says nothing of whether it serves has to live for so long to take another one's place.
+const TRIAL_MS: u64 = 1_000;
+/// A server that deals with a wish for another binary by itself may say so long after its time how that went.
+const LATE_MS: u64 = 5_000;
+
+/// A binary that takes another one's place.
+pub(super) struct Change {
+    pub(super) wish: u32,
+    /// That runs again if the new one does not.
+    pub(super) previous: Option<PathBuf>,
+    /// The new one was started.
+    pub(super) begun: bool,
+}
+
+/// A wish that the server deals with.
+pub(super) struct Asked {
+    wish: u32,
+    program: PathBuf,
+    /// When nobody expects an answer any more.
+    until_ms: u64,
+}
+
+impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
+    /// A change of the binary has come to its end.
+    pub(super) fn settle(&mut self, end: UpgradeEnd) {
+        match self.change.take() {
+            Some(change) if end == UpgradeEnd::Done && !change.begun => self.change = Some(change),
+            Some(change) => {
+                if end != UpgradeEnd::Done {
+                    self.program = change.previous;
+                }
+                self.supervisor.board.note_upgrade(change.wish, end);
+                (self.tell)(Event::Upgrade { wish: change.wish });
+            }
+            None => {}
+        }
+    }
+
+    /// Whether a change of the binary has come to its end by itself, or because it is no longer wanted.
+    pub(super) fn look_at_change(&mut self) {
+        let Some(Change { wish, begun, .. }) = self.change else { return };
+        let age_ms = self.machine.age_ms(clock::monotonic_ms());
+        let untold = self.supervisor.settings.readiness == Readiness::Started;
+        if begun && untold && age_ms.is_some_and(|age_ms| age_ms >= TRIAL_MS) {
+            self.settle(UpgradeEnd::Done);
+        } else if let Some(why) = self.supervisor.board.upgrade_is_over(wish) {
+            self.settle(UpgradeEnd::undone(why));
+            if begun {
+                self.inputs.push_back(Input::Undo);
+            }
+        }
+    }
+
+    /// Whether the server has said how a wish for another binary has ended.
+    pub(super) fn hear_of_upgrade(&mut self) {
+        let board = self.supervisor.board;
+        let Some(Asked { wish, program, until_ms }) = self.asked.take() else { return };
+        if clock::monotonic_ms() >= until_ms {
+            board.note_upgrade(wish, UpgradeEnd::undone(WhyNot::Unanswered));
+        }
+        match board.upgrade_end(wish) {
+            None => {
+                self.asked = Some(Asked { wish, program, until_ms });
+                // Whoever begins to serve has nobody yet to give any.
+                self.inputs.push_back(Input::SignOfLife);
+            }
+            Some(end) => {
+                if end == UpgradeEnd::Done && !program.as_os_str().is_empty() {
+                    self.program = Some(program);
+                }
+                (self.tell)(Event::Upgrade { wish });
+            }
+        }
+    }
+
+    /// The server is about to be told of a wish.
+    pub(super) fn ask(&mut self, wish: u32, program: PathBuf) {
+        let left_ms = self.supervisor.board.upgrade_time_left().as_millis();
+        let left_ms = u64::try_from(left_ms).unwrap_or(u64::MAX).saturating_add(LATE_MS);
+        self.asked = Some(Asked { wish, program, until_ms: clock::monotonic_ms().saturating_add(left_ms) });
+    }
+
+    /// A wish cannot be dealt with.
+    pub(super) fn refuse(&mut self, wish: u32) {
+        self.supervisor.board.note_upgrade(wish, UpgradeEnd::untouched(WhyNot::Unable));
+        (self.tell)(Event::Upgrade { wish });
+    }
+}

@@ -1,0 +1,285 @@
+//! The state machine under many schedules.
+
+use super::machine::{Action, Input, Machine};
+use super::settings::{Readiness, Restart, Settings};
+use super::{Event, Outcome};
+use crate::death::Death;
+use crate::policy::Policy;
+use std::time::Duration;
+
+/// Small and repeatable (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+}
+
+const STOP_TIMEOUT_MS: u64 = 2_000;
+const START_TIMEOUT_MS: u64 = 1_000;
+const WATCHDOG_TIMEOUT_MS: u64 = 500;
+
+fn settings(random: &mut Random) -> Settings {
+    let some = |random: &mut Random, ms| random.one_in(2).then(|| Duration::from_millis(ms));
+    Settings {
+        policy: Policy { intensity: 1 + usize::try_from(random.below(4)).unwrap(), ..Policy::default() },
+        restart: [Restart::OnFailure, Restart::Always, Restart::Never]
+            [usize::try_from(random.below(3)).unwrap()],
+        readiness: if random.one_in(2) { Readiness::Started } else { Readiness::Told },
+        stop_timeout: Some(Duration::from_millis(STOP_TIMEOUT_MS)),
+        start_timeout: some(random, START_TIMEOUT_MS),
+        assume_ready_after: some(random, 900),
+        watchdog_timeout: some(random, WATCHDOG_TIMEOUT_MS),
+        alive_interval: some(random, 700),
+        ..Settings::default()
+    }
+}
+
+/// What the machine acts upon: one program, that dies of its own or does as it is told, or not.
+struct World {
+    machine: Machine,
+    random: Random,
+    now_ms: u64,
+    next_pid: u32,
+    main: Option<u32>,
+    /// It dies of this soon.
+    doomed: Option<Death>,
+    /// It hears nothing but SIGKILL.
+    stubborn: bool,
+    stop_told_ms: Option<u64>,
+    outcome: Option<Outcome>,
+    starts: u32,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let stubborn = random.one_in(4);
+        let machine = Machine::new(settings(&mut random), 0);
+        let (now_ms, next_pid) = (0, 100);
+        let (main, doomed, stop_told_ms, outcome, starts) = (None, None, None, None, 0);
+        Self { machine, random, now_ms, next_pid, main, doomed, stubborn, stop_told_ms, outcome, starts }
+    }
+
+    fn pid(&mut self) -> u32 {
+        self.next_pid += 1;
+        self.next_pid
+    }
+
+    fn feed(&mut self, input: Input) {
+        let actions = self.machine.on(input, self.now_ms);
+        assert!(self.outcome.is_none() || actions.is_empty(), "it acts after its end: {actions:?}");
+        for action in actions {
+            self.carry_out(action);
+        }
+        assert_eq!(self.machine.main(), self.main);
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Start => {
+                assert_eq!(self.main, None, "two programs at a time");
+                assert_eq!(self.stop_told_ms, None, "started after it was to end");
+                self.starts += 1;
+                if self.random.one_in(8) {
+                    self.feed(Input::CannotStart { code: libc::ENOENT });
+                } else {
+                    let pid = self.pid();
+                    self.main = Some(pid);
+                    self.doomed = None;
+                    self.feed(Input::Started { pid });
+                }
+            }
+            Action::Signal { pid, number } => {
+                assert_eq!(Some(pid), self.main, "a signal to somebody else");
+                if !self.stubborn && number != libc::SIGHUP {
+                    self.doomed = Some(Death::Signal(number));
+                }
+            }
+            Action::KillAll { pid } | Action::KillHung { pid } => {
+                assert_eq!(Some(pid), self.main, "somebody else is killed");
+                self.doomed = Some(Death::Signal(libc::SIGKILL));
+            }
+            Action::Sleep | Action::Tell(_) => {}
+            Action::End(outcome) => {
+                assert_eq!(self.main, None, "it leaves a program behind");
+                self.outcome = Some(outcome);
+            }
+        }
+    }
+
+    fn die(&mut self, death: Death, heir: Option<u32>) {
+        self.doomed = None;
+        self.main = heir;
+        let on_trial = heir.is_none() && self.random.one_in(4);
+        self.feed(if on_trial { Input::DiedOnTrial { death } } else { Input::Died { death, heir } });
+    }
+
+    fn step(&mut self) {
+        let deadline_ms = self.machine.deadline_ms();
+        if let Some(deadline_ms) = deadline_ms.filter(|at_ms| *at_ms <= self.now_ms + 400) {
+            self.now_ms = self.now_ms.max(deadline_ms);
+            self.feed(Input::Time);
+            let next_ms = self.machine.deadline_ms();
+            assert!(self.outcome.is_some() || next_ms.is_none_or(|at_ms| at_ms > self.now_ms), "it spins");
+        } else {
+            self.now_ms += self.random.below(400);
+        }
+        if let Some(death) = self.doomed.filter(|_| self.random.one_in(2)) {
+            let heir = self.random.one_in(16).then(|| self.pid());
+            return self.die(death, heir.filter(|_| self.main.is_some()));
+        }
+        match self.random.below(12) {
+            0 if self.main.is_some() => {
+                let deaths = [Death::Signal(libc::SIGSEGV), Death::Exited(3), Death::Exited(0)];
+                let death = deaths[usize::try_from(self.random.below(3)).unwrap()];
+                let heir = self.random.one_in(3).then(|| self.pid());
+                self.die(death, heir);
+            }
+            1 if self.main.is_some() => self.feed(Input::Ready),
+            2..=5 if self.main.is_some() => self.feed(Input::SignOfLife),
+            6 => self.feed(Input::Signal { number: libc::SIGHUP, by_process: true }),
+            7 if self.random.one_in(3) => self.feed(Input::Replace),
+            8 if self.random.one_in(12) => self.stop(),
+            9 if self.random.one_in(6) => self.feed(Input::Undo),
+            _ => {}
+        }
+    }
+
+    fn stop(&mut self) {
+        if self.outcome.is_none() {
+            self.stop_told_ms.get_or_insert(self.now_ms);
+            self.feed(Input::Signal { number: libc::SIGTERM, by_process: true });
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_there_is_one_program_at_a_time_and_an_end_when_it_is_told() {
+    let mut outcomes = std::collections::BTreeMap::<String, u32>::new();
+    for seed in 0..20_000 {
+        let mut world = World::new(seed);
+        world.machine.start();
+        world.feed(Input::Time);
+        for _ in 0..200 {
+            if world.outcome.is_some() {
+                break;
+            }
+            world.step();
+        }
+        world.stop();
+        let told_ms = world.now_ms;
+        while world.outcome.is_none() {
+            world.step();
+            // Heirs may come a few times; each is told, and killed in the end.
+            assert!(world.now_ms < told_ms + 20 * STOP_TIMEOUT_MS, "seed {seed}: it does not end");
+        }
+        let outcome = world.outcome.unwrap();
+        // Nothing follows the end.
+        world.feed(Input::Time);
+        world.feed(Input::Signal { number: libc::SIGHUP, by_process: true });
+        let name = format!("{outcome:?}");
+        *outcomes.entry(name.split(['(', ' ']).next().unwrap().to_owned()).or_default() += 1;
+    }
+    // All ways to end were gone.
+    for outcome in ["Finished", "Stopped", "GaveUp", "Ended", "NotReady", "CannotStart"] {
+        assert!(outcomes.contains_key(outcome), "{outcome} was never reached: {outcomes:?}");
+    }
+}
+
+fn machine(settings: Settings) -> Machine {
+    let mut machine = Machine::new(settings, 0);
+    machine.start();
+    assert_eq!(machine.on(Input::Time, 0), [Action::Start]);
+    machine.on(Input::Started { pid: 7 }, 0);
+    machine
+}
+
+#[test]
+fn whoever_lives_on_is_the_program_and_hears_what_the_dead_one_was_told() {
+    let mut machine = machine(Settings::default());
+    let death = Death::Signal(libc::SIGSEGV);
+    let told = machine.on(Input::Died { death, heir: Some(8) }, 5);
+    assert_eq!(told, [Action::Tell(Event::Succeeded { death, pid: 8 })]);
+    let told = machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 6);
+    assert_eq!(told.last(), Some(&Action::Signal { pid: 8, number: libc::SIGTERM }));
+    let told = machine.on(Input::Died { death, heir: Some(9) }, 7);
+    assert_eq!(told.last(), Some(&Action::Signal { pid: 9, number: libc::SIGTERM }));
+    let end = machine.on(Input::Died { death: Death::Signal(libc::SIGTERM), heir: None }, 8);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(Death::Signal(libc::SIGTERM)))));
+}
+
+#[test]
+fn signals_of_a_terminal_are_not_doubled() {
+    let mut machine = machine(Settings::default());
+    let told = machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 1);
+    assert_eq!(told, [Action::Tell(Event::Stopping { number: libc::SIGINT, for_good: true })]);
+    assert_eq!(machine.on(Input::Signal { number: libc::SIGTSTP, by_process: false }, 2), [Action::Sleep]);
+    let end = machine.on(Input::Died { death: Death::Signal(libc::SIGINT), heir: None }, 3);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(Death::Signal(libc::SIGINT)))));
+}
+
+#[test]
+fn who_does_not_end_in_time_is_killed_again_and_again() {
+    let mut machine = machine(Settings { stop_timeout: Some(Duration::from_secs(3)), ..Settings::default() });
+    machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 10);
+    // Asking once more gives it no more time.
+    machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 2_000);
+    assert_eq!(machine.deadline_ms(), Some(3_010));
+    assert_eq!(machine.on(Input::Time, 3_009), []);
+    let kill = [Action::Tell(Event::Killed), Action::KillAll { pid: 7 }];
+    assert_eq!(machine.on(Input::Time, 3_010), kill);
+    assert_eq!(machine.on(Input::Time, 6_010), kill);
+}
+
+#[test]
+fn silence_is_a_hang_once_it_is_ready() {
+    let watched = Settings {
+        readiness: Readiness::Told,
+        watchdog_timeout: Some(Duration::from_secs(1)),
+        ..Settings::default()
+    };
+    let mut machine = machine(watched);
+    assert_eq!(machine.deadline_ms(), None);
+    machine.on(Input::Ready, 500);
+    machine.on(Input::SignOfLife, 1_400);
+    assert_eq!(machine.on(Input::Time, 1_500), []);
+    let told = machine.on(Input::Time, 2_400);
+    assert_eq!(told, [Action::Tell(Event::Silent), Action::KillHung { pid: 7 }]);
+}
+
+#[test]
+fn a_replaced_program_is_stopped_and_started_and_that_is_no_crash() {
+    let mut machine = machine(Settings { restart: Restart::Never, ..Settings::default() });
+    let told = machine.on(Input::Replace, 1);
+    assert_eq!(told.last(), Some(&Action::Signal { pid: 7, number: libc::SIGTERM }));
+    let told = machine.on(Input::Died { death: Death::Signal(libc::SIGTERM), heir: None }, 2);
+    assert_eq!(told.last(), Some(&Action::Start));
+}
+
+#[test]
+fn what_does_not_serve_in_another_ones_place_is_killed_and_that_is_started() {
+    let never = || Settings { restart: Restart::Never, ..Settings::default() };
+    let mut one = machine(never());
+    assert_eq!(one.on(Input::Undo, 1), [Action::KillAll { pid: 7 }]);
+    let killed = Death::Signal(libc::SIGKILL);
+    assert_eq!(one.on(Input::Died { death: killed, heir: None }, 2).last(), Some(&Action::Start));
+    let mut one = machine(never());
+    let death = Death::Exited(0);
+    assert_eq!(one.on(Input::DiedOnTrial { death }, 1).last(), Some(&Action::Start));
+    // Not after it was told to end.
+    let mut one = machine(never());
+    one.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 1);
+    assert_eq!(one.on(Input::Undo, 2), []);
+    let end = one.on(Input::DiedOnTrial { death }, 3);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Finished)));
+}

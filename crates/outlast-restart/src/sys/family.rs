@@ -1,0 +1,91 @@
+//! Who is whose child.
+
+use super::process::Pid;
+use std::io;
+
+/// Whoever loses their parent somewhere below this process becomes its child, and not that of the machine's first process.
+pub(crate) fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: takes integers, and changes an attribute of this process.
+    let result = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The parent of a process that has not ended; none if it has, or there is none of this number.
+pub(crate) fn parent_of_living(pid: Pid) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(parent)
+}
+
+/// Has this process told by a signal when its parent ends. Changes of its user or group end that.
+pub(crate) fn tell_end_of_parent(signal: i32) -> io::Result<()> {
+    // SAFETY: takes integers, and changes an attribute of this process.
+    let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The children of a process, also those that are not buried.
+pub(crate) fn children(of: Pid) -> Vec<Pid> {
+    if let Ok(listed) = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")) {
+        return listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    }
+    // A kernel without that list.
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent_of_living(*pid) == Some(of)).collect()
+}
+
+/// All processes that can be seen.
+pub(crate) fn all() -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The session of a process; of the calling one for 0. None if there is no such process.
+pub(crate) fn session(pid: Pid) -> Option<Pid> {
+    // SAFETY: an integer.
+    Some(unsafe { libc::getsid(pid) }).filter(|session| *session >= 0)
+}
+
+/// All living processes below this one: children, and theirs. It, too, is among them.
+pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
+    let pairs: Vec<(Pid, Pid)> =
+        all().into_iter().filter_map(|pid| Some((pid, parent_of_living(pid)?))).collect();
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        for &(pid, its_parent) in &pairs {
+            if its_parent == parent && !found.contains(&pid) {
+                found.push(pid);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_and_theirs_are_found() {
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & echo $!; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let sleep: Pid = line.trim().parse().unwrap();
+        let root = Pid::try_from(shell.id()).unwrap();
+        assert_eq!(parent_of_living(sleep), Some(root));
+        assert_eq!(and_below(root), [root, sleep]);
+        super::super::process::kill(sleep, libc::SIGKILL).unwrap();
+        shell.wait().unwrap();
+        assert_eq!(parent_of_living(root), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! Whoever is about to take over, and whoever hands over, is killed at instructions all over the way. `OUTLAST_CRASHES=n`
+//! says at how many.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(clippy::print_stdout, reason = "a test")]
+
+mod common;
+
+use common::number;
+use common::tracer::Step;
+use common::victim::{Means, Victim, lines};
+
+/// At so many of the first instructions.
+const CRASHES: u64 = 40;
+const INSTRUCTIONS: u64 = 20_000;
+
+/// From 1 on, and more and more of them between two.
+fn instructions() -> impl Iterator<Item = u64> {
+    let crashes = number("OUTLAST_CRASHES", CRASHES);
+    (0..crashes).map(move |crash| 1 + crash + INSTRUCTIONS * crash * crash / (crashes * crashes))
+}
+
+#[test]
+fn who_takes_over_is_killed_at_any_instruction() {
+    let mut victim = Victim::start("lines", lines);
+    let killed = instructions()
+        .take_while(|count| victim.kill_successor_at(Step::Instruction, *count, Means::Kill))
+        .count();
+    println!("killed at {killed} instructions");
+    assert!(killed > 10, "{killed} only: it was not watched");
+}
+
+#[test]
+fn who_hands_over_is_killed_at_any_instruction() {
+    let mut victim = Victim::start("lines", lines);
+    for signal in [libc::SIGABRT, libc::SIGILL] {
+        let killed = instructions().take_while(|count| victim.kill_after_fault(signal, *count)).count();
+        println!("signal {signal}: killed at {killed} instructions");
+        assert!(killed > 10, "{killed} only: it was not watched");
+    }
+}

@@ -1,0 +1,426 @@
+//! A program that is kept running: from its settings to its end.
+
+mod attend;
+pub mod capture;
+mod elf;
+mod launch;
+pub mod limits;
+mod manager;
+pub mod names;
+mod notify;
+mod preload;
+mod state;
+pub mod upgrade;
+
+use crate::cli::When;
+use crate::cli::{KeepConnections, Preload, ProcessArgs, RunArgs};
+use crate::exit::{Code, Failure};
+use crate::narrate::seconds;
+use anyhow::Result;
+use capture::{Capture, Place};
+use launch::Launch;
+use manager::Manager;
+use notify::Notify;
+use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
+use outlast_restart::policy::Inheritance;
+use outlast_restart::supervisor::{
+    Attempt, Event, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
+};
+use outlast_session::relay::dial::plain;
+use preload::Choice;
+use state::State;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use upgrade::Preloaded;
+
+/// After SIGTERM, time for the program to end. Default 30 s: what service managers allow.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
+const READY_UNTOLD: Duration = Duration::from_secs(10);
+
+/// What `outlast run` will do.
+#[derive(Debug)]
+pub struct Plan {
+    name: String,
+    settings: Settings,
+    launch: Launch,
+    output: Option<Place>,
+    notify: bool,
+    /// Why no library is loaded into it.
+    bare: Option<String>,
+}
+
+impl Plan {
+    /// By which `outlast status` and `outlast upgrade` know it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Checks the settings of `outlast run`. Nothing is started.
+pub fn plan(args: &RunArgs) -> Result<Plan> {
+    let Some((program, arguments)) = args.program.split_first() else {
+        let how = "give it behind --, as in `outlast run -- ./my-server --port 80` (in a file: program)";
+        return Err(Failure::usage(format!("no program to run: {how}")));
+    };
+    let surroundings = &args.surroundings;
+    if let Some(folder) = surroundings.working_directory.as_deref().filter(|folder| !folder.is_dir()) {
+        let folder = folder.display();
+        return Err(Failure::usage(format!("there is no folder {folder} to run in (--working-directory)")));
+    }
+    let mut launch = Launch {
+        program: program.clone(),
+        arguments: arguments.to_vec(),
+        environment: surroundings.environment.clone(),
+        directory: surroundings.working_directory.clone(),
+        limits: surroundings.limit.clone(),
+        nice: surroundings.nice,
+        oom_score_adjust: surroundings.oom_score_adjust,
+        watchdog: args.ready.watchdog,
+        ..Launch::default()
+    };
+    let when = args.preload.preload.unwrap_or_default();
+    let path = launch.variable("PATH").unwrap_or_default();
+    let choice = preload::choose(when, args.preload.preload_library.as_deref(), program, &path)?;
+    let bare = match choice {
+        Choice::Load(library) => {
+            launch.preload = Some(library);
+            launch.keep = preload::Keep {
+                listeners_only: args.preload.keep_connections == Some(KeepConnections::Listeners),
+                snapshot: args.preload.snapshot,
+            };
+            None
+        }
+        Choice::Without(why) => Some(why),
+    };
+    let file_name = || Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+    let name = args.name.clone().unwrap_or_else(file_name);
+    let settings = settings(args, launch.preload.is_some(), when)?;
+    Ok(Plan {
+        settings: Settings {
+            // What is loaded into it lets it live on.
+            orphan_signal: launch.preload.is_none().then_some(settings.stop_signal),
+            name: name.clone(),
+            ..settings
+        },
+        name,
+        output: args.output.log_to.as_ref().map(|file| Place {
+            file: file.clone(),
+            size_bytes: args.output.log_size.map_or(capture::SIZE_BYTES, |size| size as u64),
+            keep: args.output.log_keep.unwrap_or(capture::KEEP),
+        }),
+        notify: args.ready.notify,
+        launch,
+        bare,
+    })
+}
+
+fn settings(args: &RunArgs, preloaded: bool, preload: Preload) -> Result<Settings> {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let mut settings = Settings { stop_timeout: Some(STOP_TIMEOUT), ..Settings::default() };
+    let (restart, stop, ready) = (&args.restart, &args.stop, &args.ready);
+    let policy = &mut settings.policy;
+    policy.intensity = restart.intensity.unwrap_or(policy.intensity);
+    policy.intensity_window_ms = restart.window.map_or(policy.intensity_window_ms, millis);
+    policy.transient_after_ms = restart.transient_after.map_or(policy.transient_after_ms, millis);
+    policy.hang_timeout_ms = restart.hang_timeout.map_or(policy.hang_timeout_ms, millis);
+    settings.own_hang_timeout = restart.hang_timeout.is_none();
+    settings.restart = match restart.restart {
+        None | Some(When::OnFailure) => Restart::OnFailure,
+        Some(When::Always) => Restart::Always,
+        Some(When::Never) => Restart::Never,
+    };
+    if !restart.success_codes.is_empty() {
+        settings.success = names::with_signals(&restart.success_codes).collect();
+    }
+    settings.backoff_min = restart.backoff_min.unwrap_or(settings.backoff_min);
+    settings.backoff_max = restart.backoff_max.unwrap_or(settings.backoff_max.max(settings.backoff_min));
+    if settings.backoff_max < settings.backoff_min {
+        return Err(Failure::usage("--backoff-max is less than --backoff-min"));
+    }
+    settings.stop_signal = stop.stop_signal.unwrap_or(settings.stop_signal);
+    settings.stop_timeout = stop.stop_timeout.or(settings.stop_timeout).filter(|time| !time.is_zero());
+    settings.start_timeout = ready.start_timeout;
+    settings.watchdog_timeout = ready.watchdog;
+    let tells_board = preloaded || ready.start_timeout.is_some();
+    settings.readiness = match (ready.notify, tells_board) {
+        (true, _) => Readiness::Told,
+        (false, true) => Readiness::Board,
+        (false, false) => Readiness::Started,
+    };
+    let unsure = settings.readiness == Readiness::Board && preload == Preload::Auto;
+    settings.assume_ready_after = Some(READY_UNTOLD).filter(|_| unsure && ready.start_timeout.is_none());
+    Ok(settings)
+}
+
+/// Runs the program until it ends in order, is told to end, or fails too often. Ends with its code.
+pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
+    let manager = Manager::of_this_process();
+    plan.settings.alive_interval = manager.alive_interval();
+    // Before any thread: they hold back the signals that this one does.
+    let supervisor = Supervisor::new(plan.settings.clone())?;
+    if let Some(why) = &plan.bare {
+        tracing::info!("{} runs without the preload library: {why}", plan.name);
+    }
+    for left in without_supervisor(&plan.name) {
+        let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
+        tracing::warn!(
+            "process {pid} of an earlier {name} still runs, without its supervisor (process {supervisor}), which is gone: \
+             kill {pid} ends it"
+        );
+    }
+    let shown = [&plan.launch.program].into_iter().chain(&plan.launch.arguments);
+    let shown = shown.map(|word| word.to_string_lossy().into_owned()).collect();
+    let state = Arc::new(State::new(
+        (plan.name.clone(), shown),
+        plan.launch.preload.clone().map(|library| Preloaded { library, keep: plan.launch.keep }),
+        supervisor.board(),
+        supervisor.handle(),
+        manager,
+    ));
+    let attendant = attend::attend(Arc::clone(&state), process)?;
+    let notify = plan.notify.then(|| Notify::new(supervisor.handle(), Arc::clone(&state))).transpose()?;
+    let capture = plan.output.take().map(Capture::start).transpose()?;
+    let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
+    drop(attendant);
+    conclude(&plan, outcome?)
+}
+
+fn supervise(
+    plan: &Plan,
+    supervisor: Supervisor,
+    state: &State,
+    manager: Manager,
+    (capture, mut notify): (Option<Capture>, Option<Notify>),
+) -> Result<Outcome> {
+    let board = supervisor.board();
+    let capture = std::cell::RefCell::new(capture);
+    let make = |attempt: Attempt<'_>| -> Command {
+        let socket = notify.as_mut().map(|notify| notify.listen(attempt.number)).transpose();
+        let socket = socket.unwrap_or_else(|error| {
+            tracing::error!("{error}");
+            None
+        });
+        let mut command = plan.launch.command(attempt.program, socket.as_deref());
+        if let Some(Err(error)) = capture.borrow().as_ref().map(|capture| capture.attach(&mut command)) {
+            tracing::error!("the program's output is not captured: {}", plain(&error));
+        }
+        command
+    };
+    let tell = |event| {
+        state.on(event);
+        if let (Event::Buried { pid }, Some(capture)) = (event, capture.borrow_mut().as_mut()) {
+            capture.on_buried(pid);
+        }
+        match event {
+            Event::Ready => manager.ready(),
+            Event::Stopping { for_good: true, .. } => manager.stopping(),
+            Event::Alive => manager.alive(),
+            _ => {}
+        }
+        log(plan, board, manager, event);
+    };
+    let outcome = supervisor.run(make, tell);
+    if let Some(capture) = capture.into_inner() {
+        capture.finish();
+    }
+    Ok(outcome?)
+}
+
+/// Tells people, and the service manager what is worth a line there.
+fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
+    let name = &plan.name;
+    match event {
+        Event::Started { pid, run } => {
+            tracing::info!(pid, run, "{name} is started");
+            manager.status(&format!("{name} is started (process {pid})"));
+        }
+        // That it is started says it all.
+        Event::Ready if plan.settings.readiness == Readiness::Started => {}
+        Event::Ready => {
+            tracing::info!("{name} is ready");
+            manager.status(&format!("{name} serves"));
+        }
+        Event::Crashed { death, pause, restarts } => {
+            let when = if pause.is_zero() { String::new() } else { format!(" in {}", seconds(pause)) };
+            let (intensity, window) = intensity(plan);
+            let line = format!(
+                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window})"
+            );
+            tracing::warn!("{line}");
+            manager.status(&line);
+        }
+        Event::CannotStart { code, pause } => {
+            let (_, why) = why_not(plan, code);
+            tracing::warn!("{why}: it is tried again in {}", seconds(pause));
+        }
+        Event::Succeeded { death, pid } => tracing::warn!(pid, "{name} has {death}: its successor goes on"),
+        Event::RolledBack { death, pid } => {
+            tracing::warn!(pid, "the new binary of {name} has {death}: the old one goes on");
+        }
+        Event::Upgrade { wish } => match board.upgrade_end(wish) {
+            Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
+            Some(UpgradeEnd::Failed { why: WhyNot::Unanswered, .. }) => {
+                tracing::error!("nobody knows whether {name} is upgraded: {}", WhyNot::Unanswered);
+            }
+            Some(UpgradeEnd::Failed { why, .. }) => {
+                let why = crate::exit::clean(&why.to_string());
+                tracing::warn!("{name} is not upgraded, and the old one goes on: {why}");
+            }
+            None => {}
+        },
+        Event::LeftBehind { pid } => {
+            let what = state::command_of(pid);
+            tracing::warn!(
+                "{name} has ended and left process {pid} ({what}) in the background, which is not kept running: \
+                 have it stay in the foreground"
+            );
+        }
+        Event::Generation { number } => {
+            let past = board.generations();
+            let this = past.iter().find(|past| past.number == number);
+            let pause = this.map_or(Duration::ZERO, |past| past.pause);
+            if board.backend() == Backend::Roles {
+                // One process of several, whose generations are told apart below.
+                return log_role(name, this);
+            }
+            let last = past.iter().rev().find(|past| past.number + 1 == number && past.ended_ms.is_some());
+            match last {
+                // Without a pause it was started anew, which was said.
+                Some(last) if !pause.is_zero() => tracing::warn!(
+                    "{name}: generation {number} serves, {pause:?} after the last one's end ({})",
+                    state::cause(last.cause)
+                ),
+                _ => tracing::info!("{name}: generation {number} serves"),
+            }
+        }
+        Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
+        Event::Remaining { pid, count } => {
+            tracing::warn!(
+                "{name} has ended, but not {}: told to end (SIGTERM)",
+                state::commands_of(pid, count)
+            );
+        }
+        Event::RemainingKilled { pid, count } => {
+            tracing::warn!(
+                "{} of {name}: not ended in time (--stop-timeout), killed",
+                state::commands_of(pid, count)
+            );
+        }
+        Event::Stopping { number, .. } => {
+            tracing::info!("{name} is told to end ({})", names::signal_name(number));
+        }
+        Event::Killed => {
+            tracing::warn!("{name} has not ended in time (--stop-timeout): it is killed, with all below it");
+        }
+        Event::NotReady => {
+            let limit = seconds(plan.settings.start_timeout.unwrap_or_default());
+            tracing::warn!("{name} is not ready after {limit} (--start-timeout): it is killed");
+        }
+        Event::Silent => {
+            let limit = seconds(plan.settings.watchdog_timeout.unwrap_or_default());
+            tracing::warn!(
+                "{name} has given no sign of life for {limit} (--watchdog): it hangs, and is killed"
+            );
+        }
+        _ => {}
+    }
+}
+
+/// How many crashes are put up with, and within what.
+fn intensity(plan: &Plan) -> (usize, String) {
+    let policy = &plan.settings.policy;
+    (policy.intensity, seconds(Duration::from_millis(policy.intensity_window_ms)))
+}
+
+/// Where on the way down a program is that goes on by itself, and what comes next.
+fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
+    let (name, (intensity, window)) = (&plan.name, intensity(plan));
+    let so_often = format!("{name} crashes more than {intensity} times within {window}");
+    let next = format!("after {intensity} more");
+    match inheritance {
+        Inheritance::Everything => {
+            tracing::info!(
+                "{name} has not crashed for long: its next generation takes over everything again"
+            );
+        }
+        // That has no state to be suspected.
+        Inheritance::WithoutSuspectState if matches!(board.backend(), Backend::Exec | Backend::Snapshot) => {
+            tracing::warn!("{so_often}: its connections are kept once more; {next} they are closed");
+        }
+        Inheritance::WithoutSuspectState => tracing::warn!(
+            "{so_often}: state that only a hook can check is left behind; {next} connections are closed"
+        ),
+        Inheritance::Listeners => tracing::warn!(
+            "{so_often}, again: its connections are closed, and only what listens is taken over; {next} it ends, and is \
+             started anew"
+        ),
+    }
+}
+
+/// A process of several has come to serve, or does so again.
+fn log_role(name: &str, serving: Option<&Past>) {
+    match serving {
+        Some(Past { role, pid, pause, .. }) if !pause.is_zero() => {
+            tracing::warn!(pid, "{name}: {role} has crashed, and serves again after {pause:?}");
+        }
+        Some(Past { role, pid, .. }) => tracing::info!(pid, "{name}: {role} serves"),
+        None => {}
+    }
+}
+
+fn conclude(plan: &Plan, outcome: Outcome) -> Result<Code> {
+    let Plan { name, settings, .. } = plan;
+    match outcome {
+        Outcome::Finished => Ok(Code::Ok),
+        Outcome::Stopped(death) | Outcome::Ended(death) => std::process::exit(death.exit_code()),
+        Outcome::GaveUp(death) => {
+            let (intensity, window) = intensity(plan);
+            tracing::error!(
+                "{name} has {death}, after {intensity} other crashes within {window}: it is not started again"
+            );
+            std::process::exit(death.exit_code())
+        }
+        Outcome::CannotStart { code } => {
+            let (code, why) = why_not(plan, code);
+            Err(Failure::new(code, why).into())
+        }
+        Outcome::NotReady => {
+            let limit = seconds(settings.start_timeout.unwrap_or_default());
+            let what = format!("{name} was not ready within {limit} (--start-timeout), and is ended");
+            Err(Failure::new(Code::NotReady, what).into())
+        }
+        Outcome::Background { pid } => Err(Failure::usage(format!(
+            "{name} has gone into the background, where it cannot be kept running, nor its connections: process {pid} and \
+             those below it are ended. Have it stay in the foreground, such as by `daemon off;` (nginx) or \
+             `daemonize no` (redis)"
+        ))),
+        // Whatever else there may be one day.
+        other => Err(anyhow::anyhow!("{name}: {other:?}")),
+    }
+}
+
+/// Why the program cannot be started, from the system's error, and what that is to whoever wants it.
+fn why_not(plan: &Plan, code: i32) -> (Code, String) {
+    let Launch { program, .. } = &plan.launch;
+    let shown = program.to_string_lossy();
+    if let Some(why) = plan.launch.explain(code) {
+        return (Code::System, format!("cannot run {shown}: it {}", crate::exit::clean(&why)));
+    }
+    let error = io::Error::from_raw_os_error(code);
+    let path = plan.launch.variable("PATH").unwrap_or_default();
+    let (code, why) = match error.kind() {
+        io::ErrorKind::NotFound if preload::find(program, &path).is_some() => {
+            (Code::Usage, "what its first line or its header names to run it is not there".to_owned())
+        }
+        io::ErrorKind::NotFound if program.as_encoded_bytes().starts_with(b"-") => {
+            (Code::Usage, "there is no such option, and no such program".to_owned())
+        }
+        io::ErrorKind::NotFound => (Code::Usage, "there is no such program".to_owned()),
+        _ => (Code::System, plain(&error)),
+    };
+    (code, format!("cannot run {shown}: {why}"))
+}

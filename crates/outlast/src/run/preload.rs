@@ -1,0 +1,203 @@
+//! Whether a library can be loaded into a program that keeps its sockets over a crash.
+
+use super::elf::{self, Elf, Kind};
+use crate::cli::Preload;
+use crate::exit::Failure;
+use anyhow::Result;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// The library's file.
+const LIBRARY: &str = "liboutlast_preload.so";
+/// The dynamic loader's variable.
+const VARIABLE: &str = "LD_PRELOAD";
+/// Scripts for scripts: as deep as the kernel goes.
+const SCRIPTS_MAX: usize = 5;
+
+/// The library that is loaded into the program, or why there is none.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Choice {
+    Load(PathBuf),
+    Without(String),
+}
+
+/// Chooses. `path` is where programs are searched for.
+pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr) -> Result<Choice> {
+    let found = match (when, given) {
+        (Preload::Never, _) => return Ok(Choice::Without("--preload never".into())),
+        (_, Some(given)) if !given.is_file() => {
+            return Err(Failure::usage(format!("there is no preload library {}", given.display())));
+        }
+        (_, Some(given)) => std::path::absolute(given).ok(),
+        (_, None) => beside(),
+    };
+    let choice = match found {
+        Some(library) => match obstacle(&library, program, path) {
+            None => Choice::Load(library),
+            Some(why) => Choice::Without(why),
+        },
+        None => Choice::Without(format!("there is no {LIBRARY} beside outlast or in ../lib/outlast")),
+    };
+    match choice {
+        Choice::Without(why) if when == Preload::Always => {
+            let name = program.to_string_lossy();
+            Err(Failure::usage(format!("cannot preload a library into {name} (--preload always): {why}")))
+        }
+        choice => Ok(choice),
+    }
+}
+
+/// What the program's environment has for the library, which is in front of those that the user has there.
+pub fn variables(library: &Path, keep: &Keep, existing: Option<OsString>) -> Vec<(&'static str, OsString)> {
+    let mut value = library.as_os_str().to_owned();
+    if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
+        value.push(":");
+        value.push(existing);
+    }
+    let connections = if keep.listeners_only { "listeners" } else { "idle" };
+    let mut variables =
+        vec![(VARIABLE, value), ("OUTLAST_PRELOAD", "start".into()), ("OUTLAST_KEEP", connections.into())];
+    if keep.snapshot {
+        variables.push(("OUTLAST_SNAPSHOT", "1".into()));
+    }
+    variables
+}
+
+/// What the library does for the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    pub listeners_only: bool,
+    pub snapshot: bool,
+}
+
+/// Where an installation has it.
+fn beside() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let folder = own.parent()?;
+    let places = [folder.join(LIBRARY), folder.parent()?.join("lib/outlast").join(LIBRARY)];
+    places.into_iter().find(|place| place.is_file())
+}
+
+/// Why the library cannot be loaded into the program, if so.
+pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String> {
+    // The loader splits its variable there.
+    if library.as_os_str().to_string_lossy().contains([' ', ':']) {
+        return Some(format!("the path {} has a space or a colon", library.display()));
+    }
+    let Ok(Kind::Elf(Elf { machine, .. })) = elf::kind(library) else {
+        return Some(format!("{} is no library", library.display()));
+    };
+    let (file, elf) = match executable(program.into(), path) {
+        Ok(found) => found,
+        Err(why) => return Some(why),
+    };
+    let name = file.display();
+    if elf.uses_library {
+        return Some(format!("{name} takes over its connections by itself"));
+    }
+    let Some(loader) = &elf.loader else { return Some(format!("{name} is linked statically")) };
+    if elf.machine != machine {
+        return Some(format!("{name} is for another kind of processor than the library"));
+    }
+    if loader.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-musl")) {
+        return Some(format!("{name} uses another C library than the GNU one"));
+    }
+    let mode = std::fs::metadata(&file).map_or(0, |metadata| metadata.permissions().mode());
+    (mode & 0o6000 != 0).then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
+}
+
+/// The machine code that is executed in the end.
+fn executable(mut program: OsString, path: &OsStr) -> Result<(PathBuf, Elf), String> {
+    for _ in 0..SCRIPTS_MAX {
+        let name = program.to_string_lossy().into_owned();
+        let file = find(&program, path).ok_or_else(|| format!("there is no program {name}"))?;
+        match elf::kind(&file).map_err(|error| format!("cannot read {name}: {error}"))? {
+            Kind::Elf(elf) => return Ok((file, elf)),
+            Kind::Script(interpreter, argument) => {
+                let is_env = interpreter.file_name().is_some_and(|name| name == "env");
+                program = match argument.filter(|argument| is_env && !argument.starts_with('-')) {
+                    Some(argument) => argument.into(),
+                    None => interpreter.into(),
+                };
+            }
+            Kind::Unknown => return Err(format!("{name} is no program")),
+        }
+    }
+    Err("it is a script for a script, and so on".into())
+}
+
+/// The file that is executed for a name.
+pub fn find(program: &OsStr, path: &OsStr) -> Option<PathBuf> {
+    if program.to_string_lossy().contains('/') {
+        return Some(PathBuf::from(program)).filter(|file| file.is_file());
+    }
+    let is_program = |file: &PathBuf| {
+        std::fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(path).map(|folder| folder.join(program)).find(is_program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_loaded_into_what_can_load_it() {
+        let folder = tempfile::tempdir().unwrap();
+        // Any library will do to look at.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let libc = maps
+            .lines()
+            .find_map(|line| line.split_whitespace().nth(5).filter(|file| file.contains("libc.so")));
+        let libc = PathBuf::from(libc.unwrap());
+        let script = folder.path().join("script");
+        std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
+        let text = folder.path().join("text");
+        std::fs::write(&text, "text").unwrap();
+        let setuid = folder.path().join("setuid");
+        std::fs::copy("/bin/sh", &setuid).unwrap();
+        std::fs::set_permissions(&setuid, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        let path = OsStr::new("/bin:/usr/bin");
+        let tried = |when, program: &Path| choose(when, Some(&libc), program.as_os_str(), path);
+        for program in [Path::new("sh"), Path::new("/bin/sh"), &script] {
+            assert_eq!(tried(Preload::Auto, program).unwrap(), Choice::Load(libc.clone()), "{program:?}");
+        }
+        for (program, part) in [
+            (text.as_path(), "is no program"),
+            (Path::new("no-such-program"), "there is no program"),
+            (&setuid, "setuid"),
+            (Path::new("/no/such"), "there is no program"),
+        ] {
+            let Choice::Without(why) = tried(Preload::Auto, program).unwrap() else { panic!("{program:?}") };
+            assert!(why.contains(part), "{why}");
+            let why = tried(Preload::Always, program).unwrap_err().to_string();
+            assert!(why.contains(part) && why.contains("--preload always"), "{why}");
+        }
+        assert!(matches!(tried(Preload::Never, Path::new("sh")), Ok(Choice::Without(_))));
+        let missing = choose(Preload::Auto, Some(Path::new("/no/such.so")), OsStr::new("sh"), path);
+        assert!(missing.unwrap_err().to_string().contains("no preload library /no/such.so"));
+        assert!(
+            choose(Preload::Auto, Some(&text), OsStr::new("sh"), path)
+                .is_ok_and(|choice| choice != Choice::Load(text))
+        );
+    }
+
+    #[test]
+    fn libraries_of_the_user_stay() {
+        let library = Path::new("/lib/ours.so");
+        let value = |existing| variables(library, &Keep::default(), existing).swap_remove(0).1;
+        assert_eq!(value(None), "/lib/ours.so");
+        assert_eq!(value(Some("/a.so /b.so".into())), "/lib/ours.so:/a.so /b.so");
+        assert_eq!(value(Some(OsString::new())), "/lib/ours.so");
+        let all = variables(library, &Keep { listeners_only: true, snapshot: true }, None);
+        assert_eq!(
+            all[1..],
+            [
+                ("OUTLAST_PRELOAD", "start".into()),
+                ("OUTLAST_KEEP", "listeners".into()),
+                ("OUTLAST_SNAPSHOT", "1".into()),
+            ]
+        );
+    }
+}

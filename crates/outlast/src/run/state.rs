@@ -1,0 +1,245 @@
+//! A supervised program as it shows itself to `outlast status` and `outlast upgrade`.
+
+use super::manager::Manager;
+use super::names::how;
+use super::upgrade::{Preloaded, TIMEOUT, Upgrades};
+use crate::admin::{Administered, Request};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use outlast_restart::Death;
+use outlast_restart::board::{Backend, Board, Cause, Past, Quarantined};
+use outlast_restart::supervisor::{Event, Handle};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Starts that are remembered.
+const STARTS_MAX: usize = 64;
+
+/// What is known of the program.
+#[derive(Debug)]
+pub struct State {
+    name: String,
+    program: Vec<String>,
+    board: &'static Board,
+    upgrades: Upgrades,
+    manager: Manager,
+    began: Instant,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    main_pid: u32,
+    ready: bool,
+    stopping: bool,
+    said: Option<String>,
+    starts: VecDeque<Start>,
+}
+
+/// One start of the program by its supervisor.
+#[derive(Debug)]
+struct Start {
+    number: u32,
+    pid: u32,
+    began_ms: u64,
+    ended: Option<(u64, Death)>,
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    millis(since)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl State {
+    /// Nothing has happened yet.
+    pub fn new(
+        (name, program): (String, Vec<String>),
+        preloaded: Option<Preloaded>,
+        board: &'static Board,
+        handle: Handle,
+        manager: Manager,
+    ) -> Self {
+        let (upgrades, now) = (Upgrades::new(board, handle, preloaded), Mutex::default());
+        Self { name, program, board, upgrades, manager, began: Instant::now(), now }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program says how it is.
+    pub fn said(&self, text: &str) {
+        self.now().said = Some(text.to_owned());
+        self.manager.status(text);
+    }
+
+    /// Something has happened.
+    pub fn on(&self, event: Event) {
+        self.upgrades.on(event);
+        let mut now = self.now();
+        match event {
+            Event::Started { pid, run } => {
+                (now.main_pid, now.ready, now.said) = (pid, false, None);
+                if now.starts.len() == STARTS_MAX {
+                    now.starts.pop_front();
+                }
+                now.starts.push_back(Start { number: run, pid, began_ms: now_ms(), ended: None });
+            }
+            Event::Ready => now.ready = true,
+            Event::Succeeded { pid, .. } | Event::RolledBack { pid, .. } => now.main_pid = pid,
+            Event::Stopping { for_good, .. } => now.stopping = for_good,
+            Event::Ended { death, .. } => {
+                (now.main_pid, now.ready) = (0, false);
+                if let Some(start) = now.starts.back_mut() {
+                    start.ended = Some((now_ms(), death));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn status(&self) -> Value {
+        let now = self.now();
+        let (connections, held_bytes) = self.board.held();
+        let (count, kept) = self.board.quarantined();
+        let starts = now.starts.iter().map(|start| {
+            json!({
+                "number": start.number,
+                "pid": start.pid,
+                "began_ms": start.began_ms,
+                "ended_ms": start.ended.map(|(at_ms, _)| at_ms),
+                "how": start.ended.map(|(_, death)| how(death)),
+            })
+        });
+        json!({
+            "pid": std::process::id(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "runs": self.name,
+            "program": self.program,
+            "serves_program": self.upgrades.serves(),
+            "upgrade": self.upgrades.under_way(),
+            "up_ms": millis(self.began.elapsed()),
+            "main_pid": now.main_pid,
+            "ready": now.ready,
+            "stopping": now.stopping,
+            "said": now.said,
+            "preloaded": self.upgrades.is_preloaded(),
+            "backend": backend(self.board.backend()),
+            "starts": starts.collect::<Vec<_>>(),
+            "generation": self.board.generation(),
+            "generations": self.board.generations().iter().map(generation).collect::<Vec<_>>(),
+            "connections": connections,
+            "held_bytes": held_bytes,
+            "quarantined": {
+                "count": count,
+                "kept": kept.iter().map(quarantined).collect::<Vec<_>>(),
+            },
+        })
+    }
+
+    fn upgrade(&self, program: &str, force: bool, timeout: Duration) -> Value {
+        let Now { main_pid, stopping, .. } = *self.now();
+        if stopping {
+            return json!({ "error": "it is ending" });
+        }
+        let answer = self.upgrades.begin(main_pid, program, force, timeout);
+        if answer.get("wish").is_some() {
+            let shown = if program.is_empty() { "what is at its path now" } else { program };
+            tracing::info!("{} is to be upgraded to {}", self.name, crate::exit::clean(shown));
+        }
+        answer
+    }
+
+    fn outcome(&self, wish: u32) -> Value {
+        let mut outcome = self.upgrades.outcome(wish);
+        let now = self.now();
+        if let Some(outcome) = outcome.as_object_mut() {
+            outcome.insert("main_pid".into(), now.main_pid.into());
+            outcome.insert("stopping".into(), now.stopping.into());
+            outcome.insert("generation".into(), self.board.generations().last().map(generation).into());
+        }
+        outcome
+    }
+}
+
+impl Administered for State {
+    async fn answer(&self, request: Request) -> Value {
+        match request {
+            Request::Status {} => self.status(),
+            Request::Upgrade { program, force, timeout_ms } => {
+                self.upgrade(&program, force, timeout_ms.map_or(TIMEOUT, Duration::from_millis))
+            }
+            Request::Outcome { wish } => self.outcome(wish),
+            Request::Withdraw { wish } => self.upgrades.cancel(wish),
+            Request::Kill { .. } => json!({ "matching": [] }),
+        }
+    }
+}
+
+/// What a process is called, if it still runs.
+pub fn command_of(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    crate::exit::clean(name.trim_end())
+}
+
+/// That process, and how many others.
+pub fn commands_of(pid: u32, count: usize) -> String {
+    let others = match count {
+        0 | 1 => String::new(),
+        2 => " and another one".to_owned(),
+        count => format!(" and {} others", count - 1),
+    };
+    format!("process {pid} ({}){others}", command_of(pid))
+}
+
+fn backend(backend: Backend) -> &'static str {
+    match backend {
+        Backend::None => "none",
+        Backend::Library => "library",
+        Backend::Snapshot => "snapshot",
+        Backend::Exec => "exec",
+        Backend::Roles => "roles",
+    }
+}
+
+/// A generation's end, in words.
+pub fn cause(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Unknown => "unknown",
+        Cause::Crash => "crash",
+        Cause::Killed => "killed",
+        Cause::OutOfMemory => "out of memory",
+        Cause::Hang => "hang",
+        Cause::Upgrade => "upgrade",
+    }
+}
+
+fn generation(past: &Past) -> Value {
+    json!({
+        "number": past.number,
+        "role": past.role,
+        "pid": past.pid,
+        "began_ms": past.began_ms,
+        "ended_ms": past.ended_ms,
+        "how": past.death.map(how),
+        "cause": past.ended_ms.map(|_| cause(past.cause)),
+        "pause_ns": u64::try_from(past.pause.as_nanos()).unwrap_or(u64::MAX),
+    })
+}
+
+fn quarantined(request: &Quarantined) -> Value {
+    json!({
+        "at_ms": request.at_ms,
+        "generation": request.generation,
+        "peer": request.peer,
+        "length": request.length,
+        "bytes_base64": STANDARD.encode(&request.bytes),
+    })
+}

@@ -1,0 +1,177 @@
+//! Another binary for the program that is kept running: what is asked for, what becomes of it, and which one serves now.
+
+use super::names::how;
+use super::preload;
+use outlast_restart::Death;
+use outlast_restart::board::{Backend, Board, PROGRAM_BYTES_MAX, UpgradeEnd, WhyNot};
+use outlast_restart::supervisor::{Event, Handle};
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// For the new binary to serve; then the old one goes on.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// What the kernel says of a file that was replaced.
+const REPLACED: &str = " (deleted)";
+
+/// What is loaded into the program.
+#[derive(Debug)]
+pub struct Preloaded {
+    pub library: PathBuf,
+    pub keep: preload::Keep,
+}
+
+/// The upgrades of one program.
+#[derive(Debug)]
+pub struct Upgrades {
+    board: &'static Board,
+    handle: Handle,
+    preloaded: Option<Preloaded>,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    /// The last wish, and for which program.
+    last: Option<(u32, String)>,
+    /// Another program than at first.
+    serves: Option<String>,
+    /// How the last binary has ended that the old one went on after.
+    rolled_back: Option<Death>,
+}
+
+impl Upgrades {
+    pub fn new(board: &'static Board, handle: Handle, preloaded: Option<Preloaded>) -> Self {
+        Self { board, handle, preloaded, now: Mutex::default() }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = |wish: &u32| self.board.upgrade_end(*wish) == Some(UpgradeEnd::Done);
+        if let Some((_, program)) = now.last.take_if(|(wish, _)| done(wish))
+            && !program.is_empty()
+        {
+            now.serves = Some(program);
+        }
+        now
+    }
+
+    pub fn on(&self, event: Event) {
+        if let Event::RolledBack { death, .. } = event {
+            self.now().rolled_back = Some(death);
+        }
+    }
+
+    pub fn is_preloaded(&self) -> bool {
+        self.preloaded.is_some()
+    }
+
+    /// The program that serves, if it is not the one of the command line.
+    pub fn serves(&self) -> Option<String> {
+        self.now().serves.clone()
+    }
+
+    /// The upgrade that is under way.
+    pub fn under_way(&self) -> Value {
+        self.board.upgrade_wanted().map_or(Value::Null, |wish| {
+            let program = wish.program.to_string_lossy();
+            json!({
+                "program": (!program.is_empty()).then_some(program),
+                "began_ms": wish.began_ms,
+                "timeout_ms": u64::try_from(wish.timeout.as_millis()).unwrap_or(u64::MAX),
+            })
+        })
+    }
+
+    /// Begins one, or says why it does not.
+    pub fn begin(&self, main_pid: u32, program: &str, force: bool, timeout: Duration) -> Value {
+        if program.len() > PROGRAM_BYTES_MAX {
+            return json!({ "error": format!("the program's path is longer than {PROGRAM_BYTES_MAX} bytes") });
+        }
+        let hindrance = self.hindrance(main_pid, program);
+        // While it waits to be started again it has no connections.
+        let runs = main_pid != 0;
+        if let Some(why) = hindrance.as_ref().filter(|_| runs && !force) {
+            return json!({ "error": "closes connections", "why": why });
+        }
+        let replaced = hindrance.is_some() || !runs;
+        let mut now = self.now();
+        let Some(wish) = self.handle.upgrade(Path::new(program), replaced, timeout) else {
+            return json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
+        };
+        (now.last, now.rolled_back) = (Some((wish, program.to_owned())), None);
+        let keeps = match &self.preloaded {
+            _ if replaced => "nothing",
+            _ if self.board.backend() == Backend::Library => "everything",
+            Some(Preloaded { keep: preload::Keep { listeners_only: true, .. }, .. }) => "listeners",
+            _ => "idle",
+        };
+        let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
+        json!({ "wish": wish, "replaced": replaced, "keeps": keeps, "program": file })
+    }
+
+    /// Why the program has to be stopped for another one, if so.
+    fn hindrance(&self, main_pid: u32, program: &str) -> Option<String> {
+        match self.board.backend() {
+            Backend::None => return Some("it does not use the library, nor is it preloaded".into()),
+            Backend::Roles => return Some("it has several processes with roles".into()),
+            Backend::Snapshot => return Some("it goes on from a snapshot of itself (--snapshot)".into()),
+            Backend::Library => {}
+            Backend::Exec => {
+                let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
+                if let (Some(Preloaded { library, .. }), Some(file)) = (&self.preloaded, file)
+                    && let Some(why) = preload::obstacle(library, file.as_os_str(), OsStr::new(""))
+                {
+                    return Some(format!("the library cannot be preloaded into the new binary: {why}"));
+                }
+            }
+        }
+        (!self.board.takes_upgrades(main_pid))
+            .then(|| "its zygote, which would become the new binary, was killed".into())
+    }
+
+    /// The wish is no longer one. Only the one that is under way can be withdrawn.
+    pub fn cancel(&self, wish: u32) -> Value {
+        let is_under_way = self.board.upgrade_wanted().is_some_and(|wanted| wanted.number == wish);
+        if is_under_way {
+            self.handle.cancel_upgrade(wish);
+        }
+        json!({ "cancelled": is_under_way })
+    }
+
+    /// How a wish has ended.
+    pub fn outcome(&self, wish: u32) -> Value {
+        let rolled_back = self.now().rolled_back;
+        let Some(end) = self.board.upgrade_end(wish) else { return json!({ "done": null }) };
+        let UpgradeEnd::Failed { why, untouched } = end else { return json!({ "done": true }) };
+        // Only who buries the new binary knows how it has ended.
+        let why = match why {
+            WhyNot::Ended { death: None } => WhyNot::Ended { death: rolled_back },
+            why => why,
+        };
+        let (kind, died) = match why {
+            WhyNot::Unable => ("unable", None),
+            WhyNot::CannotRun { .. } => ("cannot run", None),
+            WhyNot::Ended { death } => ("ended", death.map(how)),
+            WhyNot::TooLate => ("too late", None),
+            WhyNot::Cancelled => ("cancelled", None),
+            WhyNot::Unanswered => ("unanswered", None),
+        };
+        json!({
+            "done": false,
+            "kind": kind,
+            "why": why.to_string(),
+            "how": died,
+            "untouched": untouched,
+        })
+    }
+}
+
+/// The file that a process executes, or what is by its name now.
+fn file_of(pid: u32) -> Option<PathBuf> {
+    let file = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let shown = file.to_str()?;
+    Some(shown.strip_suffix(REPLACED).unwrap_or(shown).into())
+}
