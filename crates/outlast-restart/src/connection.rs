@@ -397,10 +397,11 @@ impl Connection {
         }
     }
 
-    /// How much is held that nobody in this generation has looked at. From here on somebody has.
+    /// How much is held that nobody in this generation has looked at, if anything is: all of it may have been done unseen,
+    /// by a [note](Self::note) that says so. From here on somebody has.
     pub(crate) fn see(&mut self) -> Option<usize> {
         let unseen = std::mem::take(&mut self.rare.as_mut()?.unseen);
-        unseen.then(|| self.held_bytes())
+        Some(self.held_bytes()).filter(|held_bytes| unseen && *held_bytes > 0)
     }
 
     fn notes(&self) -> Option<&'static Notes> {

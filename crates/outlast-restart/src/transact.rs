@@ -329,6 +329,20 @@ mod tests {
     }
 
     #[test]
+    fn input_that_is_done_unseen_is_no_end() {
+        let (mut connection, mut client) = connected(shared_with(OnceLock::new()));
+        say(&mut client, &mut connection, b"answered");
+        let mut connection = left(connection);
+        connection.done(b"answered".len());
+        assert_eq!(connection.receive().unwrap_err().kind(), ErrorKind::WouldBlock);
+        say(&mut client, &mut connection, b"not answered");
+        let mut connection = left(connection);
+        connection.done(b"not ".len());
+        assert_eq!(connection.receive().unwrap(), b"answered".len());
+        assert_eq!(connection.input(), b"answered");
+    }
+
+    #[test]
     fn the_buffer_of_an_answer_is_not_taken_for_that_of_the_input() {
         let options = Options { layout: "transact", address: Some(0x5f10_0000_0000), ..Options::default() };
         let region = Arc::new(Region::anonymous("transact", &options).unwrap());
