@@ -13,8 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Copies, with the same numbers in every generation.
     let (input, output) =
         (io::stdin().as_fd().try_clone_to_owned()?, io::stdout().as_fd().try_clone_to_owned()?);
-    let generation = outlast_restart::register_with(policy)?;
+    let mut generation = outlast_restart::register_with(policy)?;
     eprintln!("generation {} {}", generation.number(), std::process::id());
+    // What the last one had open besides, at that very instant, is closed.
+    drop(generation.inherited()?);
     let (mut input, mut output) = (generation.hold(input)?, generation.hold(output)?);
     if let Ok(answered) = output.note().try_into().map(u64::from_ne_bytes) {
         // The last generation has answered it, and not come as far as to say so.

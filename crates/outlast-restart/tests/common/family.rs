@@ -1,7 +1,6 @@
 //! The processes below one, and what they hold.
 
 use super::{PATIENCE, Server};
-use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -69,8 +68,8 @@ pub fn send(pid: u32, signal: i32) {
     unsafe { libc::kill(libc::pid_t::try_from(pid).unwrap(), signal) };
 }
 
-/// At once: whoever answers in many small pieces waits for it, and a kernel waits for more.
-pub fn acknowledge(stream: &TcpStream) {
+/// At once, where it is TCP: whoever answers in many small pieces waits for it, and a kernel waits for more.
+pub fn acknowledge(stream: &impl AsRawFd) {
     let (on, length) = (1i32, libc::socklen_t::try_from(size_of::<i32>()).unwrap());
     // SAFETY: reads a local.
     unsafe {

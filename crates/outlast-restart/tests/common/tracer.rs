@@ -80,10 +80,12 @@ impl Tracer {
         let mut idle = 0;
         loop {
             let Some((thread, status)) = wait(libc::WNOHANG) else {
-                if over() {
+                idle += 1;
+                // From one instruction to the next one it is always on its way, but in a system call that waits.
+                let may_be_over = step != Step::Instruction || idle > 100;
+                if may_be_over && over() {
                     return Reached::Over;
                 }
-                idle += 1;
                 if idle > 20 {
                     std::thread::sleep(std::time::Duration::from_micros(50));
                 }

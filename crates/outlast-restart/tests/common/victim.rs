@@ -5,13 +5,18 @@ use super::family::{
 };
 use super::tracer::{Reached, Step, Tracer};
 use super::{PATIENCE, Server};
+use rustix::io::ioctl_fionbio;
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// Asks, and checks what it hears.
 pub struct Client {
-    stream: TcpStream,
+    /// Of a socket both are the same.
+    to: File,
+    from: File,
     expected: Vec<u8>,
     heard: usize,
     /// Whether the server is to close the connection behind its answers.
@@ -22,27 +27,32 @@ impl Client {
     fn of(server: &Server, is_closed: bool) -> Self {
         let stream = TcpStream::connect(server.address).unwrap();
         stream.set_nodelay(true).unwrap();
-        Self { stream, expected: Vec::new(), heard: 0, is_closed }
+        let to = OwnedFd::from(stream.try_clone().unwrap());
+        Self::between(to.into(), OwnedFd::from(stream).into(), is_closed)
+    }
+
+    fn between(to: File, from: File, is_closed: bool) -> Self {
+        Self { to, from, expected: Vec::new(), heard: 0, is_closed }
     }
 
     fn say(&mut self, questions: &[u8]) {
-        self.stream.set_nonblocking(false).unwrap();
-        self.stream.write_all(questions).unwrap();
+        ioctl_fionbio(&self.to, false).unwrap();
+        self.to.write_all(questions).unwrap();
     }
 
     /// Whether it has heard everything that it expects, and the end behind it.
     fn has_heard(&mut self) -> bool {
-        self.stream.set_nonblocking(true).unwrap();
-        acknowledge(&self.stream);
+        ioctl_fionbio(&self.from, true).unwrap();
+        acknowledge(&self.from);
         let mut bytes = [0; 65536];
         while self.heard < self.expected.len() {
-            match self.stream.read(&mut bytes) {
+            match self.from.read(&mut bytes) {
                 Ok(0) => panic!("the connection has ended after {} bytes", self.heard),
                 Ok(count) => {
                     let expected = self.expected.get(self.heard..self.heard + count);
                     assert!(expected == Some(&bytes[..count]), "another answer at {}", self.heard);
                     self.heard += count;
-                    acknowledge(&self.stream);
+                    acknowledge(&self.from);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 Err(error) => panic!("{error} after {} bytes", self.heard),
@@ -50,7 +60,7 @@ impl Client {
         }
         self.expected.clear();
         self.heard = 0;
-        match self.stream.read(&mut bytes) {
+        match self.from.read(&mut bytes) {
             Ok(0) if self.is_closed => true,
             Ok(count) => panic!("{count} bytes behind the answers"),
             Err(error) if error.kind() == ErrorKind::WouldBlock => !self.is_closed,
@@ -139,6 +149,19 @@ impl Victim {
     pub fn start_closing(example: &str, questions: Questions, closes: bool) -> Self {
         let server = Server::start(example, &["127.0.0.1:0"]);
         let client = Client::of(&server, closes);
+        Self::of(server, client, questions)
+    }
+
+    /// One that reads from a pipe, and writes to another one.
+    pub fn start_between_pipes(example: &str, questions: Questions) -> Self {
+        let (to_server, to) = std::io::pipe().unwrap();
+        let (from, from_server) = std::io::pipe().unwrap();
+        let server = Server::start_between(example, to_server.into(), from_server.into());
+        let client = Client::between(OwnedFd::from(to).into(), OwnedFd::from(from).into(), false);
+        Self::of(server, client, questions)
+    }
+
+    fn of(server: Server, client: Client, questions: Questions) -> Self {
         let mut victim = Self { server, client, questions, rounds: 0, descriptors: 0 };
         victim.ask();
         victim.client.hears_everything("before the first crash");
@@ -159,18 +182,18 @@ impl Victim {
         self.client.say(&[first, second].concat());
     }
 
-    /// Whoever takes over dies at this step. False if it has answered everything before.
-    pub fn kill_successor_at(&mut self, step: Step, stop: u64, means: Means) -> bool {
+    /// Whoever takes over dies behind so many stops, of each kind one after the other. False if it has answered everything before.
+    pub fn kill_successor_at(&mut self, stops: &[(Step, u64)], means: Means) -> bool {
         // A third one may be faster than who is watched.
         loop {
             std::thread::sleep(ROUND_PAUSE);
-            if let Some(has_died) = self.try_to_kill_successor_at(step, stop, means) {
+            if let Some(has_died) = self.try_to_kill_successor_at(stops, means) {
                 return has_died;
             }
         }
     }
 
-    fn try_to_kill_successor_at(&mut self, step: Step, stop: u64, means: Means) -> Option<bool> {
+    fn try_to_kill_successor_at(&mut self, stops: &[(Step, u64)], means: Means) -> Option<bool> {
         let (serving, stands_by) = serving_and_standing_by(&self.server);
         let mut tracer = Tracer::of(stands_by).unwrap();
         if self.client.is_closed {
@@ -179,7 +202,7 @@ impl Victim {
         let [first, second] = self.next();
         self.client.say(&first);
         let zygote = self.server.pid();
-        if step == Step::Instruction {
+        if stops.iter().any(|(step, _)| *step == Step::Instruction) {
             // Whoever is so slow would be overtaken.
             send(zygote, libc::SIGSTOP);
         }
@@ -187,10 +210,13 @@ impl Victim {
         self.client.say(&second);
         let (client, server) = (&mut self.client, &self.server);
         let mut has_served = false;
-        let reached = tracer.run(step, stop, || {
+        let mut over = || {
             has_served = server.serving() == stands_by;
             client.has_heard()
-        });
+        };
+        let mut each = stops.iter().map(|&(step, count)| tracer.run(step, count, &mut over));
+        let reached = each.find(|reached| *reached != Reached::Stop).unwrap_or(Reached::Stop);
+        drop(each);
         if reached == Reached::Stop
             && let Means::Fault(signal) = means
         {
@@ -203,9 +229,9 @@ impl Victim {
                 }
             });
             if end == Reached::End {
-                assert_eq!(tracer.ended_by, Some(signal), "stop {stop}: its handler has failed");
+                assert_eq!(tracer.ended_by, Some(signal), "{stops:?}: its handler has failed");
             } else {
-                assert!(held_back, "stop {stop}, {means:?}: it has handed over and goes on");
+                assert!(held_back, "{stops:?}, {means:?}: it has handed over and goes on");
                 // It has had no turn, and will have none.
                 tracer.kill();
                 return None;
@@ -214,7 +240,7 @@ impl Victim {
             tracer.kill();
         }
         send(zygote, libc::SIGCONT);
-        self.client.hears_everything(&format!("stop {stop}, {means:?}"));
+        self.client.hears_everything(&format!("{stops:?}, {means:?}"));
         (reached == Reached::Stop || has_served).then_some(reached == Reached::Stop)
     }
 }
