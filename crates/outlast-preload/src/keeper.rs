@@ -349,7 +349,9 @@ impl Keeper {
         let cause = match death {
             _ if hang.killed => Cause::Hang,
             _ if upgrade => Cause::Upgrade,
-            Death::Exited(0) => Cause::Unknown,
+            Death::Exited(0) => Cause::Ended,
+            Death::Exited(_) if self.stopped => Cause::Ended,
+            Death::Signal(signal) if self.stopped && signals::STOP.contains(&signal) => Cause::Ended,
             Death::Signal(libc::SIGKILL) => Cause::Killed,
             _ => Cause::Crash,
         };

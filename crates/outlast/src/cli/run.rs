@@ -44,8 +44,9 @@ pub struct RestartArgs {
     /// Ends that are no failures: exit codes, and signals such as TERM; 143 means killed by TERM, too [default: 0]
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = names::ending)]
     pub success_codes: Vec<Death>,
-    /// Crashes within --window that are put up with, 1 to 20; one more, and it is given up [default: 5]. A server with the
-    /// library is then taken over with less, at last its listening sockets alone, and started anew, before that
+    /// Crashes within --window that are put up with, 1 to 20; one more, and it is given up [default: 5]. With --restart
+    /// always, ends in order count, too. A server with the library is then taken over with less, at last its listening
+    /// sockets alone, and started anew, before that
     #[arg(long, value_name = "NUMBER", value_parser = intensity)]
     pub intensity: Option<usize>,
     /// Time in which crashes count together [default: 30s]

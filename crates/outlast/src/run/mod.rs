@@ -266,7 +266,12 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             let line = format!(
                 "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window})"
             );
-            tracing::warn!("{line}");
+            // Only --restart always starts it again then: it is no crash.
+            if plan.settings.success.contains(&death) {
+                tracing::info!("{line}");
+            } else {
+                tracing::warn!("{line}");
+            }
             manager.status(&line);
         }
         Event::CannotStart { code, pause } => {
@@ -395,8 +400,10 @@ fn conclude(plan: &Plan, outcome: Outcome) -> Result<Code> {
         Outcome::Stopped(death) | Outcome::Ended(death) => std::process::exit(death.exit_code()),
         Outcome::GaveUp(death) => {
             let (intensity, window) = intensity(plan);
+            // With --restart always some of them may be ends in order.
+            let others = if settings.restart == Restart::Always { "ends" } else { "crashes" };
             tracing::error!(
-                "{name} has {death}, after {intensity} other crashes within {window}: it is not started again"
+                "{name} has {death}, after {intensity} other {others} within {window}: it is not started again"
             );
             std::process::exit(death.exit_code())
         }

@@ -218,6 +218,7 @@ pub fn cause(cause: Cause) -> &'static str {
         Cause::OutOfMemory => "out of memory",
         Cause::Hang => "hang",
         Cause::Upgrade => "upgrade",
+        Cause::Ended => "ended",
     }
 }
 
