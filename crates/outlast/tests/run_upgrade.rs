@@ -273,6 +273,28 @@ fn an_upgrade_under_way_is_shown_and_withdrawn_by_an_interrupt() {
     assert!(said.contains("has ended meanwhile"), "{said}");
 }
 
+/// Nobody can withdraw it any more, so it is.
+#[test]
+fn an_upgrade_is_withdrawn_when_whoever_asked_for_it_is_killed() {
+    let folder = folder();
+    let slow = folder.path().join("slow");
+    std::fs::copy("/bin/true", &slow).unwrap();
+    let mut outlast = start(folder.path(), "upgradable");
+    let before = until(folder.path(), "ready", |now| now["generation"] == 1);
+    let arguments = ["upgrade", "--program", slow.to_str().unwrap(), "--timeout", "1000s"];
+    let mut upgrading = common::command(folder.path(), &arguments).spawn().unwrap();
+    until(folder.path(), "under way", |now| now["upgrade"] != Value::Null);
+    upgrading.kill().unwrap();
+    upgrading.wait().unwrap();
+    until(folder.path(), "withdrawn", |now| now["upgrade"] == Value::Null);
+    outlast.wait_for(&format!("process {}, which wants server to be upgraded, has ended", upgrading.id()));
+    outlast.wait_for("server is not upgraded, and the old one goes on: the upgrade was withdrawn");
+    // One that was decided before stays.
+    assert!(output(folder.path(), &["upgrade"]).status.success());
+    assert_eq!(status(folder.path())["main_pid"], before["main_pid"]);
+    assert_eq!(outlast.said_so_far().matches("has ended: that is withdrawn").count(), 1);
+}
+
 #[test]
 fn a_server_that_becomes_another_binary_does_not_hang() {
     let folder = folder();
