@@ -324,7 +324,12 @@ fn a_generation_without_its_zygote_is_not_upgraded_but_by_force() {
     let first = until(folder.path(), "serving", |now| now["generation"] == 1);
     let serving = pid(&first["generations"][0], "pid");
     assert!(Command::new("kill").args(["-KILL", &first["main_pid"].to_string()]).status().unwrap().success());
+    assert_eq!(first["without_zygote"], false);
+    let page = || String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
     outlast.wait_for("its successor goes on");
+    // Before anybody asks for an upgrade.
+    until(folder.path(), "alone", |now| now["without_zygote"] == true);
+    assert!(page().contains("(the zygote) was killed") && page().contains("needs --force"), "{}", page());
     let refused = output(folder.path(), &["upgrade"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!((refused.status.code(), said.contains("--force stops it")), (Some(2), true), "{said}");

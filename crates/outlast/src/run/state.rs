@@ -133,6 +133,7 @@ impl State {
             "said": now.said,
             "preloaded": self.upgrades.is_preloaded(),
             "backend": backend(self.board.backend()),
+            "without_zygote": now.main_pid != 0 && self.upgrades.is_without_zygote(now.main_pid),
             "starts": starts.collect::<Vec<_>>(),
             "generation": self.board.generation(),
             "generations": self.board.generations().iter().map(generation).collect::<Vec<_>>(),

@@ -115,6 +115,11 @@ impl Upgrades {
         json!({ "wish": wish, "replaced": replaced, "keeps": keeps, "program": file })
     }
 
+    /// Whether the process that starts its generations was killed, and one of those is the main process.
+    pub fn is_without_zygote(&self, main_pid: u32) -> bool {
+        self.board.backend() == Backend::Library && !self.board.takes_upgrades(main_pid)
+    }
+
     /// Why the program has to be stopped for another one, if so.
     fn hindrance(&self, main_pid: u32, program: &str) -> Option<String> {
         match self.board.backend() {
@@ -131,7 +136,7 @@ impl Upgrades {
                 }
             }
         }
-        (!self.board.takes_upgrades(main_pid))
+        self.is_without_zygote(main_pid)
             .then(|| "its zygote, which would become the new binary, was killed".into())
     }
 
