@@ -206,6 +206,17 @@ fn programs_that_are_told_to_end_are_no_errors() {
 }
 
 #[test]
+fn who_could_be_meant_is_named() {
+    let folder = folder();
+    let (_outlast, _) = two(folder.path(), "warn");
+    let upgraded = output(folder.path(), &["upgrade", "--force"]);
+    let said = String::from_utf8_lossy(&upgraded.stderr);
+    assert_eq!(upgraded.status.code(), Some(2), "{said}");
+    let all = ["more than one is meant: give a name or process of ", "one (process ", "two (process "];
+    assert!(all.iter().all(|part| said.contains(part)), "{said}");
+}
+
+#[test]
 fn programs_end_when_the_process_that_has_started_all_is_killed() {
     let folder = folder();
     let (outlast, programs) = two(folder.path(), "warn");

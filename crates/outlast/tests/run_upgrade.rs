@@ -326,7 +326,8 @@ fn a_generation_without_its_zygote_is_not_upgraded_but_by_force() {
     assert!(Command::new("kill").args(["-KILL", &first["main_pid"].to_string()]).status().unwrap().success());
     assert_eq!(first["without_zygote"], false);
     let page = || String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
-    outlast.wait_for("its successor goes on");
+    let line = outlast.wait_for("its successor goes on");
+    assert!(line.contains(&format!("(process {serving})")), "{line}");
     // Before anybody asks for an upgrade.
     until(folder.path(), "alone", |now| now["without_zygote"] == true);
     assert!(page().contains("(the zygote) was killed") && page().contains("needs --force"), "{}", page());
@@ -468,8 +469,10 @@ fn a_binary_that_does_not_begin_is_named_and_not_the_one_that_goes_on() {
         let parts = ["the new binary has ended before it served (exit ", "goes on, with all connections"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         let line = outlast.wait_for("the new binary of lines has exited with code");
-        assert!(line.contains("the old one goes on"), "{line}");
         let now = until(folder.path(), "rolled back", |now| now["generation"] == generation);
+        // Whose process that is cannot be mistaken.
+        let old = format!("the old one goes on (process {})", pid(&now, "main_pid"));
+        assert!(line.contains(&old), "{line}");
         assert!(is_running(pid(&now, "main_pid")), "{now:#}");
     }
     outlast.signal("TERM");

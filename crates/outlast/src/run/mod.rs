@@ -278,9 +278,11 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             let (_, why) = why_not(plan, code);
             tracing::warn!("{why}: it is tried again in {}", seconds(pause));
         }
-        Event::Succeeded { death, pid } => tracing::warn!(pid, "{name} has {death}: its successor goes on"),
+        Event::Succeeded { death, pid } => {
+            tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
+        }
         Event::RolledBack { death, pid } => {
-            tracing::warn!(pid, "the new binary of {name} has {death}: the old one goes on");
+            tracing::warn!("the new binary of {name} has {death}: the old one goes on (process {pid})");
         }
         Event::Upgrade { wish } => match board.upgrade_end(wish) {
             Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
