@@ -60,9 +60,12 @@ fn the_configuration_file_is_understood() {
     for block in blocks {
         let file = folder.path().join("outlast.toml");
         std::fs::write(&file, block).unwrap();
+        // The program that it runs.
+        std::os::unix::fs::symlink("/bin/true", folder.path().join("server")).unwrap();
         let checked = std::process::Command::new(common::outlast())
             .args(["config", "check"])
             .arg(&file)
+            .current_dir(folder.path())
             .output()
             .unwrap();
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));

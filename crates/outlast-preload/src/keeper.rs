@@ -15,7 +15,7 @@ use crate::sys::{self, Pid};
 use crate::table::{self, Table};
 use crate::upgrade::{self, Upgrade};
 use outlast_restart::Death;
-use outlast_restart::board::{Backend, Cause, UpgradeEnd, WhyNot, Wish};
+use outlast_restart::board::{Backend, Board, Cause, UpgradeEnd, WhyNot, Wish};
 use outlast_restart::parts;
 use outlast_restart::policy::{Decision, Inheritance, Restarts};
 use std::ffi::{CStr, c_char};
@@ -54,6 +54,10 @@ struct Keeper {
     /// The program was killed for this wish.
     begun: Option<Wish>,
     upgrade: Option<Upgrade>,
+    /// The generations on the board when this process began.
+    before: u32,
+    /// A wish that the keeper above this one deals with.
+    above: Option<u32>,
     /// Why that was given up.
     undone: Option<WhyNot>,
     hang: Hang,
@@ -74,7 +78,8 @@ struct Hang {
 /// # Errors
 /// The program is not looked after: why.
 pub fn begin(mark: Mark, environment: *mut *mut c_char) -> io::Result<()> {
-    if mark == Mark::Again && sys::name_of(sys::parent()).as_deref() == NAME.to_str().ok() {
+    let is_below = mark == Mark::Again && sys::name_of(sys::parent()).as_deref() == NAME.to_str().ok();
+    if is_below {
         // Executing has given this process a table of its own: the one that has been its keeper holds an old one.
         signals::tell(sys::parent(), STAND_ASIDE);
     }
@@ -101,6 +106,8 @@ pub fn begin(mark: Mark, environment: *mut *mut c_char) -> io::Result<()> {
         aside: false,
         begun: None,
         upgrade,
+        before: settings::board().map_or(0, Board::generation),
+        above: settings::board().filter(|_| is_below).and_then(Board::upgrade_wanted).map(|wish| wish.number),
         undone: None,
         hang: Hang::default(),
         supervised: parts::Supervised::begin(),
@@ -224,7 +231,7 @@ impl Keeper {
     fn wanted(&self) -> Option<Wish> {
         let others = self.aside || self.has_snapshot();
         let board = settings::board().filter(|_| !others && self.upgrade.is_none())?;
-        let wish = board.upgrade_wanted()?;
+        let wish = board.upgrade_wanted().filter(|wish| self.above != Some(wish.number))?;
         let over = board.upgrade_is_over(wish.number).map_or(Ok(()), Err);
         match over.and_then(|()| upgrade::can_execute(&wish.program)) {
             Ok(()) => Some(wish),
@@ -252,10 +259,27 @@ impl Keeper {
 
     /// The new binary serves.
     fn note_upgrade(&mut self) {
-        if self.table.listens.load(Ordering::SeqCst)
-            && let Some(upgrade) = self.upgrade.take()
-        {
+        // What it has executed has another keeper, who says so on the board.
+        let serves_below = || settings::board().is_some_and(|board| board.generation() != self.before);
+        let serves = self.table.listens.load(Ordering::SeqCst) || self.aside && serves_below();
+        if serves && let Some(upgrade) = self.upgrade.take() {
             upgrade.succeeded();
+            if self.aside {
+                sys::close_from(3);
+            }
+        }
+    }
+
+    /// The generation that serves executes another program, and is its keeper.
+    fn stand_aside(&mut self) {
+        let wish = self.wanted();
+        self.aside = true;
+        // Only the new table counts; but until it is known whether a new binary serves, the old one may have to go on.
+        if self.upgrade.is_none() {
+            if let (Some(board), Some(wish)) = (settings::board(), wish) {
+                board.note_upgrade(wish.number, UpgradeEnd::untouched(WhyNot::Unable));
+            }
+            sys::close_from(3);
         }
     }
 
@@ -267,10 +291,7 @@ impl Keeper {
         let upgrade = arrived.number == outlast_restart::supervisor::upgrade_signal();
         let has_snapshot = self.has_snapshot();
         if upgrade && arrived.pid == self.pid && arrived.value == STAND_ASIDE {
-            self.aside = true;
-            // Only the new table counts.
-            sys::close_from(3);
-            return;
+            return self.stand_aside();
         }
         if signals::STOP.contains(&arrived.number) {
             self.stopped = true;
@@ -299,7 +320,7 @@ impl Keeper {
         let by_request = matches!(death, Death::Signal(signal) if signals::STOP.contains(&signal));
         let in_order = death == Death::Exited(0) || by_request || of_library;
         // However a binary on trial has ended, it was not to.
-        if self.stopped || self.aside || (in_order && self.upgrade.is_none()) {
+        if self.stopped || ((self.aside || in_order) && self.upgrade.is_none()) {
             end(death);
         }
         let listened = self.table.listens.swap(false, Ordering::SeqCst);
@@ -349,7 +370,9 @@ impl Keeper {
         let cause = match death {
             _ if hang.killed => Cause::Hang,
             _ if upgrade => Cause::Upgrade,
-            Death::Exited(0) => Cause::Unknown,
+            Death::Exited(0) => Cause::Ended,
+            Death::Exited(_) if self.stopped => Cause::Ended,
+            Death::Signal(signal) if self.stopped && signals::STOP.contains(&signal) => Cause::Ended,
             Death::Signal(libc::SIGKILL) => Cause::Killed,
             _ => Cause::Crash,
         };

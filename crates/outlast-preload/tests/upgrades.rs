@@ -5,7 +5,7 @@ mod common;
 
 use common::{Client, PATIENCE, Server, eventually, folder, free_port, kill, python, settle};
 use outlast_restart::Death;
-use outlast_restart::board::{UpgradeEnd, WhyNot};
+use outlast_restart::board::{Cause, UpgradeEnd, WhyNot};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -120,6 +120,30 @@ fn a_binary_that_never_serves_is_given_up_in_time_or_when_nobody_wants_it_any_mo
     assert!(!upgrade_within(&server, &never, Duration::ZERO));
     assert_eq!(end(&server), UpgradeEnd::untouched(WhyNot::TooLate));
     assert_eq!(client.ask("pid"), pid);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// It has another keeper then, and the one above has to go on with the old one all the same.
+#[test]
+fn a_binary_that_executes_another_one_and_does_not_serve_is_undone() {
+    let (port, folder) = (free_port(), folder("executes"));
+    let server = Server::start(python("lines.py", &["poll", &port.to_string()]));
+    let mut client = Client::of(port);
+    assert_eq!(client.ask("a"), "A");
+    settle();
+    for (text, timeout, why) in [
+        ("exec sleep 1000", Duration::from_millis(500), WhyNot::TooLate),
+        ("exec sh -c 'exit 7'", PATIENCE, WhyNot::Ended { death: Some(Death::Exited(7)) }),
+    ] {
+        assert!(!upgrade_within(&server, &script(&folder, text), timeout), "{text}");
+        assert_eq!(end(&server), UpgradeEnd::undone(why), "{text}");
+        assert_eq!(client.ask("b"), "B", "{text}");
+        settle();
+    }
+    assert!(upgrade(&server, Path::new("")));
+    assert_eq!(client.ask("c"), "C");
+    assert!(server.board.generations().iter().all(|past| past.cause != Cause::Crash));
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }

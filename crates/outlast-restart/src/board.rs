@@ -47,14 +47,22 @@ pub enum Cause {
     Hang = 4,
     /// Another binary took over.
     Upgrade = 5,
+    /// It ended in order, or because it was told to.
+    Ended = 6,
 }
 
 impl Cause {
     fn from_number(number: u32) -> Self {
-        [Self::Unknown, Self::Crash, Self::Killed, Self::OutOfMemory, Self::Hang, Self::Upgrade]
-            .into_iter()
-            .find(|cause| *cause as u32 == number)
-            .unwrap_or(Self::Unknown)
+        let all = [
+            Self::Unknown,
+            Self::Crash,
+            Self::Killed,
+            Self::OutOfMemory,
+            Self::Hang,
+            Self::Upgrade,
+            Self::Ended,
+        ];
+        all.into_iter().find(|cause| *cause as u32 == number).unwrap_or(Self::Unknown)
     }
 }
 
@@ -392,6 +400,12 @@ impl Board {
             let (killed, cause) = (Cause::Killed as u32, cause as u32);
             let _ = record.cause.compare_exchange(killed, cause, Ordering::SeqCst, Ordering::SeqCst);
         }
+    }
+
+    /// A generation was ended for another binary, whatever was known of the cause before: its number among all.
+    pub(crate) fn note_replaced(&self, number: u32) {
+        let record = self.record(number).filter(|record| record.number.load(Ordering::SeqCst) == number);
+        record.into_iter().for_each(|record| record.cause.store(Cause::Upgrade as u32, Ordering::SeqCst));
     }
 
     /// A request is refused from now on.

@@ -1,5 +1,6 @@
 //! What the generations of a server know of each other: atomics that all of them share.
 
+use crate::death::Death;
 use crate::policy::{Decision, Inheritance, Policy, Restarts};
 use crate::suspects::Suspects;
 use crate::sys::pages;
@@ -115,6 +116,18 @@ impl Control {
         (first..=last).rev().find(|number| {
             self.pids.get(*number as usize % PIDS).is_some_and(|place| place.load(Ordering::SeqCst) == pid)
         })
+    }
+
+    /// Whether this generation has ended by itself, and in order.
+    pub(crate) fn is_end_in_order(&self, number: u32, death: Death) -> bool {
+        self.exiting_generation.load(Ordering::SeqCst) == number && death == Death::Exited(0)
+    }
+
+    /// Whether whoever dies so was told to. Many exit with another code than 0 then: after their own clean-up, or at once.
+    pub(crate) fn is_end_as_told(&self, death: Death) -> bool {
+        let stop_signal = self.stop_signal.load(Ordering::SeqCst).cast_signed();
+        let as_told = matches!(death, Death::Exited(_)) || death == Death::Signal(stop_signal);
+        stop_signal != 0 && as_told
     }
 
     /// One of those that are to blame for the death that comes was so before, or was not.

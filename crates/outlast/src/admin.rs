@@ -5,6 +5,7 @@ use crate::cli::ProcessArgs;
 use crate::exit::Failure;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
@@ -53,8 +54,8 @@ pub enum Request {
 
 /// Whoever can be asked.
 pub trait Administered: Send + Sync + 'static {
-    /// Answers.
-    fn answer(&self, request: Request) -> impl Future<Output = Value> + Send;
+    /// Answers. Which process asks is known unless that is in another world of processes (pid_namespaces(7)).
+    fn answer(&self, request: Request, asker: Option<Pid>) -> impl Future<Output = Value> + Send;
 }
 
 /// The socket that a process is to have. Where it is not asked for, it is welcome but not needed: `without` says what will
@@ -136,7 +137,8 @@ impl Drop for AdminSocket {
 
 async fn answer(mut stream: UnixStream, instance: &impl Administered) -> Result<()> {
     // The file's mode keeps others out; this holds even where a file system ignores it.
-    let peer = stream.peer_cred()?.uid();
+    let credentials = stream.peer_cred()?;
+    let (peer, asker) = (credentials.uid(), credentials.pid().and_then(Pid::from_raw));
     anyhow::ensure!(peer == 0 || peer == admin_folder::own_uid(), "user {peer} may not ask");
     let (reader, mut writer) = stream.split();
     let mut line = String::new();
@@ -145,7 +147,7 @@ async fn answer(mut stream: UnixStream, instance: &impl Administered) -> Result<
     writer.write_all(b" ").await?;
     let answer = if line.ends_with('\n') {
         match serde_json::from_str(&line) {
-            Ok(request) => instance.answer(request).await,
+            Ok(request) => instance.answer(request, asker).await,
             Err(error) => serde_json::json!({ "error": format!("not a request: {error}") }),
         }
     } else {

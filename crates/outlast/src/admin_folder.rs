@@ -48,7 +48,11 @@ pub fn found() -> Option<PathBuf> {
 }
 
 fn unusable(folder: &Path, error: &io::Error) -> anyhow::Error {
-    Failure::system(format!("cannot use {} for the admin socket: {}", folder.display(), plain(error)))
+    let why = plain(error);
+    Failure::system(format!(
+        "cannot use {} for the admin socket: {why} (the variable XDG_RUNTIME_DIR decides where that is, or --admin-socket)",
+        folder.display()
+    ))
 }
 
 /// Binds a socket that only this user can connect to. One that nobody listens on is replaced.
@@ -98,7 +102,10 @@ fn make(folder: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(folder) {
         // One above it that is missing will not come back.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(io::Error::other("there is no folder to make it in"))
+            // Some file systems say so of all that is not theirs.
+            let above = folder.parent().is_some_and(Path::is_dir);
+            let why = if above { "no folder can be made there" } else { "there is no folder to make it in" };
+            Err(io::Error::other(why))
         }
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => check(folder),

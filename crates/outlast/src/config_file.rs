@@ -123,6 +123,14 @@ impl ConfigFile {
         listen.chain(connect).chain(run).collect()
     }
 
+    /// Where the file has this key of a [[run]], for a message; the section counts from 0, as among the [jobs](Self::jobs).
+    pub fn place_of_run(&self, number: usize, key: &str) -> String {
+        let section = self.run.get(number);
+        let entry = section.and_then(|section| section.entries.iter().find(|entry| entry.key == key));
+        let line = entry.map(|entry| entry.line).or(section.map(|section| section.line)).unwrap_or(1);
+        format!("{}:{line}: {key}", self.path.display())
+    }
+
     /// The command lines that stand for the file in processes of their own: one for all relays, if there are some, and one
     /// for each program that is run. What `given` has of the settings of the process takes precedence.
     pub fn command_lines(&self, given: &ArgMatches) -> Vec<Vec<OsString>> {

@@ -90,7 +90,7 @@ impl Instance {
 }
 
 impl Administered for Instance {
-    async fn answer(&self, request: Request) -> Value {
+    async fn answer(&self, request: Request, _: Option<rustix::process::Pid>) -> Value {
         match request {
             Request::Status {} => self.status().await,
             Request::Kill { session } => self.kill(&session).await,

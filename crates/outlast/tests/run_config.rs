@@ -110,6 +110,63 @@ fn two_programs_of_one_name_are_refused() {
     assert_eq!(output(folder.path(), &["config", "check", &file]).status.code(), Some(0));
 }
 
+#[test]
+fn what_could_not_run_is_found_without_running_it() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("plain"), "#!/bin/sh\n").unwrap();
+    std::fs::write(at("orphan"), "#!/there/is/no/such/shell\n").unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(at("orphan"), executable).unwrap();
+    let missing = format!("{}/out", at("missing"));
+    let cases = [
+        (
+            "program = ['./missing']".to_owned(),
+            "program",
+            2,
+            "cannot run ./missing: there is no such program",
+        ),
+        ("program = ['outlast-missing']".to_owned(), "program", 2, "there is no such program"),
+        ("program = 'sleep 7'".to_owned(), "program", 2, "program = [\"sleep\", \"7\"]"),
+        (format!("program = ['{}']", at("plain")), "program", 7, "permission denied"),
+        (format!("program = ['{}']", at("")), "program", 7, "permission denied"),
+        (format!("program = ['{}']", at("orphan")), "program", 2, "what its first line"),
+        (
+            "program = ['true']\nenvironment = 'PATH=/outlast-missing'".to_owned(),
+            "program",
+            2,
+            "no such program",
+        ),
+        (format!("program = 'true'\nlog-to = '{missing}'"), "log-to", 7, "no such file or directory"),
+        (format!("program = 'true'\nlog-to = '{}'", at("")), "log-to", 7, "is a directory"),
+    ];
+    for (text, key, code, why) in cases {
+        let file = configured(folder.path(), &format!("[[run]]\npreload = 'never'\n{text}\n"));
+        let [checked, ran] = [&["config", "check", &file][..], &["--config", &file]].map(|arguments| {
+            let ran = output(folder.path(), arguments);
+            (ran.status.code(), String::from_utf8_lossy(&ran.stderr).into_owned())
+        });
+        let line = 3 + text.lines().position(|line| line.starts_with(key)).unwrap();
+        let place = format!("{file}:{line}: {key}: ");
+        assert_eq!((checked.0, checked.1.lines().count()), (Some(code), 1), "{text}: {checked:?}");
+        let (_, same) = checked.1.split_once(&place).unwrap_or_else(|| panic!("{text}: {checked:?}"));
+        assert!(same.contains(why), "{text}: {same}");
+        assert_eq!(ran.0, Some(code), "{text}: {ran:?}");
+        assert!(ran.1.contains(same.trim_end()), "{text}: {same:?} is not what is said then: {ran:?}");
+    }
+    // Relative to the folder that it runs in, and nothing is made.
+    let text = format!(
+        "[[run]]\nprogram = ['./orphan']\nworking-directory = '{}'\n[[run]]\nprogram = ['true']\nlog-to = '{}'\n",
+        at(""),
+        at("log")
+    );
+    std::fs::write(at("orphan"), "#!/bin/sh\n").unwrap();
+    let file = configured(folder.path(), &text);
+    let checked = output(folder.path(), &["config", "check", &file]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    assert!(!std::path::Path::new(&at("log")).exists());
+}
+
 /// A program for each of two sections, and their supervisors: the process, and what it keeps running.
 fn two(folder: &std::path::Path, log: &str) -> (Outlast, [u32; 2]) {
     let section =
@@ -146,6 +203,17 @@ fn programs_that_are_told_to_end_are_no_errors() {
         outlast.ended();
         assert_eq!(outlast.said(), "", "SIG{signal}");
     }
+}
+
+#[test]
+fn who_could_be_meant_is_named() {
+    let folder = folder();
+    let (_outlast, _) = two(folder.path(), "warn");
+    let upgraded = output(folder.path(), &["upgrade", "--force"]);
+    let said = String::from_utf8_lossy(&upgraded.stderr);
+    assert_eq!(upgraded.status.code(), Some(2), "{said}");
+    let all = ["more than one is meant: give a name or process of ", "one (process ", "two (process "];
+    assert!(all.iter().all(|part| said.contains(part)), "{said}");
 }
 
 #[test]

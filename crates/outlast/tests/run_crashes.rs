@@ -160,6 +160,46 @@ fn how_generations_end_is_written_down_also_after_all_of_them_were_killed() {
 }
 
 #[test]
+fn an_end_in_order_that_is_followed_by_another_start_is_no_crash() {
+    let folder = folder();
+    let run = ["--log", "info", "run", "--restart", "always", "--intensity", "2", "--", "sh", "-c", "exit 0"];
+    let ran = output(folder.path(), &run);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(said.matches(" INFO sh has exited with code 0: it is started again").count(), 2, "{said}");
+    assert!(said.contains("sh has exited with code 0, after 2 other ends within"), "{said}");
+    assert!(!said.contains("crash"), "{said}");
+    let Some(echo) = example("echo") else { return };
+    let said = folder.path().join("said");
+    let run = ["run", "--name", "echo", "--restart", "always", "--log-to", said.to_str().unwrap()];
+    let mut outlast = start(folder.path(), &[&run[..], &["--", &echo, "127.0.0.1:0", "patient"]].concat());
+    let address = eventually("no address", || {
+        let said = std::fs::read_to_string(&said).unwrap_or_default();
+        said.lines().find_map(|line| line.strip_prefix("listening on ").map(str::to_owned))
+    });
+    let mut client = std::net::TcpStream::connect(address).unwrap();
+    std::io::Write::write_all(&mut client, b"!exit 0\n").unwrap();
+    serving(folder.path(), 2);
+    let past = status(folder.path(), &[])["generations"][0].clone();
+    assert_eq!((past["how"].as_str(), past["cause"].as_str()), (Some("exit 0"), Some("ended")), "{past}");
+    outlast.0.wait_for("INFO echo has exited with code 0: it is started again");
+}
+
+#[test]
+fn processes_that_are_stopped_for_another_binary_have_not_crashed() {
+    let Some(roles) = example("roles") else { return };
+    let folder = folder();
+    let _outlast = start(folder.path(), &["run", "--name", "roles", "--", &roles, "127.0.0.1:0"]);
+    let generations = || status(folder.path(), &[])["generations"].as_array().unwrap().clone();
+    eventually("it is not ready", || Some(()).filter(|()| generations().len() >= 4));
+    let before = generations().len();
+    let upgraded = output(folder.path(), &["upgrade", "--force"]);
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    for past in generations().iter().take(before) {
+        assert_eq!(past["cause"], "upgrade", "{past}");
+    }
+}
+
+#[test]
 fn channels_between_processes_are_no_connections() {
     let Some(roles) = example("roles") else { return };
     let folder = folder();

@@ -80,6 +80,16 @@ fn what_the_system_refuses_is_said_with_the_flag() {
     let plain = run(&[]);
     assert_eq!(String::from_utf8_lossy(&plain.stdout), "65534\n");
     assert!(String::from_utf8_lossy(&plain.stderr).contains("status and upgrade will not work"));
+    for (runtime, why) in
+        [("/no/such", "there is no folder to make it in"), ("/proc", "no folder can be made")]
+    {
+        let ran = output(std::path::Path::new(runtime), &["run", "--", "true"]);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(
+            said.contains(why) && said.contains("XDG_RUNTIME_DIR") && said.contains("--admin-socket"),
+            "{said}"
+        );
+    }
     for (flags, part) in [
         (
             ["--limit", "nofile=64:9999999"],

@@ -273,6 +273,28 @@ fn an_upgrade_under_way_is_shown_and_withdrawn_by_an_interrupt() {
     assert!(said.contains("has ended meanwhile"), "{said}");
 }
 
+/// Nobody can withdraw it any more, so it is.
+#[test]
+fn an_upgrade_is_withdrawn_when_whoever_asked_for_it_is_killed() {
+    let folder = folder();
+    let slow = folder.path().join("slow");
+    std::fs::copy("/bin/true", &slow).unwrap();
+    let mut outlast = start(folder.path(), "upgradable");
+    let before = until(folder.path(), "ready", |now| now["generation"] == 1);
+    let arguments = ["upgrade", "--program", slow.to_str().unwrap(), "--timeout", "1000s"];
+    let mut upgrading = common::command(folder.path(), &arguments).spawn().unwrap();
+    until(folder.path(), "under way", |now| now["upgrade"] != Value::Null);
+    upgrading.kill().unwrap();
+    upgrading.wait().unwrap();
+    until(folder.path(), "withdrawn", |now| now["upgrade"] == Value::Null);
+    outlast.wait_for(&format!("process {}, which wants server to be upgraded, has ended", upgrading.id()));
+    outlast.wait_for("server is not upgraded, and the old one goes on: the upgrade was withdrawn");
+    // One that was decided before stays.
+    assert!(output(folder.path(), &["upgrade"]).status.success());
+    assert_eq!(status(folder.path())["main_pid"], before["main_pid"]);
+    assert_eq!(outlast.said_so_far().matches("has ended: that is withdrawn").count(), 1);
+}
+
 #[test]
 fn a_server_that_becomes_another_binary_does_not_hang() {
     let folder = folder();
@@ -302,7 +324,13 @@ fn a_generation_without_its_zygote_is_not_upgraded_but_by_force() {
     let first = until(folder.path(), "serving", |now| now["generation"] == 1);
     let serving = pid(&first["generations"][0], "pid");
     assert!(Command::new("kill").args(["-KILL", &first["main_pid"].to_string()]).status().unwrap().success());
-    outlast.wait_for("its successor goes on");
+    assert_eq!(first["without_zygote"], false);
+    let page = || String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
+    let line = outlast.wait_for("its successor goes on");
+    assert!(line.contains(&format!("(process {serving})")), "{line}");
+    // Before anybody asks for an upgrade.
+    until(folder.path(), "alone", |now| now["without_zygote"] == true);
+    assert!(page().contains("(the zygote) was killed") && page().contains("needs --force"), "{}", page());
     let refused = output(folder.path(), &["upgrade"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!((refused.status.code(), said.contains("--force stops it")), (Some(2), true), "{said}");
@@ -441,8 +469,10 @@ fn a_binary_that_does_not_begin_is_named_and_not_the_one_that_goes_on() {
         let parts = ["the new binary has ended before it served (exit ", "goes on, with all connections"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         let line = outlast.wait_for("the new binary of lines has exited with code");
-        assert!(line.contains("the old one goes on"), "{line}");
         let now = until(folder.path(), "rolled back", |now| now["generation"] == generation);
+        // Whose process that is cannot be mistaken.
+        let old = format!("the old one goes on (process {})", pid(&now, "main_pid"));
+        assert!(line.contains(&old), "{line}");
         assert!(is_running(pid(&now, "main_pid")), "{now:#}");
     }
     outlast.signal("TERM");

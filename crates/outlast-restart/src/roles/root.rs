@@ -251,7 +251,11 @@ impl Root {
         } else {
             below.orphans.retain(|pid| *pid != ended.pid);
             if let Some(number) = common.control.number_of(ended.pid.cast_unsigned()) {
-                let cause = if death == Death::Signal(libc::SIGKILL) { Cause::Killed } else { Cause::Crash };
+                let cause = match death {
+                    death if common.control.is_end_as_told(death) => Cause::Ended,
+                    Death::Signal(libc::SIGKILL) => Cause::Killed,
+                    _ => Cause::Crash,
+                };
                 common.board.note_end(number, Some(ended.status), cause);
             }
             if death != Death::Exited(GAVE_UP_CODE) {

@@ -150,6 +150,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     fn spawn(&mut self) -> io::Result<u32> {
         self.inheritance = Inheritance::Everything;
         self.clear();
+        self.note_replaced();
         self.hear_of_upgrade();
         let wish = self.change.as_ref().map(|change| change.wish);
         let board = self.supervisor.board;
@@ -220,7 +221,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return;
         };
         let cause = match Death::from_status(ended.status) {
-            Death::Exited(0) => Cause::Unknown,
+            Death::Exited(0) => Cause::Ended,
             Death::Signal(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGQUIT) => Cause::Killed,
             _ => Cause::Crash,
         };
@@ -329,12 +330,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                     _ => self.refuse(wish),
                 },
                 Message::Replace { wish, program } if self.machine.can_replace() => {
-                    let previous = self.program.clone();
-                    if !program.as_os_str().is_empty() {
-                        self.program = Some(program);
-                    }
-                    self.change = Some(Change { wish, previous, begun: false });
-                    self.inputs.push_back(Input::Replace);
+                    self.replace(wish, program);
                 }
                 Message::Replace { wish, .. } => self.refuse(wish),
             }

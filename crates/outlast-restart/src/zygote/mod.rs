@@ -317,14 +317,11 @@ impl Zygote {
         control.death_status.store(ended.status.cast_unsigned(), Ordering::SeqCst);
         control.death_generation.store(number, Ordering::SeqCst);
         self.write_down(number, ended.status);
-        if control.exiting_generation.load(Ordering::SeqCst) == number && death == Death::Exited(0) {
+        if control.is_end_in_order(number, death) {
             self.end_all();
             process::exit_now(0);
         }
-        let stop_signal = control.stop_signal.load(Ordering::SeqCst).cast_signed();
-        // Many exit with another code than 0 when they are told to end: after their own clean-up, or at once.
-        let as_told = matches!(death, Death::Exited(_)) || death == Death::Signal(stop_signal);
-        if stop_signal != 0 && as_told {
+        if control.is_end_as_told(death) {
             self.end_all();
             process::exit_now(death.exit_code());
         }
@@ -343,9 +340,12 @@ impl Zygote {
     /// How a generation has ended.
     fn write_down(&self, number: u32, status: i32) {
         let Common { control, board, .. } = self.origin.common;
+        let death = Death::from_status(status);
         let cause = if control.hung_generation.load(Ordering::SeqCst) == number {
             Cause::Hang
-        } else if Death::from_status(status) == Death::Signal(libc::SIGKILL) {
+        } else if control.is_end_in_order(number, death) || control.is_end_as_told(death) {
+            Cause::Ended
+        } else if death == Death::Signal(libc::SIGKILL) {
             Cause::Killed
         } else {
             Cause::Crash

@@ -44,8 +44,9 @@ pub struct RestartArgs {
     /// Ends that are no failures: exit codes, and signals such as TERM; 143 means killed by TERM, too [default: 0]
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = names::ending)]
     pub success_codes: Vec<Death>,
-    /// Crashes within --window that are put up with, 1 to 20; one more, and it is given up [default: 5]. A server with the
-    /// library is then taken over with less, at last its listening sockets alone, and started anew, before that
+    /// Crashes within --window that are put up with, 1 to 20; one more, and it is given up [default: 5]. With --restart
+    /// always, ends in order count, too. A server with the library is then taken over with less, at last its listening
+    /// sockets alone, and started anew, before that
     #[arg(long, value_name = "NUMBER", value_parser = intensity)]
     pub intensity: Option<usize>,
     /// Time in which crashes count together [default: 30s]
@@ -234,7 +235,8 @@ The arguments stay those of `outlast run`. What it means depends on the program:
     started, which closes all connections. If that ends at once or does not become ready, the old
     one is started again. Without --notify it counts as ready when it has run for 1s.
 
-Ctrl-C or SIGTERM withdraws the upgrade: the old program goes on at once, as above. `outlast status`
+Ctrl-C or SIGTERM withdraws the upgrade: the old program goes on at once, as above. So does whatever
+else ends `outlast upgrade` before it is decided (SIGKILL, a terminal that is closed). `outlast status`
 shows an upgrade that is under way, and which program serves if it is not that of the command line.
 Once the new binary serves the upgrade is over: a crash of it is one like any other. A program that
 waits to be started again after crashes is started as the new binary at once, without --force.

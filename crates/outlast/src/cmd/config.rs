@@ -69,7 +69,7 @@ fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
     }
 }
 
-/// Reads a file and everything that it names.
+/// Reads a file and everything that it names, and looks whether its programs could be run.
 pub fn check(path: &Path) -> Result<Code> {
     let file = ConfigFile::load(path)?;
     file.process(&ArgMatches::default())?;
@@ -78,6 +78,9 @@ pub fn check(path: &Path) -> Result<Code> {
     let Everything { relays, runs } = everything(&file).map_err(|error| {
         if error.to_string().starts_with(&name) { error } else { error.context(name.clone()) }
     })?;
+    for (number, plan) in runs.iter().enumerate() {
+        plan.check().map_err(|(key, error)| error.context(file.place_of_run(number, key)))?;
+    }
     let run = if runs.is_empty() { String::new() } else { format!(", {} run", runs.len()) };
     println!("{}: ok, {} listen, {} connect{run}", path.display(), relays.listen.len(), relays.connect.len());
     Ok(Code::Ok)

@@ -25,6 +25,9 @@ struct RunView {
     stopping: bool,
     said: Option<String>,
     backend: String,
+    /// The process that starts its generations was killed. No instance of an earlier version says so.
+    #[serde(default)]
+    without_zygote: bool,
     starts: Vec<PastView>,
     generation: u32,
     generations: Vec<PastView>,
@@ -73,6 +76,12 @@ pub fn page(instance: &Value) -> Result<String> {
     }
     if let Some(upgrade) = &view.upgrade {
         text.push_str(&format!("  upgrade under way: {}\n", upgrade.told()));
+    }
+    if view.without_zygote {
+        text.push_str(
+            "  its first process (the zygote) was killed: it survives one more crash at the most, and `outlast upgrade` \
+             needs --force\n",
+        );
     }
     if let Some(said) = &view.said {
         text.push_str(&format!("  {}\n", clean(said)));

@@ -289,8 +289,14 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
     let count = found.len();
     match (found.pop(), count) {
         (Some(one), 1) => Ok(one),
-        (Some(_), _) => {
-            Err(Failure::usage("more than one is meant: give the process that `outlast status` shows for it"))
+        (Some((_, last)), _) => {
+            let all = found.iter().map(|(_, view)| view).chain([&last]);
+            let all: Vec<String> =
+                all.map(|view| format!("{} (process {})", clean(&view.runs), view.pid)).collect();
+            Err(Failure::usage(format!(
+                "more than one is meant: give a name or process of {}",
+                all.join(", ")
+            )))
         }
         (None, _) => {
             answers.complete()?;

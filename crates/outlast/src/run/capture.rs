@@ -99,7 +99,7 @@ fn keeper(place: &Place, reader: &PipeReader) -> io::Result<Child> {
         .spawn()
 }
 
-fn cannot_write(file: &Path, error: &io::Error) -> anyhow::Error {
+pub fn cannot_write(file: &Path, error: &io::Error) -> anyhow::Error {
     Failure::system(format!("cannot write the program's output to {}: {}", file.display(), plain(error)))
 }
 

@@ -2,6 +2,7 @@
 
 mod attend;
 pub mod capture;
+mod check;
 mod elf;
 mod launch;
 pub mod limits;
@@ -57,6 +58,21 @@ impl Plan {
     /// By which `outlast status` and `outlast upgrade` know it.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether it could be done. Nothing is started, opened or made.
+    ///
+    /// # Errors
+    /// What it would end with, and the setting that is to blame.
+    pub fn check(&self) -> Result<(), (&'static str, anyhow::Error)> {
+        check::executable(&self.launch).map_err(|error| {
+            let (code, why) = why_not(self, error.raw_os_error().unwrap_or(libc::EIO));
+            ("program", Failure::new(code, why).into())
+        })?;
+        let file = self.output.as_ref().map(|place| place.file.as_path());
+        file.map_or(Ok(()), |file| {
+            check::writable(file).map_err(|error| ("log-to", capture::cannot_write(file, &error)))
+        })
     }
 }
 
@@ -250,16 +266,23 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             let line = format!(
                 "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window})"
             );
-            tracing::warn!("{line}");
+            // Only --restart always starts it again then: it is no crash.
+            if plan.settings.success.contains(&death) {
+                tracing::info!("{line}");
+            } else {
+                tracing::warn!("{line}");
+            }
             manager.status(&line);
         }
         Event::CannotStart { code, pause } => {
             let (_, why) = why_not(plan, code);
             tracing::warn!("{why}: it is tried again in {}", seconds(pause));
         }
-        Event::Succeeded { death, pid } => tracing::warn!(pid, "{name} has {death}: its successor goes on"),
+        Event::Succeeded { death, pid } => {
+            tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
+        }
         Event::RolledBack { death, pid } => {
-            tracing::warn!(pid, "the new binary of {name} has {death}: the old one goes on");
+            tracing::warn!("the new binary of {name} has {death}: the old one goes on (process {pid})");
         }
         Event::Upgrade { wish } => match board.upgrade_end(wish) {
             Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
@@ -379,8 +402,10 @@ fn conclude(plan: &Plan, outcome: Outcome) -> Result<Code> {
         Outcome::Stopped(death) | Outcome::Ended(death) => std::process::exit(death.exit_code()),
         Outcome::GaveUp(death) => {
             let (intensity, window) = intensity(plan);
+            // With --restart always some of them may be ends in order.
+            let others = if settings.restart == Restart::Always { "ends" } else { "crashes" };
             tracing::error!(
-                "{name} has {death}, after {intensity} other crashes within {window}: it is not started again"
+                "{name} has {death}, after {intensity} other {others} within {window}: it is not started again"
             );
             std::process::exit(death.exit_code())
         }
@@ -419,8 +444,25 @@ fn why_not(plan: &Plan, code: i32) -> (Code, String) {
         io::ErrorKind::NotFound if program.as_encoded_bytes().starts_with(b"-") => {
             (Code::Usage, "there is no such option, and no such program".to_owned())
         }
-        io::ErrorKind::NotFound => (Code::Usage, "there is no such program".to_owned()),
+        io::ErrorKind::NotFound => {
+            (Code::Usage, format!("there is no such program{}", as_words(&plan.launch)))
+        }
         _ => (Code::System, plain(&error)),
     };
     (code, format!("cannot run {shown}: {why}"))
+}
+
+/// A command line that was given as one word is no program: how it is meant.
+fn as_words(launch: &Launch) -> String {
+    let program = launch.program.to_string_lossy();
+    let words: Vec<String> = program.split_whitespace().map(|word| format!("{word:?}")).collect();
+    match (words.as_slice(), launch.arguments.as_slice()) {
+        ([_, _, ..], []) => {
+            format!(
+                ": each argument is a word of its own, in a file a list: program = [{}]",
+                words.join(", ")
+            )
+        }
+        _ => String::new(),
+    }
 }

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, Cause, Past, Quarantined};
 use outlast_restart::supervisor::{Event, Handle};
+use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -132,6 +133,7 @@ impl State {
             "said": now.said,
             "preloaded": self.upgrades.is_preloaded(),
             "backend": backend(self.board.backend()),
+            "without_zygote": now.main_pid != 0 && self.upgrades.is_without_zygote(now.main_pid),
             "starts": starts.collect::<Vec<_>>(),
             "generation": self.board.generation(),
             "generations": self.board.generations().iter().map(generation).collect::<Vec<_>>(),
@@ -170,17 +172,27 @@ impl State {
 }
 
 impl Administered for State {
-    async fn answer(&self, request: Request) -> Value {
+    async fn answer(&self, request: Request, asker: Option<Pid>) -> Value {
         match request {
             Request::Status {} => self.status(),
             Request::Upgrade { program, force, timeout_ms } => {
-                self.upgrade(&program, force, timeout_ms.map_or(TIMEOUT, Duration::from_millis))
+                let timeout = timeout_ms.map_or(TIMEOUT, Duration::from_millis);
+                let answer = self.upgrade(&program, force, timeout);
+                if let (Some(wish), Some(asker)) = (wish_of(&answer), asker) {
+                    self.upgrades.withdraw_without(asker, wish, &self.name);
+                }
+                answer
             }
             Request::Outcome { wish } => self.outcome(wish),
             Request::Withdraw { wish } => self.upgrades.cancel(wish),
             Request::Kill { .. } => json!({ "matching": [] }),
         }
     }
+}
+
+/// The number of the upgrade that was begun, if one was.
+fn wish_of(answer: &Value) -> Option<u32> {
+    answer.get("wish").and_then(Value::as_u64).and_then(|wish| wish.try_into().ok())
 }
 
 /// What a process is called, if it still runs.
@@ -218,6 +230,7 @@ pub fn cause(cause: Cause) -> &'static str {
         Cause::OutOfMemory => "out of memory",
         Cause::Hang => "hang",
         Cause::Upgrade => "upgrade",
+        Cause::Ended => "ended",
     }
 }
 

@@ -5,6 +5,9 @@ use super::preload;
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, PROGRAM_BYTES_MAX, UpgradeEnd, WhyNot};
 use outlast_restart::supervisor::{Event, Handle};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -112,6 +115,11 @@ impl Upgrades {
         json!({ "wish": wish, "replaced": replaced, "keeps": keeps, "program": file })
     }
 
+    /// Whether the process that starts its generations was killed, and one of those is the main process.
+    pub fn is_without_zygote(&self, main_pid: u32) -> bool {
+        self.board.backend() == Backend::Library && !self.board.takes_upgrades(main_pid)
+    }
+
     /// Why the program has to be stopped for another one, if so.
     fn hindrance(&self, main_pid: u32, program: &str) -> Option<String> {
         match self.board.backend() {
@@ -128,17 +136,29 @@ impl Upgrades {
                 }
             }
         }
-        (!self.board.takes_upgrades(main_pid))
+        self.is_without_zygote(main_pid)
             .then(|| "its zygote, which would become the new binary, was killed".into())
     }
 
     /// The wish is no longer one. Only the one that is under way can be withdrawn.
     pub fn cancel(&self, wish: u32) -> Value {
-        let is_under_way = self.board.upgrade_wanted().is_some_and(|wanted| wanted.number == wish);
-        if is_under_way {
-            self.handle.cancel_upgrade(wish);
+        json!({ "cancelled": withdraw(self.board, &self.handle, wish) })
+    }
+
+    /// Withdraws the wish when whoever has asked for it ends before it does. Where the system does not tell, it stays.
+    pub fn withdraw_without(&self, asker: Pid, wish: u32, name: &str) {
+        let (board, handle, name) = (self.board, self.handle.clone(), name.to_owned());
+        let watch = move || {
+            if has_ended(asker) && withdraw(board, &handle, wish) {
+                let asker = asker.as_raw_nonzero();
+                tracing::warn!(
+                    "process {asker}, which wants {name} to be upgraded, has ended: that is withdrawn"
+                );
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("asker".into()).spawn(watch) {
+            tracing::warn!("whether who asks for the upgrade goes on waiting is not known: {error}");
         }
-        json!({ "cancelled": is_under_way })
     }
 
     /// How a wish has ended.
@@ -166,6 +186,29 @@ impl Upgrades {
             "how": died,
             "untouched": untouched,
         })
+    }
+}
+
+/// Whether the wish was under way.
+fn withdraw(board: &Board, handle: &Handle, wish: u32) -> bool {
+    let is_under_way = board.upgrade_wanted().is_some_and(|wanted| wanted.number == wish);
+    if is_under_way {
+        handle.cancel_upgrade(wish);
+    }
+    is_under_way
+}
+
+/// Waits for a process to end. False, and at once, where that cannot be known.
+fn has_ended(pid: Pid) -> bool {
+    let process = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => process,
+        Err(error) => return error == Errno::SRCH,
+    };
+    loop {
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], None) {
+            Err(Errno::INTR) => {}
+            polled => return polled.is_ok(),
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) struct Change {
     pub(super) previous: Option<PathBuf>,
     /// The new one was started.
     pub(super) begun: bool,
+    /// Generations that have served until the old one was told to end.
+    pub(super) replaced: Vec<u32>,
 }
 
 /// A wish that the server deals with.
@@ -32,6 +34,24 @@ pub(super) struct Asked {
 }
 
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
+    /// The program is to be stopped, and started as this one, or as the same if that is empty.
+    pub(super) fn replace(&mut self, wish: u32, program: PathBuf) {
+        let previous = self.program.clone();
+        if !program.as_os_str().is_empty() {
+            self.program = Some(program);
+        }
+        let past = self.supervisor.board.generations();
+        let replaced = past.iter().filter(|past| past.ended_ms.is_none()).map(|past| past.number).collect();
+        self.change = Some(Change { wish, previous, begun: false, replaced });
+        self.inputs.push_back(Input::Replace);
+    }
+
+    /// The old program has ended, however it took it.
+    pub(super) fn note_replaced(&self) {
+        let replaced = self.change.iter().filter(|change| !change.begun).flat_map(|change| &change.replaced);
+        replaced.for_each(|number| self.supervisor.board.note_replaced(*number));
+    }
+
     /// A change of the binary has come to its end.
     pub(super) fn settle(&mut self, end: UpgradeEnd) {
         match self.change.take() {
