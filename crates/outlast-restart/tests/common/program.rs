@@ -119,15 +119,19 @@ impl Program {
         Some(pid)
     }
 
-    /// The parent of who serves.
+    /// The parent of who serves, once somebody stands by as well, and sleeps.
     pub fn zygote(&self, process: usize) -> u32 {
-        let serving = self.serving(process);
-        let zygotes = children(self.pid());
-        zygotes
-            .iter()
-            .find(|zygote| children(zygote.pid).iter().any(|child| child.pid == serving))
-            .unwrap()
-            .pid
+        let mut found = 0;
+        eventually("one serves, and one stands by", || {
+            let serving = self.serving(process);
+            children(self.pid()).iter().any(|zygote| {
+                found = zygote.pid;
+                let (its, others): (Vec<_>, Vec<_>) =
+                    children(zygote.pid).into_iter().partition(|child| child.pid == serving);
+                its.len() == 1 && others.len() == 1 && others.iter().all(|child| child.state == 'S')
+            })
+        });
+        found
     }
 
     /// Kills who serves, which is `serving`. Who serves then.
