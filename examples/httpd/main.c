@@ -143,13 +143,12 @@ static void listen_at(const char *text)
     errno = EINVAL;
     if (inet_pton(AF_INET, address, &at.sin_addr) != 1)
         fail("understand the address: it is [IPv4:]PORT");
-    listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    /* Connections take it from their listener: a short body must not wait for the head's acknowledgement. */
-    setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (bind(listener, (struct sockaddr *)&at, sizeof at) < 0 || listen(listener, SOMAXCONN) < 0 ||
+    listener = outlast_listen((struct sockaddr *)&at, sizeof at, SOMAXCONN);
+    if (listener < 0 || fcntl(listener, F_SETFL, O_NONBLOCK) < 0 ||
         getsockname(listener, (struct sockaddr *)&at, &length) < 0)
         fail("listen");
+    /* Connections take it from their listener: a short body must not wait for the head's acknowledgement. */
+    setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     port = ntohs(at.sin_port);
     printf("listening on %s:%d\n", address, port);
     fflush(stdout);

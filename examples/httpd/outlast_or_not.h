@@ -9,6 +9,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static inline int outlast_listen(const struct sockaddr *address, socklen_t length, int backlog)
+{
+    int one = 1, listener = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, address, length) == 0 && listen(listener, backlog) == 0)
+        return listener;
+    close(listener);
+    return -1;
+}
+
 #define outlast_read read
 #define outlast_write write
 #define outlast_sendfile sendfile

@@ -10,7 +10,8 @@
  * again by the next generation; what was sent of its answer is not sent again. So the same request must have the same
  * answer: what may differ from run to run, such as the time, is left to the next generation in a note.
  *
- *     if (outlast_register(NULL) < 0)
+ *     int listener = outlast_listen((struct sockaddr *)&address, sizeof address, SOMAXCONN);
+ *     if (listener < 0 || outlast_register(NULL) < 0)
  *         errx(1, "%s", outlast_error());
  *     while ((fd = outlast_next()) >= 0)
  *         serve(fd);
@@ -25,6 +26,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #ifdef __cplusplus
@@ -46,6 +48,12 @@ struct outlast_policy {
 /* What clients are told whose request has crashed three generations, before they are disconnected, such as HTTP's 500.
  * To be called before outlast_register; the bytes are copied. Errors: EALREADY (it is too late). */
 int outlast_refuse_with(const void *bytes, size_t size);
+
+/* Listens at an IPv4 or IPv6 address, or takes the socket over that listens there, where this process goes on for another
+ * binary (`outlast upgrade`): before outlast_register. Otherwise as socket, SO_REUSEADDR, bind and listen(2). Returns the socket:
+ * a new one blocks, and is close-on-exec; one that was taken over has the options that it had. Errors: as those calls;
+ * EAFNOSUPPORT, EINVAL (no such address). */
+int outlast_listen(const struct sockaddr *address, socklen_t length, int backlog);
 
 /* From here on the server outlives its process. To be called once, when it is initialised, listens perhaps, and has no
  * threads yet. Returns in each generation, one at a time: its number, 1 in the first. The process that calls it stays

@@ -1,5 +1,6 @@
 //! The functions of `include/outlast.h`, which says what they do. Here is only what C's arguments are in Rust.
 
+mod address;
 mod error;
 mod plain;
 mod serving;
@@ -11,7 +12,7 @@ use outlast_restart::policy::Policy;
 use serving::{registered, serving};
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::slice;
 
 /// `struct outlast_policy`.
@@ -69,6 +70,25 @@ unsafe fn room<'a>(bytes: *mut c_void, size: usize) -> &'a mut [u8] {
 /// A count of bytes of a buffer fits, as buffers are shorter than the half of memory.
 fn count(result: io::Result<usize>) -> isize {
     give(result.map(|count| isize::try_from(count).unwrap_or(isize::MAX)))
+}
+
+/// See `outlast.h`.
+///
+/// # Safety
+/// `length` bytes can be read at `address`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outlast_listen(
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+    backlog: c_int,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    let address = unsafe { given(address.cast(), usize::try_from(length).unwrap_or(usize::MAX)) };
+    give(address::parse(address).and_then(|address| {
+        let listener = outlast_restart::listen(address)?;
+        plain::listen(&listener, backlog)?;
+        Ok(listener.into_raw_fd())
+    }))
 }
 
 /// See `outlast.h`.

@@ -1,7 +1,8 @@
 //! Descriptors that are not held: the system's calls.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, RawFd};
 
 fn bytes(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
@@ -14,6 +15,12 @@ fn nothing(result: i32) -> io::Result<()> {
 pub(crate) fn is_open(fd: RawFd) -> bool {
     // SAFETY: asks for flags, of a number that need not be open.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
+
+/// Of a socket that listens already: what else it may let wait.
+pub(crate) fn listen(listener: &TcpListener, backlog: i32) -> io::Result<()> {
+    // SAFETY: numbers.
+    nothing(unsafe { libc::listen(listener.as_raw_fd(), backlog) })
 }
 
 pub(crate) fn read(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {

@@ -1,17 +1,21 @@
-//! The example server is killed all the time, and nobody who talks to it notices. `OUTLAST_CRASHES=n` says how often,
+//! The example server is killed, or replaced by another binary, all the time, and nobody who talks to it notices. `OUTLAST_CRASHES=n` says how often,
 //! `OUTLAST_SEED=n` when.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stdout, clippy::cast_possible_truncation, reason = "a test")]
 
 mod common;
 
-use common::{BIG_BYTES, Client, Httpd, PATIENCE, Random, big, count_in, get, number};
+use common::{BIG_BYTES, Client, Httpd, PATIENCE, Random, big, count_in, get, number, signal};
+use outlast_restart::board::{Board, UpgradeEnd};
+use outlast_restart::policy::Policy;
+use outlast_restart::supervisor::upgrade_signal;
 use std::io::Read;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const CRASHES: u64 = 200;
+const UPGRADES: u64 = 20;
 
 /// What the threads of a test share.
 struct Test<'a> {
@@ -136,12 +140,11 @@ impl Test<'_> {
     }
 }
 
-#[test]
-fn every_answer_is_whole_and_every_request_counts_once() {
-    let server = Httpd::start("httpd-outlast", "crashes");
-    let (seed, count) = (number("OUTLAST_SEED", 1), number("OUTLAST_CRASHES", CRASHES));
+/// Does something to a server that has clients of all kinds, who notice nothing; it is told whether they are through
+/// nevertheless.
+fn under_load(server: &Httpd, seed: u64, harm: impl FnOnce(&mut dyn FnMut() -> bool) -> u64) -> u64 {
     let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
-    let test = Test { server: &server, big: big(), seed, stop, answers };
+    let test = Test { server, big: big(), seed, stop, answers };
     std::thread::scope(|scope| {
         let test = &test;
         let mut clients = vec![
@@ -153,14 +156,22 @@ fn every_answer_is_whole_and_every_request_counts_once() {
             clients.push(scope.spawn(move || test.asks_ahead(test.seed * 100 + number)));
             clients.push(scope.spawn(move || test.counts(test.seed * 100 + 10 + number, false)));
         }
-        let crashes = server.crash(count, seed, || clients.iter().any(|client| client.is_finished()));
+        let count = harm(&mut || clients.iter().any(|client| client.is_finished()));
         test.stop.store(true, Ordering::Relaxed);
         for client in clients {
             client.join().unwrap();
         }
-        println!("{crashes} crashes, {} rounds, seed {seed}", test.answers.load(Ordering::Relaxed));
-        assert_eq!(crashes, count);
-    });
+        println!("{count} times, {} rounds, seed {seed}", test.answers.load(Ordering::Relaxed));
+        count
+    })
+}
+
+#[test]
+fn every_answer_is_whole_and_every_request_counts_once() {
+    let server = Httpd::start("httpd-outlast", "crashes");
+    let (seed, count) = (number("OUTLAST_SEED", 1), number("OUTLAST_CRASHES", CRASHES));
+    let crashes = under_load(&server, seed, |is_over| server.crash(count, seed, is_over));
+    assert_eq!(crashes, count);
     // It has died of nothing else.
     assert_eq!(u64::from(server.generation().0), count + 1);
     // What generations leave to each other is not lost on the way: nobody is connected any more.
@@ -202,4 +213,31 @@ fn a_file_that_changes_while_it_is_sent_is_sent_as_it_was_or_not_to_its_end() {
     std::fs::write(&file, other).unwrap();
     assert_eq!(server.crash(1, 2, || false), 1);
     assert!(rest(&mut client, received).len() < BIG_BYTES);
+}
+
+#[test]
+fn another_binary_goes_on_in_the_middle_of_files_and_programs() {
+    let (memory, board) = Board::create(&Policy::default()).unwrap();
+    let server = Httpd::start_below(&memory, "upgrades");
+    let another = server.files.join("httpd-new");
+    std::fs::copy(Httpd::program("httpd-outlast"), &another).unwrap();
+    let mut random = Random(1);
+    let upgraded = under_load(&server, 1, |is_over| {
+        let mut upgrades = 0;
+        while upgrades < UPGRADES && !is_over() {
+            std::thread::sleep(Duration::from_millis(20 + random.below(100)));
+            let wish = board.want_upgrade(&another, PATIENCE);
+            signal(server.pid(), &upgrade_signal().to_string());
+            let begin = Instant::now();
+            while board.upgrade_end(wish).is_none() {
+                assert!(begin.elapsed() < 2 * PATIENCE, "an upgrade has no end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(board.upgrade_end(wish), Some(UpgradeEnd::Done), "upgrade {upgrades}");
+            upgrades += 1;
+        }
+        upgrades
+    });
+    assert_eq!(upgraded, UPGRADES);
+    assert_eq!(board.generation(), u32::try_from(UPGRADES).unwrap() + 1, "it has died of nothing else");
 }

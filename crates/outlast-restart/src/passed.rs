@@ -4,7 +4,6 @@
 //! goes on. What generations have opened is left to the generations of the new program, as by a crash; the rest is the
 //! program's own, to be [claimed](claim) by what it is.
 
-use crate::slots::Slots;
 use crate::sys::descriptors::{self, Identity, Known};
 use std::collections::BTreeSet;
 use std::io;
@@ -52,22 +51,16 @@ impl Passed {
     }
 }
 
-/// What is to pass: sockets, memory, what belongs to connections, and what every program has that is executed.
-pub(crate) fn find(known: &Known, slots: &Slots) -> io::Result<Vec<Passed>> {
-    let mut of_slots = BTreeSet::new();
-    for (descriptor, slot) in slots.in_use() {
-        of_slots.extend(crate::transport::private(slot));
-        if !known.contains_key(&descriptor) {
-            of_slots.insert(descriptor);
-        }
-    }
+/// What is to pass: all that generations have opened, as the next one finds that after a crash, too; and of what was there
+/// before them sockets, memory, and what every program has that is executed.
+pub(crate) fn find(known: &Known) -> io::Result<Vec<Passed>> {
     let passed = |(number, identity): (RawFd, Identity)| {
         let is_private = descriptors::is_private(number);
-        let passes = !is_private
-            || identity.is_socket()
-            || of_slots.contains(&number)
-            || identity.is_file() && descriptors::memory_name(number).is_some();
         let is_known = known.get(&number) == Some(&identity);
+        let passes = !is_private
+            || !is_known
+            || identity.is_socket()
+            || identity.is_file() && descriptors::memory_name(number).is_some();
         passes.then_some(Passed { number, identity, is_private, is_known })
     };
     Ok(descriptors::open_with_identities()?.into_iter().filter_map(passed).collect())

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -116,6 +117,25 @@ pub struct Httpd {
 impl Httpd {
     /// `httpd` or `httpd-outlast`.
     pub fn start(build: &str, name: &str) -> Self {
+        Self::start_with(build, name, |_| {})
+    }
+
+    /// One with a supervisor's board.
+    pub fn start_below(board: &OwnedFd, name: &str) -> Self {
+        // Copies made by `dup` are inherited by whoever is executed.
+        // SAFETY: a number that is open; gives a new one.
+        let number = unsafe { libc::dup(board.as_raw_fd()) };
+        assert!(number >= 0);
+        let variable = outlast_restart::board::ENVIRONMENT;
+        let server = Self::start_with("httpd-outlast", name, |command| {
+            command.env(variable, number.to_string());
+        });
+        // SAFETY: made above, and nobody else's.
+        unsafe { libc::close(number) };
+        server
+    }
+
+    fn start_with(build: &str, name: &str, change: impl FnOnce(&mut Command)) -> Self {
         let folder = folder(name);
         let (files, sessions) = (folder.join("files"), folder.join("sessions"));
         std::fs::create_dir_all(files.join("cgi-bin")).unwrap();
@@ -143,6 +163,7 @@ impl Httpd {
         }
         let mut command = Command::new(httpd().join(build));
         command.arg("127.0.0.1:0").arg(&files).env("SESSION_DIR", &sessions);
+        change(&mut command);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
         let first = said.next().unwrap().unwrap();
@@ -152,13 +173,23 @@ impl Httpd {
         let told = (Arc::clone(&serving), Arc::clone(&generation));
         std::thread::spawn(move || {
             for line in said.map_while(Result::ok) {
-                let mut numbers = line.strip_prefix("generation ").unwrap().split(' ');
+                let Some(numbers) = line.strip_prefix("generation ") else {
+                    // Another binary says so, too.
+                    assert_eq!(line, first);
+                    continue;
+                };
+                let mut numbers = numbers.split(' ');
                 let mut number = || numbers.next().unwrap().parse().unwrap();
                 told.1.store(number(), Ordering::SeqCst);
                 told.0.store(number(), Ordering::SeqCst);
             }
         });
         Self { child, address, files, folder, serving, generation }
+    }
+
+    /// Where its program is.
+    pub fn program(build: &str) -> PathBuf {
+        httpd().join(build)
     }
 
     pub fn url(&self, target: &str) -> String {

@@ -29,7 +29,7 @@ impl Zygote {
         let main_pid = board.main_pid();
         let mut why = WhyNot::Unable;
         inherited::tidy(slots);
-        let prepared = passed::find(&self.origin.known, slots).and_then(|passed| {
+        let prepared = passed::find(&self.origin.known).and_then(|passed| {
             let (reader, writer) = std::io::pipe()?;
             let writer = std::os::fd::OwnedFd::from(writer);
             let list = handover::write(control, slots, buffers, &passed, writer.as_raw_fd())?;
