@@ -6,6 +6,7 @@ use crate::connection::Connection;
 use crate::control::Control;
 use crate::death::Death;
 use crate::inherited::{self, Inherited};
+use crate::patience::{self, Passing, passing};
 use crate::policy::Inheritance;
 use crate::roles::End;
 use crate::slots::Slots;
@@ -125,12 +126,13 @@ impl Generation {
     ///
     /// # Errors
     /// The descriptors cannot be listed. `listener` is a TCP or UNIX socket. Later errors are those of `accept` and [`hold`](Self::hold), one by one.
+    /// Where `accept` finds no free descriptor, or no memory, whoever connects waits until there is.
     pub fn incoming<'a>(
         &'a mut self,
         listener: &'a impl AsFd,
     ) -> io::Result<impl Iterator<Item = io::Result<Connection>> + 'a> {
         let left = self.inherited()?.connections;
-        let accepted = std::iter::repeat_with(|| descriptors::accept(listener.as_fd()));
+        let accepted = std::iter::repeat_with(|| accept(listener));
         Ok(left.into_iter().map(Ok).chain(accepted).map(|client| {
             self.await_trial();
             self.hold(client?)
@@ -184,6 +186,24 @@ impl Generation {
     #[must_use]
     pub fn board(&self) -> &'static Board {
         self.shared.board
+    }
+}
+
+/// Waits where there is no room.
+fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
+    loop {
+        let error = match descriptors::accept(listener.as_fd()) {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        match passing(&error) {
+            None => return Err(error),
+            Some(Passing::Gone) => {}
+            Some(Passing::NoRoom) => {
+                patience::tell_no_room(&error);
+                std::thread::sleep(patience::NO_ROOM_PAUSE);
+            }
+        }
     }
 }
 

@@ -39,6 +39,7 @@ mod inherited;
 #[doc(hidden)]
 pub mod parts;
 mod passed;
+mod patience;
 pub mod policy;
 pub mod roles;
 mod slots;

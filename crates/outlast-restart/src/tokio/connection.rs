@@ -5,7 +5,6 @@ use crate::state::{StateError, Transaction};
 use crate::sys::reactor::{self, Held};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -166,9 +165,9 @@ impl Drop for Connection {
     }
 }
 
-/// By what `std` has for it, which asks for no kind of socket.
+/// Without a second descriptor for that: there may be none left.
 pub(super) fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
-    TcpStream::from(socket.try_clone_to_owned()?).set_nonblocking(true)
+    rustix::io::ioctl_fionbio(socket, true).map_err(Into::into)
 }
 
 impl AsyncRead for Connection {

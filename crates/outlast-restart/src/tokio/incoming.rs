@@ -2,6 +2,7 @@
 
 use super::connection::{Connection, set_nonblocking};
 use crate::generation::Shared;
+use crate::patience::{self, Passing, passing};
 use crate::sys::descriptors::{self, LocalName};
 use crate::sys::reactor;
 use crate::{Generation, inherited};
@@ -73,8 +74,8 @@ impl Incoming {
     /// or after a second. Nothing is lost when the wait is cancelled.
     ///
     /// # Errors
-    /// Those of `accept` and [`hold`](Generation::hold). What comes next may be well; but wait a little, as there may be
-    /// no more descriptors.
+    /// Those of `accept` and [`hold`](Generation::hold); what comes next may be well. Where `accept` finds no free descriptor,
+    /// or no memory, this waits until there is.
     pub async fn next(&mut self) -> io::Result<Connection> {
         let until_ns = self.shared.trial_limit_ns();
         while self.shared.on_trial(until_ns).is_some() {
@@ -86,10 +87,28 @@ impl Incoming {
                 for listener in self.new_listeners.drain(..) {
                     self.listeners.push(reactor::wait_for(listener)?);
                 }
-                poll_fn(|context| self.poll_accept(context)).await?
+                self.accept().await?
             }
         };
         Connection::new(crate::Connection::new(self.shared, socket)?)
+    }
+
+    /// Waits where there is no room.
+    async fn accept(&mut self) -> io::Result<OwnedFd> {
+        loop {
+            let error = match poll_fn(|context| self.poll_accept(context)).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            match passing(&error) {
+                None => return Err(error),
+                Some(Passing::Gone) => {}
+                Some(Passing::NoRoom) => {
+                    patience::tell_no_room(&error);
+                    tokio::time::sleep(patience::NO_ROOM_PAUSE).await;
+                }
+            }
+        }
     }
 
     fn poll_accept(&mut self, context: &mut Context<'_>) -> Poll<io::Result<OwnedFd>> {

@@ -87,10 +87,12 @@ impl Server {
 
     /// One in this folder, whose dumps may have so many blocks, or `unlimited`.
     pub fn start_dumping(folder: &Path, limit: &str, example: &str, arguments: &[&str]) -> Self {
-        let program = program(example);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "ulimit -c \"$0\" && exec \"$@\"", limit]).current_dir(folder);
-        Self::hear(shell.arg(program.get_program()).args(arguments))
+        Self::hear(limited("-c", limit, example, arguments).current_dir(folder))
+    }
+
+    /// One that may have so many descriptors.
+    pub fn start_with_descriptors(limit: u32, example: &str, arguments: &[&str]) -> Self {
+        Self::hear(&mut limited("-n", &limit.to_string(), example, arguments))
     }
 
     /// One with a supervisor's board.
@@ -194,6 +196,14 @@ impl Drop for Server {
         signal(self.child.id(), "TERM");
         let _ = self.child.wait();
     }
+}
+
+/// By an option of the shell's `ulimit`.
+fn limited(option: &str, limit: &str, example: &str, arguments: &[&str]) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit \"$0\" \"$1\" && shift && exec \"$@\"", option, limit]);
+    shell.arg(self::example(example)).args(arguments);
+    shell
 }
 
 fn program(name: &str) -> Command {
