@@ -19,9 +19,11 @@
 #include <unistd.h>
 
 enum { DESCRIPTORS_MAX = 4096, IDLE_SECONDS_MAX = 60, DRAIN_SECONDS_MAX = 2 };
+/* For files, and for programs. */
+enum { DESCRIPTORS_RESERVED = 64 };
 
 int root, port;
-static int loop, listener;
+static int loop, listener, clients_end = DESCRIPTORS_MAX;
 /* Whose socket, or program, a descriptor is. */
 static struct client *owners[DESCRIPTORS_MAX];
 
@@ -70,15 +72,25 @@ static void accept_all(void)
 {
     int fd;
     while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-        /* A program's descriptors need room, too. */
-        if (fd >= DESCRIPTORS_MAX - 64)
-            close(fd);
-        else if (outlast_hold(fd) == 0)
+        if (outlast_hold(fd) == 0)
             begin(fd);
+        if (fd >= clients_end) {
+            errno = EMFILE;
+            break;
+        }
     }
-    /* No descriptors: not before the next tick. */
+    /* No descriptors: who comes waits, until the next tick at the least. */
     if (errno == EMFILE || errno == ENFILE)
         listen_to(false, false);
+}
+
+/* The next client gets the lowest number that is free. */
+static bool has_room(void)
+{
+    int fd = dup(listener);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0 && fd <= clients_end;
 }
 
 static void tick(void)
@@ -91,7 +103,7 @@ static void tick(void)
         if (time - client->active > (client->phase == DRAINING ? DRAIN_SECONDS_MAX : IDLE_SECONDS_MAX))
             client_free(client);
     }
-    listen_to(true, false);
+    listen_to(has_room(), false);
 }
 
 static void on_event(struct client *client, int fd)
@@ -195,6 +207,8 @@ int main(int argc, char **argv)
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
         fail("limit the descriptors");
+    int most = (int)limit.rlim_cur;
+    clients_end = most - (most > 2 * DESCRIPTORS_RESERVED ? DESCRIPTORS_RESERVED : most / 2);
     listen_at(argv[1]);
     take_over();
     serve();

@@ -181,6 +181,24 @@ fn connections() {
 }
 
 #[test]
+fn who_finds_no_descriptor_waits_for_one() {
+    for build in ["httpd", "httpd-outlast"] {
+        let server = Httpd::start_with_descriptors(150, build, &format!("full-{build}"));
+        let mut clients: Vec<_> = (0..120).map(|_| Client::of(server.address)).collect();
+        clients.iter_mut().for_each(|client| client.say(get("/hello.txt", "")));
+        clients.reverse();
+        while let Some(mut client) = clients.pop() {
+            assert_eq!(client.hear(false).text(), "hello, world\n", "{build}, {} left", clients.len());
+            // Programs have room beside those that wait.
+            if clients.len() % 40 == 0 {
+                assert_eq!(client.ask(get("/cgi-bin/status", "")).status, 418);
+            }
+            // Its end makes room for another one.
+        }
+    }
+}
+
+#[test]
 fn what_is_doubtful_is_refused() {
     each_build("doubtful", |server| {
         let long = "a".repeat(9000);

@@ -135,6 +135,17 @@ impl Httpd {
         server
     }
 
+    /// One that may have so many descriptors.
+    pub fn start_with_descriptors(limit: u32, build: &str, name: &str) -> Self {
+        Self::start_with(build, name, |command| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &limit.to_string()]);
+            shell.arg(command.get_program()).args(command.get_args());
+            shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            *command = shell;
+        })
+    }
+
     fn start_with(build: &str, name: &str, change: impl FnOnce(&mut Command)) -> Self {
         let folder = folder(name);
         let (files, sessions) = (folder.join("files"), folder.join("sessions"));
