@@ -14,7 +14,7 @@ fn at_every_call(example: &str, questions: Questions, means: &[Means]) {
 
 fn kill_at_every_call(mut victim: Victim, example: &str, means: &[Means]) {
     for &means in means {
-        let stop = (1..).find(|stop| !victim.kill_successor_at(&[(Step::SystemCall, *stop)], means)).unwrap();
+        let stop = (1..).find(|stop| !victim.kill_successor_at(Step::SystemCall, *stop, means)).unwrap();
         println!("{example}, {means:?}: {} stops", stop - 1);
         assert!(stop > 20, "{example}, {means:?}: {stop} stops only: it was not watched");
     }

@@ -12,13 +12,10 @@ use common::victim::{Means, Victim, lines};
 /// At so many of the first instructions.
 const CRASHES: u64 = 40;
 const INSTRUCTIONS: u64 = 20_000;
-/// More beginnings and ends of calls than any example has for its answers, and those with the last answer among them.
-const CALLS_MAX: u64 = 10_000;
-const LAST_CALLS: u64 = 4;
-const ROUNDS: usize = 100;
-const MISSES: usize = 8;
 /// Less than what the smallest step takes that leads from one consistent state to another one.
 const STRIDE: usize = 11;
+const ROUNDS: usize = 100;
+const MISSES: usize = 8;
 
 /// From 1 on, and more and more of them between two.
 fn instructions() -> impl Iterator<Item = u64> {
@@ -30,7 +27,7 @@ fn instructions() -> impl Iterator<Item = u64> {
 fn who_takes_over_is_killed_at_any_instruction() {
     let mut victim = Victim::start("lines", lines);
     let killed = instructions()
-        .take_while(|count| victim.kill_successor_at(&[(Step::Instruction, *count)], Means::Kill))
+        .take_while(|count| victim.kill_successor_at(Step::Instruction, *count, Means::Kill))
         .count();
     println!("killed at {killed} instructions");
     assert!(killed > 10, "{killed} only: it was not watched");
@@ -40,25 +37,16 @@ fn who_takes_over_is_killed_at_any_instruction() {
 #[test]
 fn who_has_answered_is_killed_at_any_instruction_until_that_is_written_down() {
     let mut victim = Victim::start_between_pipes("filter", lines);
-    let mut kill_at = |call, instruction| {
-        victim.kill_successor_at(&[(Step::SystemCall, call), (Step::Instruction, instruction)], Means::Kill)
-    };
-    // How many there are until everything is answered; a few more or less each time.
-    let (mut all, mut too_many) = (1, CALLS_MAX);
-    while all + 1 < too_many {
-        let call = all.midpoint(too_many);
-        *(if kill_at(call, 1) { &mut all } else { &mut too_many }) = call;
-    }
-    let begin = all.saturating_sub(LAST_CALLS);
     let (mut killed, mut missed) = (0, 0);
     for instruction in (1..).step_by(STRIDE).take(ROUNDS) {
-        (killed, missed) = if kill_at(begin, instruction) { (killed + 1, 0) } else { (killed, missed + 1) };
+        let has_died = victim.kill_successor_behind_answers(instruction);
+        (killed, missed) = if has_died { (killed + 1, 0) } else { (killed, missed + 1) };
         // When the last one is reached all the following are missed.
         if missed >= MISSES {
             break;
         }
     }
-    println!("killed at {killed} instructions behind stop {begin} of {all}");
+    println!("killed at {killed} instructions behind the answers");
     assert!(killed > 20, "{killed} only: it was not watched");
 }
 

@@ -36,6 +36,9 @@ pub enum Step {
     Free,
 }
 
+/// Whoever reaches no stop meanwhile, some 20 ms, waits within a system call.
+const LOOKS_UNTIL_IT_WAITS: u32 = 400;
+
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_EXITKILL;
 
 fn ptrace(request: libc::c_uint, thread: Pid, data: i32) -> io::Result<()> {
@@ -82,7 +85,7 @@ impl Tracer {
             let Some((thread, status)) = wait(libc::WNOHANG) else {
                 idle += 1;
                 // From one instruction to the next one it is always on its way, but in a system call that waits.
-                let may_be_over = step != Step::Instruction || idle > 100;
+                let may_be_over = step != Step::Instruction || idle > LOOKS_UNTIL_IT_WAITS;
                 if may_be_over && over() {
                     return Reached::Over;
                 }
@@ -115,6 +118,22 @@ impl Tracer {
             }
             let passed_on = if has_event || is_syscall || signal == libc::SIGTRAP { 0 } else { signal };
             self.go(thread, step, passed_on);
+        }
+    }
+
+    /// Runs it until it stands at a beginning or an end of a system call where `is_there` holds.
+    pub fn run_to(&mut self, mut is_there: impl FnMut() -> bool) -> Reached {
+        loop {
+            let mut looks = 0;
+            // What it does can be seen before it stands still behind that.
+            let waits = || {
+                looks += 1;
+                looks > LOOKS_UNTIL_IT_WAITS && is_there()
+            };
+            match self.run(Step::SystemCall, 1, waits) {
+                Reached::Stop if !is_there() => {}
+                reached => return reached,
+            }
         }
     }
 

@@ -128,6 +128,9 @@ fn is_held_back(pid: u32, signal: i32) -> bool {
     has("SigBlk:") && (has("SigPnd:") || has("ShdPnd:"))
 }
 
+/// Runs whoever takes over up to where it is to die; it is told whether everything is answered.
+type Way<'a> = &'a dyn Fn(&mut Tracer, &mut dyn FnMut() -> bool) -> Reached;
+
 /// The examples put up with 20 crashes within 20 ms, of which a round may have three.
 const ROUND_PAUSE: Duration = Duration::from_millis(4);
 
@@ -182,18 +185,33 @@ impl Victim {
         self.client.say(&[first, second].concat());
     }
 
-    /// Whoever takes over dies behind so many stops, of each kind one after the other. False if it has answered everything before.
-    pub fn kill_successor_at(&mut self, stops: &[(Step, u64)], means: Means) -> bool {
+    /// Whoever takes over dies at this step. False if it has answered everything before.
+    pub fn kill_successor_at(&mut self, step: Step, stop: u64, means: Means) -> bool {
+        let to_stop: Way<'_> = &|tracer, over| tracer.run(step, stop, over);
+        self.kill_successor(&format!("{step:?} {stop}"), step, to_stop, means)
+    }
+
+    /// Whoever takes over dies so many instructions behind the call by which its last answer has gone. False if it has had
+    /// nothing more to do before.
+    pub fn kill_successor_behind_answers(&mut self, instructions: u64) -> bool {
+        let way: Way<'_> = &|tracer, over| match tracer.run_to(&mut *over) {
+            Reached::Stop => tracer.run(Step::Instruction, instructions, over),
+            reached => reached,
+        };
+        self.kill_successor(&format!("{instructions} behind"), Step::Instruction, way, Means::Kill)
+    }
+
+    fn kill_successor(&mut self, place: &str, step: Step, way: Way<'_>, means: Means) -> bool {
         // A third one may be faster than who is watched.
         loop {
             std::thread::sleep(ROUND_PAUSE);
-            if let Some(has_died) = self.try_to_kill_successor_at(stops, means) {
+            if let Some(has_died) = self.try_to_kill_successor(place, step, way, means) {
                 return has_died;
             }
         }
     }
 
-    fn try_to_kill_successor_at(&mut self, stops: &[(Step, u64)], means: Means) -> Option<bool> {
+    fn try_to_kill_successor(&mut self, place: &str, step: Step, way: Way<'_>, means: Means) -> Option<bool> {
         let (serving, stands_by) = serving_and_standing_by(&self.server);
         let mut tracer = Tracer::of(stands_by).unwrap();
         if self.client.is_closed {
@@ -202,7 +220,7 @@ impl Victim {
         let [first, second] = self.next();
         self.client.say(&first);
         let zygote = self.server.pid();
-        if stops.iter().any(|(step, _)| *step == Step::Instruction) {
+        if step == Step::Instruction {
             // Whoever is so slow would be overtaken.
             send(zygote, libc::SIGSTOP);
         }
@@ -210,13 +228,10 @@ impl Victim {
         self.client.say(&second);
         let (client, server) = (&mut self.client, &self.server);
         let mut has_served = false;
-        let mut over = || {
+        let reached = way(&mut tracer, &mut || {
             has_served = server.serving() == stands_by;
             client.has_heard()
-        };
-        let mut each = stops.iter().map(|&(step, count)| tracer.run(step, count, &mut over));
-        let reached = each.find(|reached| *reached != Reached::Stop).unwrap_or(Reached::Stop);
-        drop(each);
+        });
         if reached == Reached::Stop
             && let Means::Fault(signal) = means
         {
@@ -229,9 +244,9 @@ impl Victim {
                 }
             });
             if end == Reached::End {
-                assert_eq!(tracer.ended_by, Some(signal), "{stops:?}: its handler has failed");
+                assert_eq!(tracer.ended_by, Some(signal), "{place}: its handler has failed");
             } else {
-                assert!(held_back, "{stops:?}, {means:?}: it has handed over and goes on");
+                assert!(held_back, "{place}, {means:?}: it has handed over and goes on");
                 // It has had no turn, and will have none.
                 tracer.kill();
                 return None;
@@ -240,7 +255,7 @@ impl Victim {
             tracer.kill();
         }
         send(zygote, libc::SIGCONT);
-        self.client.hears_everything(&format!("{stops:?}, {means:?}"));
+        self.client.hears_everything(&format!("{place}, {means:?}"));
         (reached == Reached::Stop || has_served).then_some(reached == Reached::Stop)
     }
 }
