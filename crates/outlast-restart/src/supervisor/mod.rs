@@ -23,7 +23,7 @@ use crate::sys::signals::Mask;
 use crate::sys::{family, process, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, without_supervisor};
-use rest::Rest;
+use rest::{Rest, Spared};
 pub use settings::{Readiness, Restart, Settings};
 pub use several::{Ended, together};
 use shell::Shell;
@@ -197,6 +197,7 @@ enum Message {
 pub struct Handle {
     board: &'static Board,
     sender: Sender<Message>,
+    spared: Spared,
 }
 
 impl Handle {
@@ -233,6 +234,12 @@ impl Handle {
     pub fn cancel_upgrade(&self, wish: u32) {
         self.board.cancel_upgrade(wish);
         self.wake();
+    }
+
+    /// This child is the caller's own, which has started it since the supervisor was made, and no part of the program: it is
+    /// not taken for what that leaves behind.
+    pub fn spare(&self, pid: u32) {
+        self.spared.add(pid);
     }
 
     fn send(&self, message: Message) {
@@ -284,7 +291,8 @@ impl Supervisor {
         }
         let (sender, inbox) = channel();
         let rest = Rest::begin();
-        Ok(Self { settings, memory, board, mask, rest, inbox, handle: Handle { board, sender } })
+        let handle = Handle { board, sender, spared: rest.spared().clone() };
+        Ok(Self { settings, memory, board, mask, rest, inbox, handle })
     }
 
     /// For other threads.

@@ -176,7 +176,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         while let Some(ended) = process::reap() {
             self.write_down(ended);
             if self.machine.main().map(of) != Some(ended.pid) {
-                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
+                self.other_buried(ended.pid);
                 continue;
             }
             // Before what follows from its end.
@@ -202,6 +202,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return true;
         }
         false
+    }
+
+    fn other_buried(&mut self, pid: Pid) {
+        self.supervisor.rest.spared().on_buried(pid);
+        (self.tell)(Event::Buried { pid: pid.cast_unsigned() });
     }
 
     /// A process that stays for its generations ends with a code that says which signal the last one has died of.
@@ -278,6 +283,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// Whatever else the program has started is to end, too.
     fn end_rest(&mut self) {
         let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
+        let mut pause = None;
         loop {
             match self.supervisor.rest.end(deadline_ms) {
                 Step::Over => return,
@@ -289,11 +295,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 }
                 // Those of others have another parent, which is told.
                 Step::Wait => {
-                    let _ = signals::wait_for(Some(LOOK_SOON));
+                    pause = Some(rest::next_look(pause, deadline_ms));
+                    let _ = signals::wait_for(pause);
                 }
             }
             while let Some(ended) = process::reap() {
-                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
+                self.other_buried(ended.pid);
             }
         }
     }

@@ -199,7 +199,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     ));
     let attendant = attend::attend(Arc::clone(&state), process)?;
     let notify = plan.notify.then(|| Notify::new(supervisor.handle(), Arc::clone(&state))).transpose()?;
-    let capture = plan.output.take().map(Capture::start).transpose()?;
+    let capture = plan.output.take().map(|place| Capture::start(place, supervisor.handle())).transpose()?;
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)
