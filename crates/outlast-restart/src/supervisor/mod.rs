@@ -100,12 +100,14 @@ pub enum Event {
         /// Its number.
         wish: u32,
     },
-    /// It is over, and others that it has started are not: they are told to end.
+    /// It is over, or about to be started again, and others that it has started are not: they are told to end.
     Remaining {
         /// One of those.
         pid: u32,
         /// How many those are.
         count: usize,
+        /// By this signal.
+        number: i32,
     },
     /// They have not ended in time, and are killed.
     RemainingKilled {
@@ -113,6 +115,8 @@ pub enum Event {
         pid: u32,
         /// How many those are.
         count: usize,
+        /// It is to be started again, which waits for that, and not for as long as the settings say.
+        before_start: bool,
     },
     /// Another generation of it serves, by its own doing: see its board.
     Generation {
@@ -310,7 +314,7 @@ impl Supervisor {
     /// Runs what `make` makes, again and again, until it ends in order, is told to end, or fails too often. All signals that
     /// this process gets are passed on, and children that were left to it are buried, as the first process of a container
     /// has to. Unless it ends in order by itself, whatever else it has started is told to end, too, and killed if it does not
-    /// within [`Settings::stop_timeout`].
+    /// within [`Settings::stop_timeout`]. So it is before each start, by [`Settings::stop_signal`], within 5 s at the most.
     ///
     /// The calling thread has to live for as long as the process does: for the kernel it is the program's parent
     /// ([`Settings::orphan_signal`]).

@@ -1,4 +1,5 @@
-//! What the program leaves behind when it is over: whatever it has started, and has not waited for.
+//! What the program leaves behind when it is over, or before it is started again: whatever it has started, and has not
+//! waited for.
 
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, family};
@@ -7,6 +8,8 @@ use std::time::Duration;
 
 /// Whoever is told late has so long nevertheless, unless the program itself had less.
 const GRACE: Duration = Duration::from_secs(1);
+/// Nobody serves while the next start waits for who is left of the last one: they have so long at the most.
+const BEFORE_START: Duration = Duration::from_secs(5);
 /// Who cannot be killed, as it waits for a disk, is not waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between the first two looks at who is left, each of which goes through all processes.
@@ -75,6 +78,11 @@ pub(super) fn next_look(last: Option<Duration>, deadline_ms: Option<u64>) -> Dur
     left.map_or(pause, |left| left.min(pause))
 }
 
+/// The same, before the next start.
+pub(super) fn deadline_before_start_ms(limit: Option<Duration>) -> Option<u64> {
+    deadline_ms(None, Some(limit.map_or(BEFORE_START, |limit| limit.min(BEFORE_START))))
+}
+
 impl Rest {
     /// Before the program is started.
     pub(super) fn begin() -> Self {
@@ -95,8 +103,13 @@ impl Rest {
         family::and_below(us).into_iter().filter(|pid| *pid != us && !others.contains(pid)).collect()
     }
 
-    /// Tells whoever was not told, and kills all when it is time. To be called until it is over.
-    pub(super) fn end(&mut self, deadline_ms: Option<u64>) -> Step {
+    /// Nobody was told anything yet: those of an earlier time, whose numbers others may have by now, are forgotten.
+    pub(super) fn begin_end(&mut self) {
+        (self.told, self.killed) = (Vec::new(), false);
+    }
+
+    /// Tells whoever was not told, by this signal, and kills all when it is time. To be called until it is over.
+    pub(super) fn end(&mut self, signal: i32, deadline_ms: Option<u64>) -> Step {
         let (rest, now_ms) = (self.find(), clock::monotonic_ms());
         let (Some(&pid), count) = (rest.first(), rest.len()) else { return Step::Over };
         let late_ms = deadline_ms.and_then(|at_ms| now_ms.checked_sub(at_ms));
@@ -113,7 +126,7 @@ impl Rest {
         for pid in rest {
             if !self.told.contains(&pid) {
                 self.told.push(pid);
-                send(pid, libc::SIGTERM);
+                send(pid, signal);
                 // One that was stopped would not hear it.
                 send(pid, libc::SIGCONT);
             }

@@ -1,11 +1,11 @@
 //! Does what the [machine](super::machine) says, and tells it what has happened.
 
 mod change;
+mod ending;
 
 use super::copies::{self, Copies};
 use super::left;
 use super::machine::{Action, Input, Machine};
-use super::rest::{self, Step};
 use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
@@ -17,6 +17,7 @@ use crate::sys::process::{self, Ended, Pid};
 use crate::sys::signals::Waited;
 use crate::sys::{clock, family, launch, signals};
 use change::{Asked, Change};
+use ending::Clearing;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -40,6 +41,8 @@ pub(super) struct Shell<M, T> {
     program: Option<PathBuf>,
     change: Option<Change>,
     asked: Option<Asked>,
+    /// The next start waits for the end of who is left.
+    clearing: Option<Clearing>,
     /// The last one that was told of.
     generation: u32,
     /// As it was told last.
@@ -58,6 +61,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             program: None,
             change: None,
             asked: None,
+            clearing: None,
             generation: 0,
             inheritance: Inheritance::Everything,
             attempt: 0,
@@ -87,6 +91,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             self.hear();
             self.look();
+            self.go_on_clearing();
             self.inputs.push_back(Input::Time);
         }
     }
@@ -95,6 +100,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     fn patience(&self) -> Duration {
         let waiting = self.supervisor.settings.readiness == Readiness::Board && !self.machine.is_ready();
         let look = match self.machine.age_ms(clock::monotonic_ms()) {
+            _ if self.clearing.is_some() => self.clearing_pause(),
             _ if self.asked.is_some() || self.change.is_some() => LOOK_SOON,
             // The longer it takes, the less it matters when exactly.
             Some(age_ms) if waiting => Duration::from_millis(age_ms / 16).clamp(LOOK_SOON, LOOK),
@@ -106,7 +112,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn act(&mut self, action: Action) -> Option<Outcome> {
         match action {
-            Action::Start => self.start(),
+            Action::Start => self.clear(),
             Action::Signal { pid, number } => {
                 if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
                     Copies::find(self.supervisor.board).tell_orphans(of(pid), number);
@@ -149,7 +155,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn spawn(&mut self) -> io::Result<u32> {
         self.inheritance = Inheritance::Everything;
-        self.clear();
         self.note_replaced();
         self.hear_of_upgrade();
         let wish = self.change.as_ref().map(|change| change.wish);
@@ -258,16 +263,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
     }
 
-    /// Processes of the program that nobody looks after would be in the way of the next start.
-    fn clear(&self) {
-        let board = self.supervisor.board;
-        copies::kill(board);
-        // Whoever would have told is among them.
-        for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
-            board.note_end_of(past.number, None, Cause::Killed);
-        }
-    }
-
     /// Nobody is left when this process ends, but for what has gone into the background.
     fn conclude(&mut self, outcome: Outcome) -> Outcome {
         let board = self.supervisor.board;
@@ -278,31 +273,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let left = Copies::find(board).in_background(!board.is_ready());
         copies::end(board);
         left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
-    }
-
-    /// Whatever else the program has started is to end, too.
-    fn end_rest(&mut self) {
-        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
-        let mut pause = None;
-        loop {
-            match self.supervisor.rest.end(deadline_ms) {
-                Step::Over => return,
-                Step::Told { pid, count } => {
-                    (self.tell)(Event::Remaining { pid: pid.cast_unsigned(), count });
-                }
-                Step::Killed { pid, count } => {
-                    (self.tell)(Event::RemainingKilled { pid: pid.cast_unsigned(), count });
-                }
-                // Those of others have another parent, which is told.
-                Step::Wait => {
-                    pause = Some(rest::next_look(pause, deadline_ms));
-                    let _ = signals::wait_for(pause);
-                }
-            }
-            while let Some(ended) = process::reap() {
-                self.other_buried(ended.pid);
-            }
-        }
     }
 
     fn kill_hung(&self, main: Pid) {
@@ -320,6 +290,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// What others have to say.
     fn hear(&mut self) {
+        if self.clearing.is_some() {
+            // In a moment there is a program that can do what is asked.
+            return;
+        }
         while let Ok(message) = self.supervisor.inbox.try_recv() {
             match message {
                 Message::Ready { attempt } if attempt == self.attempt => self.inputs.push_back(Input::Ready),

@@ -191,6 +191,11 @@ crashes too often or is not to be started again: with its code, or 128 and the s
 it, as a shell does. Signals are passed on. As the first process of a container it buries orphans;
 for systemd it is Type=notify, with its watchdog.
 
+What a program that has died leaves running (workers that hold its port) ends before it is started
+again: it gets --stop-signal, and is killed after --stop-timeout, 5s at the most. So does what is
+left when it was told to end or is given up, by TERM, within --stop-timeout. A server that keeps its
+connections is not started again but succeeded by its next generation, which nobody ends.
+
 A program that uses the library `outlast-restart` keeps its connections over a crash, with or
 without this; one that was not changed keeps its sockets if it is linked dynamically (--preload).
 

@@ -321,17 +321,16 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             }
         }
         Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
-        Event::Remaining { pid, count } => {
+        Event::Remaining { pid, count, number } => {
             tracing::warn!(
-                "{name} has ended, but not {}: told to end (SIGTERM)",
-                state::commands_of(pid, count)
+                "{name} has ended, but not {}: told to end ({})",
+                state::commands_of(pid, count),
+                names::signal_name(number)
             );
         }
-        Event::RemainingKilled { pid, count } => {
-            tracing::warn!(
-                "{} of {name}: not ended in time (--stop-timeout), killed",
-                state::commands_of(pid, count)
-            );
+        Event::RemainingKilled { pid, count, before_start } => {
+            let why = if before_start { "in the way of the next start" } else { "--stop-timeout" };
+            tracing::warn!("{} of {name}: not ended in time ({why}), killed", state::commands_of(pid, count));
         }
         Event::Stopping { number, .. } => {
             tracing::info!("{name} is told to end ({})", names::signal_name(number));
