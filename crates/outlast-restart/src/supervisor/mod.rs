@@ -123,6 +123,11 @@ pub enum Event {
         /// Its number.
         number: u32,
     },
+    /// A request was in flight in too many crashes, and is refused: see its board.
+    Quarantined {
+        /// Counts from 1.
+        number: u32,
+    },
     /// Its generations take over less than before, after so many crashes; or everything again.
     Inherits {
         /// So much.

@@ -29,6 +29,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_secs(1);
 /// While somebody waits for what it will say.
 const LOOK_SOON: Duration = Duration::from_millis(5);
+/// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
+const CAUSE_WITHIN_MS: u64 = 100;
 
 /// Does what the machine says.
 pub(super) struct Shell<M, T> {
@@ -45,6 +47,10 @@ pub(super) struct Shell<M, T> {
     clearing: Option<Clearing>,
     /// The last one that was told of.
     generation: u32,
+    /// The next one is told of when it is known why the last one has ended, or then.
+    cause_until_ms: Option<u64>,
+    /// Refused requests that were told of.
+    quarantined: u32,
     /// As it was told last.
     inheritance: Inheritance,
     attempt: u32,
@@ -63,6 +69,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             asked: None,
             clearing: None,
             generation: 0,
+            cause_until_ms: None,
+            quarantined: 0,
             inheritance: Inheritance::Everything,
             attempt: 0,
         }
@@ -101,7 +109,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let waiting = self.supervisor.settings.readiness == Readiness::Board && !self.machine.is_ready();
         let look = match self.machine.age_ms(clock::monotonic_ms()) {
             _ if self.clearing.is_some() => self.clearing_pause(),
-            _ if self.asked.is_some() || self.change.is_some() => LOOK_SOON,
+            _ if self.cause_until_ms.is_some() || self.asked.is_some() || self.change.is_some() => LOOK_SOON,
             // The longer it takes, the less it matters when exactly.
             Some(age_ms) if waiting => Duration::from_millis(age_ms / 16).clamp(LOOK_SOON, LOOK),
             _ => LOOK,
@@ -185,7 +193,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 continue;
             }
             // Before what follows from its end.
-            self.look_at_generations();
+            self.look_at_generations(true);
             let heir = self.heir(ended.pid);
             let death = self.true_death(Death::from_status(ended.status));
             let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
@@ -329,23 +337,44 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         self.hear_of_upgrade();
         self.look_at_change();
-        self.look_at_generations();
+        self.look_at_generations(false);
     }
 
-    /// Those that have begun to serve, and how much they take over.
-    fn look_at_generations(&mut self) {
+    /// Those that have begun to serve, what they refuse, and how much they take over. Who is `late` does not wait for what is
+    /// known in a moment.
+    fn look_at_generations(&mut self, late: bool) {
         let board = self.supervisor.board;
         let number = board.generation();
         // Those that are still known, each: somebody may count them in a log.
         let first = (self.generation + 1).max(number.saturating_sub(crate::board::GENERATIONS - 1));
         for number in first..=number {
+            if !late && self.waits_for_cause(number) {
+                return;
+            }
+            self.cause_until_ms = None;
             (self.tell)(Event::Generation { number });
+            self.generation = number;
         }
         self.generation = number;
+        let quarantined = board.quarantined_count();
+        let first = (self.quarantined + 1).max(quarantined.saturating_sub(crate::board::QUARANTINED - 1));
+        (first..=quarantined).for_each(|number| (self.tell)(Event::Quarantined { number }));
+        self.quarantined = quarantined;
         let inheritance = board.inheritance();
         if inheritance != std::mem::replace(&mut self.inheritance, inheritance) {
             (self.tell)(Event::Inherits { inheritance });
         }
+    }
+
+    /// Whether it is about to be known why the generation before this one has ended.
+    fn waits_for_cause(&mut self, number: u32) -> bool {
+        let board = self.supervisor.board;
+        let last = number.checked_sub(1).and_then(|last| board.past(last));
+        let unknown = last.is_some_and(|last| last.ended_ms.is_some() && last.cause == Cause::Unknown);
+        let now_ms = clock::monotonic_ms();
+        unknown
+            && board.backend() != Backend::Roles
+            && now_ms < *self.cause_until_ms.get_or_insert(now_ms.saturating_add(CAUSE_WITHIN_MS))
     }
 }
 

@@ -39,6 +39,8 @@ use upgrade::Preloaded;
 
 /// After SIGTERM, time for the program to end. Default 30 s: what service managers allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of a refused request, so much is in the log.
+const REQUEST_SHOWN_BYTES: usize = 80;
 /// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
 const READY_UNTOLD: Duration = Duration::from_secs(10);
 
@@ -263,8 +265,9 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         Event::Crashed { death, pause, restarts } => {
             let when = if pause.is_zero() { String::new() } else { format!(" in {}", seconds(pause)) };
             let (intensity, window) = intensity(plan);
+            let lost = lost(board.backend());
             let line = format!(
-                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window})"
+                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window}){lost}"
             );
             // Only --restart always starts it again then: it is no crash.
             if plan.settings.success.contains(&death) {
@@ -320,6 +323,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
                 _ => tracing::info!("{name}: generation {number} serves"),
             }
         }
+        Event::Quarantined { number } => log_quarantined(name, board, number),
         Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
         Event::Remaining { pid, count, number } => {
             tracing::warn!(
@@ -350,6 +354,30 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         }
         _ => {}
     }
+}
+
+/// What a program is started again without that has lived on by itself until now.
+fn lost(backend: Backend) -> &'static str {
+    match backend {
+        Backend::None => "",
+        // Those had no state that could have outlived them.
+        Backend::Exec => "; its connections are lost",
+        Backend::Library | Backend::Snapshot | Backend::Roles => "; its connections and state are lost",
+    }
+}
+
+/// A request that nobody deals with any more: whose, and how it begins.
+fn log_quarantined(name: &str, board: &Board, number: u32) {
+    let (count, kept) = board.quarantined();
+    let after = count.checked_sub(number).and_then(|after| usize::try_from(after).ok());
+    let Some(request) = after.and_then(|after| kept.iter().rev().nth(after)) else { return };
+    let shown = request.bytes.get(..REQUEST_SHOWN_BYTES).unwrap_or(&request.bytes).escape_ascii();
+    let cut = if request.length as usize > REQUEST_SHOWN_BYTES { " ..." } else { "" };
+    tracing::warn!(
+        "{name}: a request from {} was in flight in too many crashes, and is refused ({} bytes): \"{shown}\"{cut}",
+        crate::exit::clean(&request.peer),
+        request.length,
+    );
 }
 
 /// How many crashes are put up with, and within what.
