@@ -67,6 +67,21 @@ fn why_the_last_generation_has_ended_is_known_when_it_is_said() {
 }
 
 #[test]
+fn a_process_group_that_is_told_to_end_has_not_crashed() {
+    let Some(lines) = example("lines") else { return };
+    for name in ["TERM", "INT"].repeat(10) {
+        let folder = folder();
+        let address = free_address().to_string();
+        let (mut outlast, said) = start(folder.path(), &["run", "--name", "server", "--", &lines, &address]);
+        generation(&said, 1);
+        signal(&format!("-{}", outlast.pid()), name);
+        outlast.ended();
+        let said = outlast.said();
+        assert!(!said.contains("generation 2 serves"), "{name}: {said}");
+    }
+}
+
+#[test]
 fn a_request_that_is_refused_is_said_with_whose_it_is_and_how_it_begins() {
     let Some(trouble) = example("trouble") else { return };
     let folder = folder();
