@@ -181,7 +181,9 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone())?;
     if let Some(why) = &plan.bare {
-        tracing::info!("{} runs without the preload library: {why}", plan.name);
+        let line = format!("{} runs without the preload library: {why}", plan.name);
+        // Who has not said so expects that it is protected.
+        if preload::is_proc_missing() { tracing::warn!("{line}") } else { tracing::info!("{line}") }
     }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
