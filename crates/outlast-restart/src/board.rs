@@ -478,6 +478,11 @@ impl Board {
         })
     }
 
+    /// How many requests were refused.
+    pub(crate) fn quarantined_count(&self) -> u32 {
+        self.quarantined_count.load(Ordering::SeqCst)
+    }
+
     /// How many requests were refused, and the last [`QUARANTINED`] of them, the oldest first.
     #[must_use]
     pub fn quarantined(&self) -> (u32, Vec<Quarantined>) {

@@ -239,10 +239,31 @@ fn what_cannot_be_run_is_said_with_the_documented_code() {
         (&["--limit", "files=1", "--", "true"], "no limit of \"files\""),
         (&["--stop-signal", "STOPP", "--", "true"], "no signal"),
         (&["--metrics", "127.0.0.1:1", "--", "true"], "--metrics is for listen and connect"),
+        (&["--window", "0s", "--", "true"], "it takes more time than none"),
+        (&["--name", "", "--", "true"], "a name has at least one letter"),
+        (&["--preload-library", "/etc/passwd", "--", "true"], "/etc/passwd is no shared library"),
     ] {
         let ran = output(folder.path(), &[&["run"], flags].concat());
         let said = String::from_utf8_lossy(&ran.stderr);
         assert_eq!((ran.status.code(), said.lines().count()), (Some(2), 1), "{flags:?}: {said}");
         assert!(said.contains(part), "{flags:?}: {said}");
     }
+}
+
+/// As in a sandbox that leaves it out.
+#[test]
+fn without_proc_it_is_said_that_this_is_why_a_program_is_not_protected() {
+    outlast_lab::require!("processes of its own");
+    let folder = folder();
+    let script = "mount -t tmpfs none /proc && exec \"$0\" run --restart never -- true";
+    let ran = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_outlast")])
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .env_remove("OUTLAST_PRELOAD_LIBRARY")
+        .env("OUTLAST_LOG", "info")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("WARN true runs without the preload library: /proc is not mounted"), "{said}");
+    assert_eq!(ran.status.code(), Some(0), "{said}");
 }

@@ -223,3 +223,15 @@ fn programs_end_when_the_process_that_has_started_all_is_killed() {
     outlast.signal("KILL");
     programs.into_iter().for_each(ends);
 }
+
+#[test]
+fn a_setting_that_would_undo_another_one_is_refused() {
+    let folder = folder();
+    for (text, why) in [("window = '0s'", "more time than none"), ("name = ''", "at least one letter")] {
+        let file = configured(folder.path(), &format!("[[run]]\nprogram = 'true'\n{text}\n"));
+        let ran = output(folder.path(), &["config", "check", &file]);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!((ran.status.code(), said.lines().count()), (Some(2), 1), "{text}: {said}");
+        assert!(said.contains(&format!("{file}:3: ")) && said.contains(why), "{text}: {said}");
+    }
+}

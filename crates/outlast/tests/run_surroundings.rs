@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{Outlast, command, ended, folder, output};
+use common::{Outlast, command, ended, eventually, folder, output};
 use std::io::Read;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn printed(flags: &[&str], script: &str) -> String {
@@ -72,7 +72,7 @@ fn what_the_system_refuses_is_said_with_the_flag() {
     }
     // The log says so, as there is no folder for the admin socket; that is no reason not to run.
     let run = |flags: &[&str]| {
-        let mut command = std::process::Command::new("setpriv");
+        let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
         command.arg(&place).arg("run").args(flags).args(["--", "sh", "-c", "id -u"]);
         command.env("XDG_RUNTIME_DIR", "/no/such/folder").output().unwrap()
@@ -153,12 +153,11 @@ fn a_program_goes_on_writing_when_its_supervisor_or_whoever_writes_dies() {
     };
     wait("line 20\n");
     let keeper = || {
-        let listed =
-            std::process::Command::new("pgrep").args(["-f", &format!("keep-log {}", log.display())]).output();
+        let listed = Command::new("pgrep").args(["-f", &format!("keep-log {}", log.display())]).output();
         String::from_utf8(listed.unwrap().stdout).unwrap().trim().to_owned()
     };
     let first = keeper();
-    assert!(std::process::Command::new("kill").args(["-KILL", &first]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-KILL", &first]).status().unwrap().success());
     outlast.wait_for("another one does");
     assert_ne!(keeper(), first);
     wait("line 100\n");
@@ -188,4 +187,35 @@ fn standard_input_and_output_are_the_programs_own() {
     let mut told = String::new();
     outlast.stdout.take().unwrap().read_to_string(&mut told).unwrap();
     assert_eq!((told.as_str(), ended(&mut outlast).code()), ("through a pipe", Some(0)));
+}
+
+/// It is a child, too, and stays until the last word is written.
+#[test]
+fn what_writes_the_log_is_not_waited_for_as_something_left_behind() {
+    let folder = folder();
+    let log = folder.path().join("l.log");
+    // Without a limit: whatever is waited for is waited for for ever.
+    let flags = ["run", "--restart", "never", "--stop-timeout", "0s", "--log-to", log.to_str().unwrap()];
+    for (script, code) in [("echo last; exit 3", 3), ("echo ready; echo last; kill -KILL $$", 137)] {
+        let mut outlast = Outlast::start(folder.path(), &[&flags[..], &["--", "sh", "-c", script]].concat());
+        assert_eq!(outlast.ended().code(), Some(code), "{script}");
+        let said = outlast.said();
+        assert!(!said.contains("told to end"), "{script}: {said}");
+        assert!(std::fs::read_to_string(&log).unwrap().ends_with("last\n"), "{script}");
+        std::fs::remove_file(&log).unwrap();
+    }
+    // Also the one that follows it, and where the program was told to end.
+    let script = "echo begun >&2; while :; do echo again; sleep 0.02; done";
+    let mut outlast = Outlast::start(folder.path(), &[&flags[..], &["--", "sh", "-c", script]].concat());
+    eventually("nothing is written", || {
+        std::fs::read_to_string(&log).ok().filter(|said| said.contains("again"))
+    });
+    let listed = Command::new("pgrep").args(["-P", &outlast.pid().to_string(), "-f", "keep-log"]).output();
+    let keeper = String::from_utf8(listed.unwrap().stdout).unwrap();
+    assert!(Command::new("kill").args(["-KILL", keeper.trim()]).status().unwrap().success());
+    outlast.wait_for("has ended: another one does");
+    outlast.signal("TERM");
+    assert_eq!(outlast.ended().code(), Some(143));
+    let said = outlast.said();
+    assert!(!said.contains("but not"), "{said}");
 }

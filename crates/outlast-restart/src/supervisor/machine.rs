@@ -327,7 +327,10 @@ impl Machine {
     fn signal(&mut self, phase: Phase, number: i32, by_process: bool, now_ms: u64) {
         let stops = STOP_SIGNALS.contains(&number);
         match phase {
-            Phase::Pausing { .. } if stops => self.over(Outcome::Stopped(Death::Signal(number))),
+            // That takes a moment where something has to end first.
+            Phase::Pausing { .. } | Phase::Starting if stops => {
+                self.over(Outcome::Stopped(Death::Signal(number)))
+            }
             Phase::Running(running) if stops => {
                 let number = if number == libc::SIGTERM { self.settings.stop_signal } else { number };
                 self.end(running, Ending::ForGood(number), number, by_process, now_ms);

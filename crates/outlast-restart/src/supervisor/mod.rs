@@ -23,7 +23,7 @@ use crate::sys::signals::Mask;
 use crate::sys::{family, process, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, without_supervisor};
-use rest::Rest;
+use rest::{Rest, Spared};
 pub use settings::{Readiness, Restart, Settings};
 pub use several::{Ended, together};
 use shell::Shell;
@@ -100,12 +100,14 @@ pub enum Event {
         /// Its number.
         wish: u32,
     },
-    /// It is over, and others that it has started are not: they are told to end.
+    /// It is over, or about to be started again, and others that it has started are not: they are told to end.
     Remaining {
         /// One of those.
         pid: u32,
         /// How many those are.
         count: usize,
+        /// By this signal.
+        number: i32,
     },
     /// They have not ended in time, and are killed.
     RemainingKilled {
@@ -113,10 +115,17 @@ pub enum Event {
         pid: u32,
         /// How many those are.
         count: usize,
+        /// It is to be started again, which waits for that, and not for as long as the settings say.
+        before_start: bool,
     },
     /// Another generation of it serves, by its own doing: see its board.
     Generation {
         /// Its number.
+        number: u32,
+    },
+    /// A request was in flight in too many crashes, and is refused: see its board.
+    Quarantined {
+        /// Counts from 1.
         number: u32,
     },
     /// Its generations take over less than before, after so many crashes; or everything again.
@@ -197,6 +206,7 @@ enum Message {
 pub struct Handle {
     board: &'static Board,
     sender: Sender<Message>,
+    spared: Spared,
 }
 
 impl Handle {
@@ -233,6 +243,12 @@ impl Handle {
     pub fn cancel_upgrade(&self, wish: u32) {
         self.board.cancel_upgrade(wish);
         self.wake();
+    }
+
+    /// This child is the caller's own, which has started it since the supervisor was made, and no part of the program: it is
+    /// not taken for what that leaves behind.
+    pub fn spare(&self, pid: u32) {
+        self.spared.add(pid);
     }
 
     fn send(&self, message: Message) {
@@ -284,7 +300,8 @@ impl Supervisor {
         }
         let (sender, inbox) = channel();
         let rest = Rest::begin();
-        Ok(Self { settings, memory, board, mask, rest, inbox, handle: Handle { board, sender } })
+        let handle = Handle { board, sender, spared: rest.spared().clone() };
+        Ok(Self { settings, memory, board, mask, rest, inbox, handle })
     }
 
     /// For other threads.
@@ -302,7 +319,7 @@ impl Supervisor {
     /// Runs what `make` makes, again and again, until it ends in order, is told to end, or fails too often. All signals that
     /// this process gets are passed on, and children that were left to it are buried, as the first process of a container
     /// has to. Unless it ends in order by itself, whatever else it has started is told to end, too, and killed if it does not
-    /// within [`Settings::stop_timeout`].
+    /// within [`Settings::stop_timeout`]. So it is before each start, by [`Settings::stop_signal`], within 5 s at the most.
     ///
     /// The calling thread has to live for as long as the process does: for the kernel it is the program's parent
     /// ([`Settings::orphan_signal`]).

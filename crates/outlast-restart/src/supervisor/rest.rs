@@ -1,19 +1,47 @@
-//! What the program leaves behind when it is over: whatever it has started, and has not waited for.
+//! What the program leaves behind when it is over, or before it is started again: whatever it has started, and has not
+//! waited for.
 
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, family};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Whoever is told late has so long nevertheless, unless the program itself had less.
 const GRACE: Duration = Duration::from_secs(1);
+/// Nobody serves while the next start waits for who is left of the last one: they have so long at the most.
+const BEFORE_START: Duration = Duration::from_secs(5);
 /// Who cannot be killed, as it waits for a disk, is not waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Between the first two looks at who is left, each of which goes through all processes.
+const LOOK_MIN: Duration = Duration::from_millis(5);
+/// And later.
+const LOOK_MAX: Duration = Duration::from_millis(250);
+
+/// Processes of this one's own, which look after the program from outside.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spared(Arc<Mutex<Vec<Pid>>>);
+
+impl Spared {
+    fn pids<T>(&self, of: impl FnOnce(&mut Vec<Pid>) -> T) -> T {
+        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn add(&self, pid: u32) {
+        self.pids(|pids| pids.extend(Pid::try_from(pid)));
+    }
+
+    /// The next one of this number is somebody else.
+    pub(super) fn on_buried(&self, pid: Pid) {
+        self.pids(|pids| pids.retain(|spared| *spared != pid));
+    }
+}
 
 /// Everybody below this process who was not there before the program.
 #[derive(Debug)]
 pub(super) struct Rest {
     /// Children of whatever this process was before it executed this program.
     others: Vec<Pid>,
+    spared: Spared,
     told: Vec<Pid>,
     killed: bool,
 }
@@ -40,20 +68,48 @@ pub(super) fn deadline_ms(told_ms: Option<u64>, limit: Option<Duration>) -> Opti
     Some(limit_ms.max(now_ms.saturating_add(ms(limit.min(GRACE)))))
 }
 
+/// How long to wait until the next look at who is left, after so long a time the last time: those whose parent lives tell
+/// nobody here that they have ended.
+pub(super) fn next_look(last: Option<Duration>, deadline_ms: Option<u64>) -> Duration {
+    let pause = last.map_or(LOOK_MIN, |last| (last * 2).min(LOOK_MAX));
+    let left_ms = deadline_ms.map(|at_ms| at_ms.saturating_sub(clock::monotonic_ms()));
+    // Late, it is not long until it is over.
+    let left = left_ms.filter(|left_ms| *left_ms > 0).map(Duration::from_millis);
+    left.map_or(pause, |left| left.min(pause))
+}
+
+/// The same, before the next start.
+pub(super) fn deadline_before_start_ms(limit: Option<Duration>) -> Option<u64> {
+    deadline_ms(None, Some(limit.map_or(BEFORE_START, |limit| limit.min(BEFORE_START))))
+}
+
 impl Rest {
     /// Before the program is started.
     pub(super) fn begin() -> Self {
-        Self { others: family::children(process::pid()), told: Vec::new(), killed: false }
+        let (others, spared) = (family::children(process::pid()), Spared::default());
+        Self { others, spared, told: Vec::new(), killed: false }
+    }
+
+    /// For whoever starts some.
+    pub(super) fn spared(&self) -> &Spared {
+        &self.spared
     }
 
     fn find(&self) -> Vec<Pid> {
         let us = process::pid();
-        let others: Vec<Pid> = self.others.iter().flat_map(|&other| family::and_below(other)).collect();
+        let spared = self.spared.pids(|pids| pids.clone());
+        let roots = self.others.iter().copied().chain(spared);
+        let others: Vec<Pid> = roots.flat_map(family::and_below).collect();
         family::and_below(us).into_iter().filter(|pid| *pid != us && !others.contains(pid)).collect()
     }
 
-    /// Tells whoever was not told, and kills all when it is time. To be called until it is over.
-    pub(super) fn end(&mut self, deadline_ms: Option<u64>) -> Step {
+    /// Nobody was told anything yet: those of an earlier time, whose numbers others may have by now, are forgotten.
+    pub(super) fn begin_end(&mut self) {
+        (self.told, self.killed) = (Vec::new(), false);
+    }
+
+    /// Tells whoever was not told, by this signal, and kills all when it is time. To be called until it is over.
+    pub(super) fn end(&mut self, signal: i32, deadline_ms: Option<u64>) -> Step {
         let (rest, now_ms) = (self.find(), clock::monotonic_ms());
         let (Some(&pid), count) = (rest.first(), rest.len()) else { return Step::Over };
         let late_ms = deadline_ms.and_then(|at_ms| now_ms.checked_sub(at_ms));
@@ -70,7 +126,7 @@ impl Rest {
         for pid in rest {
             if !self.told.contains(&pid) {
                 self.told.push(pid);
-                send(pid, libc::SIGTERM);
+                send(pid, signal);
                 // One that was stopped would not hear it.
                 send(pid, libc::SIGCONT);
             }
@@ -81,4 +137,36 @@ impl Rest {
 
 fn send(pid: Pid, signal: i32) {
     let _ = process::kill(pid, signal);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_long_is_looked_for_less_and_less_often() {
+        let mut pauses = vec![next_look(None, None)];
+        for _ in 0..8 {
+            pauses.push(next_look(pauses.last().copied(), None));
+        }
+        let millis: Vec<u128> = pauses.iter().map(Duration::as_millis).collect();
+        assert_eq!(millis, [5, 10, 20, 40, 80, 160, 250, 250, 250]);
+        let soon_ms = clock::monotonic_ms() + 20;
+        assert!(next_look(Some(LOOK_MAX), Some(soon_ms)) <= Duration::from_millis(20));
+        assert_eq!(next_look(None, Some(0)), LOOK_MIN);
+    }
+
+    #[test]
+    fn who_is_spared_is_not_among_the_rest() {
+        let rest = Rest::begin();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = Pid::try_from(child.id()).unwrap();
+        assert!(rest.find().contains(&pid));
+        rest.spared().add(child.id());
+        assert!(!rest.find().contains(&pid));
+        rest.spared().on_buried(pid);
+        assert!(rest.find().contains(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

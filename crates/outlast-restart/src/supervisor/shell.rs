@@ -1,11 +1,11 @@
 //! Does what the [machine](super::machine) says, and tells it what has happened.
 
 mod change;
+mod ending;
 
 use super::copies::{self, Copies};
 use super::left;
 use super::machine::{Action, Input, Machine};
-use super::rest::{self, Step};
 use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
@@ -17,6 +17,7 @@ use crate::sys::process::{self, Ended, Pid};
 use crate::sys::signals::Waited;
 use crate::sys::{clock, family, launch, signals};
 use change::{Asked, Change};
+use ending::Clearing;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -28,6 +29,8 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_secs(1);
 /// While somebody waits for what it will say.
 const LOOK_SOON: Duration = Duration::from_millis(5);
+/// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
+const CAUSE_WITHIN_MS: u64 = 100;
 
 /// Does what the machine says.
 pub(super) struct Shell<M, T> {
@@ -40,8 +43,14 @@ pub(super) struct Shell<M, T> {
     program: Option<PathBuf>,
     change: Option<Change>,
     asked: Option<Asked>,
+    /// The next start waits for the end of who is left.
+    clearing: Option<Clearing>,
     /// The last one that was told of.
     generation: u32,
+    /// The next one is told of when it is known why the last one has ended, or then.
+    cause_until_ms: Option<u64>,
+    /// Refused requests that were told of.
+    quarantined: u32,
     /// As it was told last.
     inheritance: Inheritance,
     attempt: u32,
@@ -58,7 +67,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             program: None,
             change: None,
             asked: None,
+            clearing: None,
             generation: 0,
+            cause_until_ms: None,
+            quarantined: 0,
             inheritance: Inheritance::Everything,
             attempt: 0,
         }
@@ -87,6 +99,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             self.hear();
             self.look();
+            self.go_on_clearing();
             self.inputs.push_back(Input::Time);
         }
     }
@@ -95,7 +108,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     fn patience(&self) -> Duration {
         let waiting = self.supervisor.settings.readiness == Readiness::Board && !self.machine.is_ready();
         let look = match self.machine.age_ms(clock::monotonic_ms()) {
-            _ if self.asked.is_some() || self.change.is_some() => LOOK_SOON,
+            _ if self.clearing.is_some() => self.clearing_pause(),
+            _ if self.cause_until_ms.is_some() || self.asked.is_some() || self.change.is_some() => LOOK_SOON,
             // The longer it takes, the less it matters when exactly.
             Some(age_ms) if waiting => Duration::from_millis(age_ms / 16).clamp(LOOK_SOON, LOOK),
             _ => LOOK,
@@ -106,7 +120,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn act(&mut self, action: Action) -> Option<Outcome> {
         match action {
-            Action::Start => self.start(),
+            Action::Start => self.clear(),
             Action::Signal { pid, number } => {
                 if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
                     Copies::find(self.supervisor.board).tell_orphans(of(pid), number);
@@ -149,7 +163,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn spawn(&mut self) -> io::Result<u32> {
         self.inheritance = Inheritance::Everything;
-        self.clear();
         self.note_replaced();
         self.hear_of_upgrade();
         let wish = self.change.as_ref().map(|change| change.wish);
@@ -176,11 +189,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         while let Some(ended) = process::reap() {
             self.write_down(ended);
             if self.machine.main().map(of) != Some(ended.pid) {
-                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
+                self.other_buried(ended.pid);
                 continue;
             }
             // Before what follows from its end.
-            self.look_at_generations();
+            self.look_at_generations(true);
             let heir = self.heir(ended.pid);
             let death = self.true_death(Death::from_status(ended.status));
             let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
@@ -202,6 +215,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return true;
         }
         false
+    }
+
+    fn other_buried(&mut self, pid: Pid) {
+        self.supervisor.rest.spared().on_buried(pid);
+        (self.tell)(Event::Buried { pid: pid.cast_unsigned() });
     }
 
     /// A process that stays for its generations ends with a code that says which signal the last one has died of.
@@ -253,16 +271,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
     }
 
-    /// Processes of the program that nobody looks after would be in the way of the next start.
-    fn clear(&self) {
-        let board = self.supervisor.board;
-        copies::kill(board);
-        // Whoever would have told is among them.
-        for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
-            board.note_end_of(past.number, None, Cause::Killed);
-        }
-    }
-
     /// Nobody is left when this process ends, but for what has gone into the background.
     fn conclude(&mut self, outcome: Outcome) -> Outcome {
         let board = self.supervisor.board;
@@ -273,29 +281,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let left = Copies::find(board).in_background(!board.is_ready());
         copies::end(board);
         left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
-    }
-
-    /// Whatever else the program has started is to end, too.
-    fn end_rest(&mut self) {
-        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
-        loop {
-            match self.supervisor.rest.end(deadline_ms) {
-                Step::Over => return,
-                Step::Told { pid, count } => {
-                    (self.tell)(Event::Remaining { pid: pid.cast_unsigned(), count });
-                }
-                Step::Killed { pid, count } => {
-                    (self.tell)(Event::RemainingKilled { pid: pid.cast_unsigned(), count });
-                }
-                // Those of others have another parent, which is told.
-                Step::Wait => {
-                    let _ = signals::wait_for(Some(LOOK_SOON));
-                }
-            }
-            while let Some(ended) = process::reap() {
-                (self.tell)(Event::Buried { pid: ended.pid.cast_unsigned() });
-            }
-        }
     }
 
     fn kill_hung(&self, main: Pid) {
@@ -313,6 +298,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// What others have to say.
     fn hear(&mut self) {
+        if self.clearing.is_some() {
+            // In a moment there is a program that can do what is asked.
+            return;
+        }
         while let Ok(message) = self.supervisor.inbox.try_recv() {
             match message {
                 Message::Ready { attempt } if attempt == self.attempt => self.inputs.push_back(Input::Ready),
@@ -348,23 +337,44 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         self.hear_of_upgrade();
         self.look_at_change();
-        self.look_at_generations();
+        self.look_at_generations(false);
     }
 
-    /// Those that have begun to serve, and how much they take over.
-    fn look_at_generations(&mut self) {
+    /// Those that have begun to serve, what they refuse, and how much they take over. Who is `late` does not wait for what is
+    /// known in a moment.
+    fn look_at_generations(&mut self, late: bool) {
         let board = self.supervisor.board;
         let number = board.generation();
         // Those that are still known, each: somebody may count them in a log.
         let first = (self.generation + 1).max(number.saturating_sub(crate::board::GENERATIONS - 1));
         for number in first..=number {
+            if !late && self.waits_for_cause(number) {
+                return;
+            }
+            self.cause_until_ms = None;
             (self.tell)(Event::Generation { number });
+            self.generation = number;
         }
         self.generation = number;
+        let quarantined = board.quarantined_count();
+        let first = (self.quarantined + 1).max(quarantined.saturating_sub(crate::board::QUARANTINED - 1));
+        (first..=quarantined).for_each(|number| (self.tell)(Event::Quarantined { number }));
+        self.quarantined = quarantined;
         let inheritance = board.inheritance();
         if inheritance != std::mem::replace(&mut self.inheritance, inheritance) {
             (self.tell)(Event::Inherits { inheritance });
         }
+    }
+
+    /// Whether it is about to be known why the generation before this one has ended.
+    fn waits_for_cause(&mut self, number: u32) -> bool {
+        let board = self.supervisor.board;
+        let last = number.checked_sub(1).and_then(|last| board.past(last));
+        let unknown = last.is_some_and(|last| last.ended_ms.is_some() && last.cause == Cause::Unknown);
+        let now_ms = clock::monotonic_ms();
+        unknown
+            && board.backend() != Backend::Roles
+            && now_ms < *self.cause_until_ms.get_or_insert(now_ms.saturating_add(CAUSE_WITHIN_MS))
     }
 }
 

@@ -283,3 +283,13 @@ fn what_does_not_serve_in_another_ones_place_is_killed_and_that_is_started() {
     let end = one.on(Input::DiedOnTrial { death }, 3);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Finished)));
 }
+
+#[test]
+fn a_start_that_waits_for_who_is_in_the_way_is_called_off_when_it_is_told_to_end() {
+    let mut machine = machine(Settings::default());
+    let told = machine.on(Input::Died { death: Death::Exited(3), heir: None }, 1);
+    assert_eq!(told.last(), Some(&Action::Start));
+    assert_eq!(machine.on(Input::Time, 2), []);
+    let end = machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 3);
+    assert_eq!(end, [Action::End(Outcome::Stopped(Death::Signal(libc::SIGTERM)))]);
+}

@@ -7,7 +7,7 @@ use crate::generation::Shared;
 use crate::policy::{Decision, Inheritance};
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, descriptors, pages, signals};
-use crate::{Error, Generation, fault};
+use crate::{Error, Generation, STOP_SIGNALS, fault};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -113,6 +113,8 @@ pub(super) fn stand_by(origin: &Origin) -> Result<Generation, Error> {
     let ends = || {
         control.exiting_generation.load(Ordering::SeqCst) == number
             || control.stop_signal.load(Ordering::SeqCst) != 0
+            // Its whole process group was told to end: the zygote is about to hear of that, too.
+            || STOP_SIGNALS.into_iter().any(signals::is_pending)
     };
     while ends() && control.failed_generation.load(Ordering::SeqCst) != number {
         if process::parent() != origin.zygote {

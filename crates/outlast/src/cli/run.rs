@@ -18,7 +18,7 @@ pub struct RunArgs {
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
     /// Name for `outlast status` and `outlast upgrade` [default: that of the program's file]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     pub name: Option<String>,
     #[command(flatten)]
     pub restart: RestartArgs,
@@ -50,7 +50,7 @@ pub struct RestartArgs {
     #[arg(long, value_name = "NUMBER", value_parser = intensity)]
     pub intensity: Option<usize>,
     /// Time in which crashes count together [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub window: Option<Duration>,
     /// A crash so long after the last one has nothing to do with it [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -191,6 +191,11 @@ crashes too often or is not to be started again: with its code, or 128 and the s
 it, as a shell does. Signals are passed on. As the first process of a container it buries orphans;
 for systemd it is Type=notify, with its watchdog.
 
+What a program that has died leaves running (workers that hold its port) ends before it is started
+again: it gets --stop-signal, and is killed after --stop-timeout, 5s at the most. So does what is
+left when it was told to end or is given up, by TERM, within --stop-timeout. A server that keeps its
+connections is not started again but succeeded by its next generation, which nobody ends.
+
 A program that uses the library `outlast-restart` keeps its connections over a crash, with or
 without this; one that was not changed keeps its sockets if it is linked dynamically (--preload).
 
@@ -264,6 +269,10 @@ fn more_than_none(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("it takes more time than none".into()),
         time => Ok(time),
     }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("a name has at least one letter".into()) } else { Ok(text.to_owned()) }
 }
 
 fn intensity(text: &str) -> Result<usize, String> {

@@ -8,6 +8,7 @@
 use crate::cli::KeepLogArgs;
 use crate::exit::{Code, Failure};
 use anyhow::Result;
+use outlast_restart::supervisor::Handle;
 use outlast_session::relay::dial::plain;
 use std::fs::{File, OpenOptions};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -39,17 +40,18 @@ pub struct Capture {
     reader: PipeReader,
     writer: PipeWriter,
     keeper: Child,
+    supervisor: Handle,
 }
 
 impl Capture {
     /// Begins to write. Errors with the file are found here.
-    pub fn start(place: Place) -> Result<Self> {
+    pub fn start(place: Place, supervisor: Handle) -> Result<Self> {
         let absolute = |error: io::Error| cannot_write(&place.file, &error);
         let place = Place { file: std::path::absolute(&place.file).map_err(absolute)?, ..place };
         open(&place.file).map_err(|error| cannot_write(&place.file, &error))?;
         let (reader, writer) = io::pipe()?;
-        let keeper = keeper(&place, &reader)?;
-        Ok(Self { place, reader, writer, keeper })
+        let keeper = keeper(&place, &reader, &supervisor)?;
+        Ok(Self { place, reader, writer, keeper, supervisor })
     }
 
     /// Has the program's output go there.
@@ -63,7 +65,7 @@ impl Capture {
         if pid != self.keeper.id() {
             return;
         }
-        match keeper(&self.place, &self.reader) {
+        match keeper(&self.place, &self.reader, &self.supervisor) {
             Ok(keeper) => {
                 tracing::warn!(
                     "the process that writes {} has ended: another one does",
@@ -87,16 +89,19 @@ impl Capture {
 }
 
 /// Starts the process that writes.
-fn keeper(place: &Place, reader: &PipeReader) -> io::Result<Child> {
+fn keeper(place: &Place, reader: &PipeReader, supervisor: &Handle) -> io::Result<Child> {
     // Itself, also when the file has been replaced since.
-    Command::new("/proc/self/exe")
+    let keeper = Command::new("/proc/self/exe")
         .arg0("outlast")
         .arg("keep-log")
         .arg(&place.file)
         .args(["--size", &place.size_bytes.to_string(), "--keep", &place.keep.to_string()])
         .stdin(reader.try_clone()?)
         .stdout(Stdio::null())
-        .spawn()
+        .spawn()?;
+    // It ends by itself, after the last word.
+    supervisor.spare(keeper.id());
+    Ok(keeper)
 }
 
 pub fn cannot_write(file: &Path, error: &io::Error) -> anyhow::Error {

@@ -1,7 +1,7 @@
 //! What kind of program a file is, as far as it matters for loading a library into it.
 
 use object::Endianness;
-use object::elf::{DT_NEEDED, FileHeader32, FileHeader64, PT_INTERP};
+use object::elf::{DT_NEEDED, ET_DYN, FileHeader32, FileHeader64, PT_INTERP};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{FileKind, ReadCache};
 use std::fs::File;
@@ -29,6 +29,8 @@ pub enum Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Elf {
     pub machine: (u16, bool),
+    /// It can be loaded wherever there is room, as libraries are.
+    pub is_shared: bool,
     /// None: it is linked statically.
     pub loader: Option<PathBuf>,
     /// It takes over its connections by itself.
@@ -72,7 +74,13 @@ fn elf<H: FileHeader<Endian = Endianness>>(content: &ReadCache<File>) -> Option<
     };
     let loader = loader.map(|name| PathBuf::from(String::from_utf8_lossy(name).into_owned()));
     let machine = (header.e_machine(endian).0, header.is_class_64());
-    Some(Elf { machine, loader, uses_library: uses_library(header, endian, content).unwrap_or(false) })
+    let is_shared = header.e_type(endian) == ET_DYN;
+    Some(Elf {
+        machine,
+        is_shared,
+        loader,
+        uses_library: uses_library(header, endian, content).unwrap_or(false),
+    })
 }
 
 /// Whether it is linked with the library, which leaves a section of its own, or needs the shared one.

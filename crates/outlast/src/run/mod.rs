@@ -39,6 +39,8 @@ use upgrade::Preloaded;
 
 /// After SIGTERM, time for the program to end. Default 30 s: what service managers allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of a refused request, so much is in the log.
+const REQUEST_SHOWN_BYTES: usize = 80;
 /// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
 const READY_UNTOLD: Duration = Duration::from_secs(10);
 
@@ -179,7 +181,9 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone())?;
     if let Some(why) = &plan.bare {
-        tracing::info!("{} runs without the preload library: {why}", plan.name);
+        let line = format!("{} runs without the preload library: {why}", plan.name);
+        // Who has not said so expects that it is protected.
+        if preload::is_proc_missing() { tracing::warn!("{line}") } else { tracing::info!("{line}") }
     }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
@@ -199,7 +203,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     ));
     let attendant = attend::attend(Arc::clone(&state), process)?;
     let notify = plan.notify.then(|| Notify::new(supervisor.handle(), Arc::clone(&state))).transpose()?;
-    let capture = plan.output.take().map(Capture::start).transpose()?;
+    let capture = plan.output.take().map(|place| Capture::start(place, supervisor.handle())).transpose()?;
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)
@@ -263,8 +267,9 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         Event::Crashed { death, pause, restarts } => {
             let when = if pause.is_zero() { String::new() } else { format!(" in {}", seconds(pause)) };
             let (intensity, window) = intensity(plan);
+            let lost = lost(board.backend());
             let line = format!(
-                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window})"
+                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window}){lost}"
             );
             // Only --restart always starts it again then: it is no crash.
             if plan.settings.success.contains(&death) {
@@ -320,18 +325,18 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
                 _ => tracing::info!("{name}: generation {number} serves"),
             }
         }
+        Event::Quarantined { number } => log_quarantined(name, board, number),
         Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
-        Event::Remaining { pid, count } => {
+        Event::Remaining { pid, count, number } => {
             tracing::warn!(
-                "{name} has ended, but not {}: told to end (SIGTERM)",
-                state::commands_of(pid, count)
+                "{name} has ended, but not {}: told to end ({})",
+                state::commands_of(pid, count),
+                names::signal_name(number)
             );
         }
-        Event::RemainingKilled { pid, count } => {
-            tracing::warn!(
-                "{} of {name}: not ended in time (--stop-timeout), killed",
-                state::commands_of(pid, count)
-            );
+        Event::RemainingKilled { pid, count, before_start } => {
+            let why = if before_start { "in the way of the next start" } else { "--stop-timeout" };
+            tracing::warn!("{} of {name}: not ended in time ({why}), killed", state::commands_of(pid, count));
         }
         Event::Stopping { number, .. } => {
             tracing::info!("{name} is told to end ({})", names::signal_name(number));
@@ -351,6 +356,30 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         }
         _ => {}
     }
+}
+
+/// What a program is started again without that has lived on by itself until now.
+fn lost(backend: Backend) -> &'static str {
+    match backend {
+        Backend::None => "",
+        // Those had no state that could have outlived them.
+        Backend::Exec => "; its connections are lost",
+        Backend::Library | Backend::Snapshot | Backend::Roles => "; its connections and state are lost",
+    }
+}
+
+/// A request that nobody deals with any more: whose, and how it begins.
+fn log_quarantined(name: &str, board: &Board, number: u32) {
+    let (count, kept) = board.quarantined();
+    let after = count.checked_sub(number).and_then(|after| usize::try_from(after).ok());
+    let Some(request) = after.and_then(|after| kept.iter().rev().nth(after)) else { return };
+    let shown = request.bytes.get(..REQUEST_SHOWN_BYTES).unwrap_or(&request.bytes).escape_ascii();
+    let cut = if request.length as usize > REQUEST_SHOWN_BYTES { " ..." } else { "" };
+    tracing::warn!(
+        "{name}: a request from {} was in flight in too many crashes, and is refused ({} bytes): \"{shown}\"{cut}",
+        crate::exit::clean(&request.peer),
+        request.length,
+    );
 }
 
 /// How many crashes are put up with, and within what.

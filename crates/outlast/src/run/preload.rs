@@ -4,6 +4,7 @@ use super::elf::{self, Elf, Kind};
 use crate::cli::Preload;
 use crate::exit::Failure;
 use anyhow::Result;
+use outlast_session::relay::dial::plain;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,17 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
         (_, Some(given)) if !given.is_file() => {
             return Err(Failure::usage(format!("there is no preload library {}", given.display())));
         }
-        (_, Some(given)) => std::path::absolute(given).ok(),
+        (_, Some(given)) => match elf::kind(given) {
+            Ok(Kind::Elf(Elf { is_shared: true, .. })) => std::path::absolute(given).ok(),
+            Ok(_) => {
+                let given = given.display();
+                return Err(Failure::usage(format!("{given} is no shared library (--preload-library)")));
+            }
+            Err(error) => {
+                let (given, why) = (given.display(), plain(&error));
+                return Err(Failure::system(format!("cannot read {given} (--preload-library): {why}")));
+            }
+        },
         (_, None) => beside(),
     };
     let choice = match found {
@@ -37,6 +48,10 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
             None => Choice::Load(library),
             Some(why) => Choice::Without(why),
         },
+        None if is_proc_missing() => Choice::Without(
+            "/proc is not mounted, without which the library is not found and does not work: mount it"
+                .to_owned(),
+        ),
         None => Choice::Without(format!("there is no {LIBRARY} beside outlast or in ../lib/outlast")),
     };
     match choice {
@@ -69,6 +84,11 @@ pub fn variables(library: &Path, keep: &Keep, existing: Option<OsString>) -> Vec
 pub struct Keep {
     pub listeners_only: bool,
     pub snapshot: bool,
+}
+
+/// Where processes cannot be looked at, and this program does not know where its own file is.
+pub fn is_proc_missing() -> bool {
+    std::env::current_exe().is_err()
 }
 
 /// Where an installation has it.
@@ -177,10 +197,10 @@ mod tests {
         assert!(matches!(tried(Preload::Never, Path::new("sh")), Ok(Choice::Without(_))));
         let missing = choose(Preload::Auto, Some(Path::new("/no/such.so")), OsStr::new("sh"), path);
         assert!(missing.unwrap_err().to_string().contains("no preload library /no/such.so"));
-        assert!(
-            choose(Preload::Auto, Some(&text), OsStr::new("sh"), path)
-                .is_ok_and(|choice| choice != Choice::Load(text))
-        );
+        for (given, when) in [(&text, Preload::Auto), (&script, Preload::Always)] {
+            let why = choose(when, Some(given), OsStr::new("sh"), path).unwrap_err().to_string();
+            assert!(why.contains("is no shared library (--preload-library)"), "{why}");
+        }
     }
 
     #[test]

@@ -1,0 +1,87 @@
+//! In the supervisor's shell: whoever is left of the program ends, before it is started again, and when it is over.
+
+use super::Shell;
+use crate::board::Cause;
+use crate::supervisor::rest::{self, Step};
+use crate::supervisor::{Attempt, Event, copies};
+use crate::sys::{process, signals};
+use std::process::Command;
+use std::time::Duration;
+
+/// A start that waits.
+pub(super) struct Clearing {
+    deadline_ms: Option<u64>,
+    /// Until the next look.
+    pause: Duration,
+}
+
+impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
+    /// Processes that nobody looks after would be in the way of the next start: they may have its port. It begins when they
+    /// have ended.
+    pub(super) fn clear(&mut self) {
+        let board = self.supervisor.board;
+        copies::kill(board);
+        // Whoever would have told is among them.
+        for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
+            board.note_end_of(past.number, None, Cause::Killed);
+        }
+        self.supervisor.rest.begin_end();
+        let deadline_ms = rest::deadline_before_start_ms(self.supervisor.settings.stop_timeout);
+        self.clearing = Some(Clearing { deadline_ms, pause: Duration::ZERO });
+        self.go_on_clearing();
+    }
+
+    /// Starts the program as soon as nobody is left.
+    pub(super) fn go_on_clearing(&mut self) {
+        let Some(Clearing { deadline_ms, pause }) = self.clearing else { return };
+        match self.supervisor.rest.end(self.supervisor.settings.stop_signal, deadline_ms) {
+            Step::Over => {
+                self.clearing = None;
+                self.start();
+                return;
+            }
+            step => self.tell_step(step, true),
+        }
+        let last = Some(pause).filter(|pause| !pause.is_zero());
+        self.clearing = Some(Clearing { deadline_ms, pause: rest::next_look(last, deadline_ms) });
+    }
+
+    /// Until the next look.
+    pub(super) fn clearing_pause(&self) -> Duration {
+        self.clearing.as_ref().map_or(Duration::ZERO, |clearing| clearing.pause)
+    }
+
+    /// Whatever else the program has started is to end, too.
+    pub(super) fn end_rest(&mut self) {
+        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
+        self.supervisor.rest.begin_end();
+        let mut pause = None;
+        loop {
+            match self.supervisor.rest.end(libc::SIGTERM, deadline_ms) {
+                Step::Over => return,
+                // Those of others have another parent, which is told.
+                Step::Wait => {
+                    pause = Some(rest::next_look(pause, deadline_ms));
+                    let _ = signals::wait_for(pause);
+                }
+                step => self.tell_step(step, false),
+            }
+            while let Some(ended) = process::reap() {
+                self.other_buried(ended.pid);
+            }
+        }
+    }
+
+    fn tell_step(&mut self, step: Step, before_start: bool) {
+        match step {
+            Step::Told { pid, count } => {
+                let number = if before_start { self.supervisor.settings.stop_signal } else { libc::SIGTERM };
+                (self.tell)(Event::Remaining { pid: pid.cast_unsigned(), count, number });
+            }
+            Step::Killed { pid, count } => {
+                (self.tell)(Event::RemainingKilled { pid: pid.cast_unsigned(), count, before_start });
+            }
+            Step::Wait | Step::Over => {}
+        }
+    }
+}
