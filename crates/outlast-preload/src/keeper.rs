@@ -6,6 +6,7 @@
 //! the process that service managers know, whose id stays, and which sees how every generation has ended.
 
 use crate::left::{Known, Left};
+use crate::passed::Passed;
 use crate::role::{self, Role};
 use crate::room;
 use crate::settings::{self, Keep, Mark};
@@ -78,20 +79,21 @@ struct Hang {
 /// # Errors
 /// The program is not looked after: why.
 pub fn begin(mark: Mark, environment: *mut *mut c_char) -> io::Result<()> {
-    let is_below = mark == Mark::Again && sys::name_of(sys::parent()).as_deref() == NAME.to_str().ok();
+    let is_below = mark != Mark::Start && sys::name_of(sys::parent()).as_deref() == NAME.to_str().ok();
     if is_below {
         // Executing has given this process a table of its own: the one that has been its keeper holds an old one.
         signals::tell(sys::parent(), STAND_ASIDE);
     }
     let upgrade = Upgrade::found();
-    let known = match &upgrade {
-        Some(upgrade) => upgrade.known().clone(),
-        None => crate::left::known()?,
+    let (known, left_by_another) = match (&upgrade, mark) {
+        (Some(upgrade), _) => (upgrade.known().clone(), true),
+        (None, Mark::Again(passed)) => passed.apart(crate::left::known()?),
+        (None, Mark::Start) => (crate::left::known()?, false),
     };
     parts::can_wait_for_signals()?;
     let table = Table::new()?;
     table.counts.count_main();
-    let left = if upgrade.is_some() { Left::found(table, &known)? } else { Left::default() };
+    let left = if left_by_another { Left::found(table, &known)? } else { Left::default() };
     let mut keeper = Keeper {
         table,
         known,
@@ -121,7 +123,7 @@ pub fn begin(mark: Mark, environment: *mut *mut c_char) -> io::Result<()> {
             }
             keeper.children.restore();
             keeper.mask.restore()?;
-            settings::set_mark(environment);
+            settings::set_mark(environment, &Passed::find(left.numbers()));
             settings::guard_board();
             table::set_current(Some(keeper.table));
             role::set_role(Role::Main);
@@ -406,6 +408,12 @@ fn end(death: Death) -> ! {
         Death::Exited(code) => code,
         Death::Signal(_) => death.exit_code(),
     })
+}
+
+/// Whether this is a generation that does not listen yet.
+pub fn is_beginning() -> bool {
+    let listens = |table: &Table| table.listens.load(Ordering::SeqCst);
+    role::role() == Role::Main && role::is_own() && table::current().is_some_and(|table| !listens(table))
 }
 
 /// The program listens: it serves.

@@ -124,7 +124,7 @@ impl Left {
         Ok(left)
     }
 
-    /// From an [upgrade](crate::upgrade): all sockets that are open and not `known`.
+    /// From an [upgrade](crate::upgrade), or [passed on](crate::passed): all sockets that are open and not `known`.
     pub fn found(table: &Table, known: &Known) -> io::Result<Self> {
         let mut left = Self::default();
         for number in parts::descriptors()? {
@@ -264,6 +264,11 @@ pub fn take_connection(listener: RawFd) -> Option<RawFd> {
     let number = current()?.connections.iter().filter(fits).find_map(Socket::take)?;
     CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
     Some(number)
+}
+
+/// Whether what was not given out yet is for a program that this one executes.
+pub fn set_inherited(inherited: bool) {
+    current().into_iter().flat_map(Left::numbers).for_each(|number| sys::set_inherited(number, inherited));
 }
 
 /// How long the rest has waited; nothing, if there is none.

@@ -33,6 +33,7 @@ mod keeper;
 mod left;
 mod listeners;
 mod memory;
+mod passed;
 mod role;
 mod room;
 mod settings;

@@ -1,5 +1,6 @@
 //! What whoever started the program wants: from the environment, and from the supervisor's board.
 
+use crate::passed::Passed;
 use crate::sys;
 use outlast_restart::board::Board;
 use outlast_restart::policy::Policy;
@@ -25,12 +26,12 @@ pub enum Keep {
 }
 
 /// In which process this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// In the one that is to be looked after.
     Start,
-    /// In the one that is looked after, which executes another program.
-    Again,
+    /// In the one that is looked after, which executes another program, and passes that on.
+    Again(Passed),
 }
 
 static BOARD: OnceLock<(&'static Board, RawFd)> = OnceLock::new();
@@ -86,13 +87,14 @@ pub fn mark() -> Option<Mark> {
     if mark == "start" {
         return Some(Mark::Start);
     }
-    (mark.parse() == Ok(sys::pid())).then_some(Mark::Again)
+    let (pid, passed) = mark.split_once(' ').unwrap_or((&mark, ""));
+    (pid.parse() == Ok(sys::pid())).then(|| Mark::Again(Passed::read(passed).unwrap_or_default()))
 }
 
-/// Writes into the environment that this process is looked after. In place: the program has been given the same list
-/// already, and some use that.
-pub fn set_mark(environment: *mut *mut c_char) {
-    let Ok(text) = CString::new(format!("{MARK}={}", sys::pid())) else { return };
+/// Writes into the environment that this process is looked after, and what it passes on if it executes another program
+/// before it serves. In place: the program has been given the same list already, and some use that.
+pub fn set_mark(environment: *mut *mut c_char, passed: &Passed) {
+    let Ok(text) = CString::new(format!("{MARK}={}{passed}", sys::pid())) else { return };
     let mut place = environment;
     // SAFETY: the list that the program was started with: it ends with a null, and belongs to this process, in which
     // nothing else runs yet.

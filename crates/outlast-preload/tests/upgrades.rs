@@ -6,8 +6,11 @@ mod common;
 use common::{Client, PATIENCE, Server, eventually, folder, free_port, kill, python, settle};
 use outlast_restart::Death;
 use outlast_restart::board::{Cause, UpgradeEnd, WhyNot};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn upgrade(server: &Server, path: &Path) -> bool {
@@ -143,6 +146,56 @@ fn a_binary_that_executes_another_one_and_does_not_serve_is_undone() {
     }
     assert!(upgrade(&server, Path::new("")));
     assert_eq!(client.ask("c"), "C");
+    assert!(server.board.generations().iter().all(|past| past.cause != Cause::Crash));
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Connects again and again, until it is told to stop: how often that was refused.
+fn connecting(port: u16) -> impl FnOnce() -> usize {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let connecting = std::thread::spawn(move || {
+        let mut refused = 0;
+        while !stopped.load(Ordering::SeqCst) {
+            refused += usize::from(TcpStream::connect(("127.0.0.1", port)).is_err());
+            settle();
+        }
+        refused
+    });
+    move || {
+        stop.store(true, Ordering::SeqCst);
+        connecting.join().unwrap()
+    }
+}
+
+/// As scripts do that begin a server; the shell neither uses nor closes what is for that.
+#[test]
+fn a_binary_that_executes_the_server_has_the_connections() {
+    let (port, folder) = (free_port(), folder("wrapper"));
+    let command = python("lines.py", &["poll", &port.to_string()]);
+    let interpreter = command.get_program().to_str().unwrap().to_owned();
+    let server = Server::start(command);
+    let mut clients = [Client::of(port), Client::of(port)];
+    clients.iter_mut().for_each(|client| assert_eq!(client.ask("a"), "A"));
+    let refused = connecting(port);
+    let execute = format!("exec 7</dev/null; /bin/true; ls / >/dev/null; exec {interpreter} \"$@\"");
+    for text in [execute.clone(), "exec sleep 1000".into(), format!("exec sh -c '{execute}' sh \"$@\"")] {
+        let pid = clients[0].ask("pid");
+        settle();
+        let serves = !text.contains("sleep");
+        let timeout = if serves { PATIENCE } else { Duration::from_millis(500) };
+        assert_eq!(upgrade_within(&server, &script(&folder, &text), timeout), serves, "{text}");
+        for client in &mut clients {
+            assert_ne!(client.ask("pid"), pid, "{text}");
+        }
+        // It outlives crashes like the one before.
+        settle();
+        server.crash(libc::SIGKILL);
+        clients.iter_mut().for_each(|client| assert_eq!(client.ask("b"), "B", "{text}"));
+        settle();
+    }
+    assert_eq!(refused(), 0);
     assert!(server.board.generations().iter().all(|past| past.cause != Cause::Crash));
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();

@@ -41,9 +41,18 @@ fn executing(call: impl FnOnce() -> c_int) -> c_int {
     if let Some(board) = board {
         sys::set_inherited(board, true);
     }
+    // Before it serves, it may be another program that does.
+    let passes_on = keeper::is_beginning();
+    if passes_on {
+        left::set_inherited(true);
+    }
     // The next program would take a limit that was raised to begin for its own.
     room::give_back();
     let result = call();
+    if passes_on {
+        let _errno = sys::Errno::keep();
+        left::set_inherited(false);
+    }
     if let Some(board) = board {
         let _errno = sys::Errno::keep();
         sys::set_inherited(board, false);

@@ -24,6 +24,7 @@ const ENDED: u64 = 4;
 const TOO_LATE: u64 = 5;
 const CANCELLED: u64 = 6;
 const UNANSWERED: u64 = 7;
+const OLD_KILLED: u64 = 8;
 const UNTOUCHED: u64 = 1 << 8;
 const UNKNOWN_DEATH: u64 = 0xffff;
 
@@ -48,6 +49,8 @@ pub enum WhyNot {
     Cancelled,
     /// Nobody has said what became of it.
     Unanswered,
+    /// The new binary did not serve, and the old program was killed while it waited for that: its state is lost.
+    OldKilled,
 }
 
 impl fmt::Display for WhyNot {
@@ -62,6 +65,9 @@ impl fmt::Display for WhyNot {
             Self::TooLate => write!(f, "the new binary did not serve in time"),
             Self::Cancelled => write!(f, "the upgrade was withdrawn"),
             Self::Unanswered => write!(f, "the server has not said what became of it"),
+            Self::OldKilled => {
+                write!(f, "the new binary did not serve, and the old one was killed meanwhile")
+            }
         }
     }
 }
@@ -107,6 +113,7 @@ impl UpgradeEnd {
                     WhyNot::TooLate => (TOO_LATE, 0),
                     WhyNot::Cancelled => (CANCELLED, 0),
                     WhyNot::Unanswered => (UNANSWERED, 0),
+                    WhyNot::OldKilled => (OLD_KILLED, 0),
                 };
                 (kind, detail, untouched)
             }
@@ -127,6 +134,7 @@ impl UpgradeEnd {
             }
             TOO_LATE => WhyNot::TooLate,
             CANCELLED => WhyNot::Cancelled,
+            OLD_KILLED => WhyNot::OldKilled,
             _ => WhyNot::Unanswered,
         };
         Self::Failed { why, untouched: word & UNTOUCHED != 0 }
@@ -264,6 +272,12 @@ impl Board {
         word >> 1 > u64::from(wish) || word & 1 == 1
     }
 
+    /// As it was [decided](Self::decide_upgrade), once it is.
+    pub(crate) fn upgrade_decided(&self, wish: u32) -> Option<bool> {
+        let word = self.wishes.decided.load(Ordering::SeqCst);
+        (word >> 1 == u64::from(wish)).then_some(word & 1 == 1)
+    }
+
     fn end_of(&self, wish: u32) -> Option<&AtomicU64> {
         self.wishes.ends.get((wish % ENDS) as usize)
     }
@@ -279,8 +293,11 @@ mod tests {
     #[test]
     fn one_binary_goes_on_whoever_asks_first() {
         let (_memory, board) = Board::create(&Policy::default()).unwrap();
+        assert_eq!(board.upgrade_decided(1), None);
         assert_eq!([true, false, true].map(|serves| board.decide_upgrade(1, serves)), [true; 3]);
+        assert_eq!(board.upgrade_decided(1), Some(true));
         assert_eq!([false, true, false].map(|serves| board.decide_upgrade(2, serves)), [false; 3]);
+        assert_eq!([1, 2].map(|wish| board.upgrade_decided(wish)), [None, Some(false)]);
         assert!(board.decide_upgrade(1, true));
         assert!(board.decide_upgrade(3, true) && board.decide_upgrade(3, false));
     }
@@ -299,6 +316,7 @@ mod tests {
             UpgradeEnd::undone(WhyNot::TooLate),
             UpgradeEnd::undone(WhyNot::Cancelled),
             UpgradeEnd::untouched(WhyNot::Unanswered),
+            UpgradeEnd::undone(WhyNot::OldKilled),
         ];
         let wishes = ends.map(|end| {
             let number = board.want_upgrade("/bin/true".as_ref(), LONG);

@@ -9,7 +9,7 @@ use super::machine::{Action, Input, Machine};
 use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
-use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
+use crate::board::{Backend, Cause, UpgradeEnd};
 use crate::death::Death;
 use crate::parts::kill_all;
 use crate::policy::Inheritance;
@@ -205,9 +205,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             {
                 (self.tell)(Event::LeftBehind { pid: left.pid });
             }
-            let on_trial = heir.is_none() && self.change.as_ref().is_some_and(|change| change.begun);
-            if on_trial {
-                self.settle(UpgradeEnd::undone(WhyNot::Ended { death: Some(death) }));
+            if heir.is_none() && self.has_died_on_trial(death) {
                 self.inputs.push_back(Input::DiedOnTrial { death });
             } else {
                 self.inputs.push_back(Input::Died { death, heir });

@@ -228,6 +228,7 @@ fn failed(name: &str, progress: &Progress, begun: &Begun, timeout: Duration) -> 
     let now = match begun.keeps.as_deref() {
         _ if progress.stopping => "it is being stopped",
         _ if progress.kind == "unanswered" => "its log and `outlast status` say who serves",
+        _ if progress.kind == "old killed" => "it is started again: its state and connections are lost",
         _ if progress.untouched => "the old one goes on, and was not stopped",
         Some("everything") => "the old one goes on, with all connections",
         Some("idle") => {

@@ -294,6 +294,10 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             Some(UpgradeEnd::Failed { why: WhyNot::Unanswered, .. }) => {
                 tracing::error!("nobody knows whether {name} is upgraded: {}", WhyNot::Unanswered);
             }
+            Some(UpgradeEnd::Failed { why: WhyNot::OldKilled, .. }) => {
+                let why = WhyNot::OldKilled;
+                tracing::error!("{name} is not upgraded: {why}; its state and connections are lost");
+            }
             Some(UpgradeEnd::Failed { why, .. }) => {
                 let why = crate::exit::clean(&why.to_string());
                 tracing::warn!("{name} is not upgraded, and the old one goes on: {why}");

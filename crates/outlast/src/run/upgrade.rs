@@ -178,6 +178,7 @@ impl Upgrades {
             WhyNot::TooLate => ("too late", None),
             WhyNot::Cancelled => ("cancelled", None),
             WhyNot::Unanswered => ("unanswered", None),
+            WhyNot::OldKilled => ("old killed", None),
         };
         json!({
             "done": false,

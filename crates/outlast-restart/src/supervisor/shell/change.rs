@@ -1,11 +1,12 @@
 //! In the supervisor's shell: another binary, by the server's own doing, or in its place.
 
-use super::Shell;
-use crate::board::{UpgradeEnd, WhyNot};
+use super::{Shell, of};
+use crate::board::{Backend, UpgradeEnd, WhyNot};
+use crate::death::Death;
 use crate::supervisor::machine::Input;
 use crate::supervisor::settings::Readiness;
 use crate::supervisor::{Attempt, Event};
-use crate::sys::clock;
+use crate::sys::{clock, family};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -82,8 +83,51 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
     }
 
+    /// The wish that a server deals with whose old program was killed while that waited for the new one: nobody else can say
+    /// any more what becomes of it.
+    fn without_old(&self) -> Option<u32> {
+        let (board, wish) = (self.supervisor.board, self.asked.as_ref()?.wish);
+        let (old, main) = (board.main_pid(), self.machine.main()?);
+        let waits = board.backend() == Backend::Library && old != 0 && old != main;
+        // It ends in order when it has said how that went.
+        let killed =
+            waits && family::parent_of_living(of(old)).is_none() && board.upgrade_end(wish).is_none();
+        killed.then_some(wish)
+    }
+
+    /// Does what the old program would, if that was killed: as soon as it is known which one serves, or too late for the new
+    /// one.
+    fn stand_in_for_old(&mut self) {
+        let (board, Some(wish)) = (self.supervisor.board, self.without_old()) else { return };
+        let serves = family::parent_of_living(of(board.serving_pid())).is_some();
+        if board.upgrade_decided(wish) == Some(true) {
+            board.set_main_pid(self.machine.main().unwrap_or(0));
+            board.note_upgrade(wish, UpgradeEnd::Done);
+        } else if !serves && board.upgrade_is_over(wish).is_some() && !board.decide_upgrade(wish, false) {
+            board.note_upgrade(wish, UpgradeEnd::undone(WhyNot::OldKilled));
+            self.inputs.push_back(Input::Undo);
+        }
+    }
+
+    /// The main process has died, and nobody goes on for it: whether it was one that took another one's place, and is not
+    /// to. That is said then.
+    pub(super) fn has_died_on_trial(&mut self, death: Death) -> bool {
+        if self.change.as_ref().is_some_and(|change| change.begun) {
+            self.settle(UpgradeEnd::undone(WhyNot::Ended { death: Some(death) }));
+            return true;
+        }
+        let board = self.supervisor.board;
+        let lost = self.without_old().filter(|wish| !board.decide_upgrade(*wish, false));
+        if let Some(wish) = lost {
+            board.note_upgrade(wish, UpgradeEnd::undone(WhyNot::OldKilled));
+            self.hear_of_upgrade();
+        }
+        lost.is_some()
+    }
+
     /// Whether the server has said how a wish for another binary has ended.
     pub(super) fn hear_of_upgrade(&mut self) {
+        self.stand_in_for_old();
         let board = self.supervisor.board;
         let Some(Asked { wish, program, until_ms }) = self.asked.take() else { return };
         if clock::monotonic_ms() >= until_ms {
