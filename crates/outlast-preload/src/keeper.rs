@@ -57,8 +57,8 @@ struct Keeper {
     upgrade: Option<Upgrade>,
     /// The generations on the board when this process began.
     before: u32,
-    /// A wish that the keeper above this one deals with.
-    above: Option<u32>,
+    /// A wish from before this process, with which whoever has started it deals.
+    earlier: Option<u32>,
     /// Why that was given up.
     undone: Option<WhyNot>,
     hang: Hang,
@@ -109,7 +109,7 @@ pub fn begin(mark: Mark, environment: *mut *mut c_char) -> io::Result<()> {
         begun: None,
         upgrade,
         before: settings::board().map_or(0, Board::generation),
-        above: settings::board().filter(|_| is_below).and_then(Board::upgrade_wanted).map(|wish| wish.number),
+        earlier: settings::board().and_then(Board::upgrade_wanted).map(|wish| wish.number),
         undone: None,
         hang: Hang::default(),
         supervised: parts::Supervised::begin(),
@@ -233,7 +233,7 @@ impl Keeper {
     fn wanted(&self) -> Option<Wish> {
         let others = self.aside || self.has_snapshot();
         let board = settings::board().filter(|_| !others && self.upgrade.is_none())?;
-        let wish = board.upgrade_wanted().filter(|wish| self.above != Some(wish.number))?;
+        let wish = board.upgrade_wanted().filter(|wish| self.earlier != Some(wish.number))?;
         let over = board.upgrade_is_over(wish.number).map_or(Ok(()), Err);
         match over.and_then(|()| upgrade::can_execute(&wish.program)) {
             Ok(()) => Some(wish),

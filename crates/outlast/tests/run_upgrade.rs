@@ -1,20 +1,21 @@
 //! Programs that keep themselves alive, as their supervisor sees them: status, succession and upgrades. The program is this
 //! test itself, which plays a server.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
-#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 mod common;
+#[path = "common/supervised.rs"]
+mod supervised;
 
 use common::{Outlast, folder, output, restarts::ends, restarts::is_running};
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, Cause, UpgradeEnd, WhyNot};
 use outlast_restart::supervisor::upgrade_signal;
 use serde_json::Value;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use supervised::{lines, pid, status, until};
 
 /// Which server this test is to play.
 const ROLE: &str = "OUTLAST_TEST_ROLE";
@@ -106,28 +107,6 @@ fn plays_a_server() {
     if let Ok(role) = std::env::var(ROLE) {
         play(&role);
     }
-}
-
-fn status(runtime: &Path) -> Value {
-    let told = output(runtime, &["status", "--json"]);
-    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
-    told.get(0).cloned().unwrap_or_default()
-}
-
-fn until(runtime: &Path, what: &str, mut holds: impl FnMut(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + common::PATIENCE;
-    loop {
-        let now = status(runtime);
-        if holds(&now) {
-            return now;
-        }
-        assert!(Instant::now() < deadline, "not {what}: {now:#}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn pid(status: &Value, name: &str) -> u32 {
-    status[name].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap()
 }
 
 #[test]
@@ -444,115 +423,6 @@ fn a_program_that_says_nothing_comes_back_if_the_new_one_ends_at_once() {
     }
     outlast.signal("TERM");
     assert_eq!(outlast.ended().code(), Some(143));
-}
-
-/// A server that uses the library.
-fn lines() -> Option<String> {
-    let this = std::env::current_exe().unwrap();
-    let lines = this.parent().unwrap().parent().unwrap().join("examples/lines");
-    if !lines.exists() {
-        let why = "there is no server with the library: cargo build -p outlast-restart --examples";
-        assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{why}");
-        eprintln!("SKIPPED: {why}");
-        return None;
-    }
-    Some(lines.to_str().unwrap().to_owned())
-}
-
-/// It waits for the new binary to serve, and nobody else could say what becomes of that.
-#[test]
-fn an_upgrade_whose_old_program_is_killed_meanwhile_has_an_end_all_the_same() {
-    let Some(lines) = lines() else { return };
-    let folder = folder();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
-    let run = ["run", "--preload", "never", "--", &lines, &address];
-    let mut command = common::command(folder.path(), &run);
-    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
-    let mut outlast = Outlast::from(command);
-    let until_ready =
-        || until(folder.path(), "serving", |now| now["ready"] == true && now["upgrade"] == Value::Null);
-    let connect = || {
-        let connect = || std::net::TcpStream::connect(&address).ok();
-        let client = common::eventually("nobody listens", connect);
-        client.set_read_timeout(Some(common::PATIENCE)).unwrap();
-        client
-    };
-    let go = folder.path().join("go");
-    let waits = format!("while [ ! -e {} ]; do sleep 0.02; done", go.display());
-    for (name, text, timeout, serves) in [
-        ("serves", format!("{waits}; exec {lines} \"$@\""), "1000s", true),
-        ("ends", format!("{waits}; exit 0"), "1000s", false),
-        ("hangs", "exec sleep 1000".to_owned(), "2s", false),
-    ] {
-        let main = pid(&until_ready(), "main_pid");
-        let mut client = connect();
-        assert_eq!(ask(&mut client), Some("cba".repeat(4)));
-        let script = folder.path().join(name);
-        std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let arguments = ["upgrade", "--program", script.to_str().unwrap(), "--timeout", timeout];
-        let mut command = common::command(folder.path(), &arguments);
-        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
-        let mut upgrading = Outlast::from(command);
-        let old = common::eventually("the new binary does not begin", || {
-            let is = |pid: u32, name: &str| name_of(pid).is_some_and(|is| is == name);
-            let old = children(main).into_iter().find(|child| is(*child, "lines"));
-            old.filter(|_| is(main, name) || is(main, "sleep"))
-        });
-        assert!(Command::new("kill").args(["-KILL", &old.to_string()]).status().unwrap().success());
-        common::eventually("the old program is not killed", || (!is_running(old)).then_some(()));
-        std::fs::write(&go, "").unwrap();
-        let code = upgrading.ended().code();
-        let said = upgrading.said();
-        if serves {
-            assert_eq!(code, Some(0), "{said}");
-            assert_eq!(ask(&mut client), Some("cba".repeat(4)));
-            assert_eq!(pid(&until_ready(), "main_pid"), main);
-            std::fs::remove_file(&go).unwrap();
-            continue;
-        }
-        assert_eq!(code, Some(8), "{said}");
-        let part = "did not serve, and the old one was killed meanwhile; it is started again: its state and connections";
-        assert!(said.contains(part), "{said}");
-        outlast.wait_for("killed meanwhile; its state and connections are lost");
-        assert_eq!(ask(&mut client), None);
-        let now =
-            until(folder.path(), "started again", |now| now["ready"] == true && pid(now, "main_pid") != main);
-        assert!(!is_running(main), "{now:#}");
-        // What is started again is a script by now.
-        connect();
-        std::fs::remove_file(&go).unwrap();
-    }
-    outlast.signal("TERM");
-    outlast.ended();
-    let said = outlast.said();
-    assert!(!said.contains("restart 1 of"), "no crash: {said}");
-}
-
-fn ask(client: &mut std::net::TcpStream) -> Option<String> {
-    client.write_all(b"abc\n").ok()?;
-    let (mut line, mut byte) = (String::new(), [0]);
-    loop {
-        match client.read(&mut byte) {
-            Ok(1) if byte == *b"\n" => return Some(line),
-            Ok(1) => line.push(char::from(byte[0])),
-            Ok(_) => return None,
-            Err(error) => {
-                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "no answer, and no end");
-                return None;
-            }
-        }
-    }
-}
-
-fn name_of(pid: u32) -> Option<String> {
-    Some(std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?.trim_end().to_owned())
-}
-
-fn children(pid: u32) -> Vec<u32> {
-    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    listed.split_ascii_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 /// The one that is named has to be the one that has died.

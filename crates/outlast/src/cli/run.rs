@@ -238,7 +238,8 @@ The arguments stay those of `outlast run`. What it means depends on the program:
     If the new one does not serve, the old one is started anew, and has lost that, too.
   - Any other (also with roles, or --snapshot) needs --force: it is stopped and the new binary is
     started, which closes all connections. If that ends at once or does not become ready, the old
-    one is started again. Without --notify it counts as ready when it has run for 1s.
+    one is started again. Without --notify it counts as ready when it has run for 1s, unless the
+    old one is known to have waited for clients.
 
 Ctrl-C or SIGTERM withdraws the upgrade: the old program goes on at once, as above. So does whatever
 else ends `outlast upgrade` before it is decided (SIGKILL, a terminal that is closed). `outlast status`

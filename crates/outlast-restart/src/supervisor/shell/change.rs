@@ -22,6 +22,8 @@ pub(super) struct Change {
     pub(super) previous: Option<PathBuf>,
     /// The new one was started.
     pub(super) begun: bool,
+    /// Nobody says whether it serves: the old one has not, either.
+    untold: bool,
     /// Generations that have served until the old one was told to end.
     pub(super) replaced: Vec<u32>,
 }
@@ -43,7 +45,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         let past = self.supervisor.board.generations();
         let replaced = past.iter().filter(|past| past.ended_ms.is_none()).map(|past| past.number).collect();
-        self.change = Some(Change { wish, previous, begun: false, replaced });
+        let settings = &self.supervisor.settings;
+        let untold = settings.readiness == Readiness::Started
+            || settings.assume_ready_after.is_some() && !self.supervisor.board.is_ready();
+        self.change = Some(Change { wish, previous, begun: false, untold, replaced });
         self.inputs.push_back(Input::Replace);
     }
 
@@ -70,9 +75,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// Whether a change of the binary has come to its end by itself, or because it is no longer wanted.
     pub(super) fn look_at_change(&mut self) {
-        let Some(Change { wish, begun, .. }) = self.change else { return };
+        let Some(Change { wish, begun, untold, .. }) = self.change else { return };
         let age_ms = self.machine.age_ms(clock::monotonic_ms());
-        let untold = self.supervisor.settings.readiness == Readiness::Started;
         if begun && untold && age_ms.is_some_and(|age_ms| age_ms >= TRIAL_MS) {
             self.settle(UpgradeEnd::Done);
         } else if let Some(why) = self.supervisor.board.upgrade_is_over(wish) {
