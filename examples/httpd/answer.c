@@ -26,7 +26,8 @@ static const char *reason(int status)
         {400, "Bad Request"}, {403, "Forbidden"}, {404, "Not Found"}, {405, "Method Not Allowed"},
         {413, "Content Too Large"}, {414, "URI Too Long"}, {416, "Range Not Satisfiable"},
         {431, "Request Header Fields Too Large"}, {500, "Internal Server Error"}, {501, "Not Implemented"},
-        {502, "Bad Gateway"}, {504, "Gateway Timeout"}, {505, "HTTP Version Not Supported"},
+        {502, "Bad Gateway"}, {503, "Service Unavailable"}, {504, "Gateway Timeout"},
+        {505, "HTTP Version Not Supported"},
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].status == status)
@@ -204,7 +205,8 @@ static void answer_path(struct client *client, const char *path)
     int file = client->body >= 0 ? client->body : open_below_root(path, TO_READ);
     client->body = -1;
     if (file < 0 || fstat(file, &stat) < 0) {
-        answer_error(client, errno == EACCES ? 403 : 404, "");
+        bool has_no_room = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+        answer_error(client, has_no_room ? 503 : errno == EACCES ? 403 : 404, "");
         return;
     }
     bool wants_folder = !*path || path[strlen(path) - 1] == '/';

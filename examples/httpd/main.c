@@ -18,9 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DESCRIPTORS_MAX = 4096, IDLE_SECONDS_MAX = 60, DRAIN_SECONDS_MAX = 2 };
-/* For files, and for programs. */
-enum { DESCRIPTORS_RESERVED = 64 };
+enum { DESCRIPTORS_MAX = 8192, IDLE_SECONDS_MAX = 60, DRAIN_SECONDS_MAX = 2 };
 
 int root, port;
 static int loop, listener, clients_end = DESCRIPTORS_MAX;
@@ -207,8 +205,8 @@ int main(int argc, char **argv)
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
         fail("limit the descriptors");
-    int most = (int)limit.rlim_cur;
-    clients_end = most - (most > 2 * DESCRIPTORS_RESERVED ? DESCRIPTORS_RESERVED : most / 2);
+    /* Each client may need another one, for its file or program. */
+    clients_end = (int)limit.rlim_cur / 2;
     listen_at(argv[1]);
     take_over();
     serve();
