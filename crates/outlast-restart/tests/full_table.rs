@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::family::{descriptors, eventually};
 use common::{PATIENCE, Server};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -23,6 +24,7 @@ fn who_finds_no_descriptor_waits_for_one(example: &str) {
         })
         .collect();
     let serving = server.take_serving(|| false);
+    eventually("the table is full", || descriptors(server.pid()) >= DESCRIPTORS as usize);
     let mut number = 0;
     while let Some(mut client) = clients.pop_front() {
         let mut answer = String::new();
