@@ -30,7 +30,7 @@ mod control;
 mod death;
 mod fault;
 #[cfg(test)]
-#[path = "../tests/common/forbid.rs"]
+#[path = "../tests/all/common/forbid.rs"]
 mod forbid;
 mod generation;
 mod handover;

@@ -1,6 +1,6 @@
 //! The acceptor: gives every session to the service.
 
-use crate::service::{Ledger, serve};
+use super::service::{Ledger, serve};
 use outlast_session::tokio::Listener;
 use outlast_session::{EventKind, Events, Result};
 use std::sync::Arc;

@@ -1,0 +1,18 @@
+//! Sessions: on the real kernel, against attackers, and simulated.
+//! One program, so that it is built and linked once.
+
+mod attacks;
+mod basics;
+mod breakages;
+mod common;
+mod conformance;
+mod detach;
+mod detection;
+mod example;
+mod last_words;
+mod namespaces;
+mod openings;
+mod round_trips;
+mod security;
+mod simulation;
+mod udp_mode;

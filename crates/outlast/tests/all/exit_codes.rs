@@ -1,0 +1,82 @@
+//! What `connect --stdio` exits with when its session ends before both streams have.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use crate::common::restarts::listen;
+use crate::common::{Outlast, command, echo, folder, nobody};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Stdio;
+
+/// A session that has echoed a byte.
+fn stdio(runtime: &Path, via: SocketAddr, flags: &[&str]) -> Outlast {
+    let via = via.to_string();
+    let mut command = command(runtime, &[&["connect", "--stdio", "--via", &via], flags].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = Outlast::from(command);
+    client.child().stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    client.child().stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    client
+}
+
+/// Carries the next connection to `server`. Whoever drops what is returned cuts it.
+fn carry(middle: &TcpListener, server: SocketAddr) -> Carried {
+    let (client, _) = middle.accept().unwrap();
+    let server = TcpStream::connect(server).unwrap();
+    for (from, to) in [(&client, &server), (&server, &client)] {
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    }
+    Carried([client, server])
+}
+
+struct Carried([TcpStream; 2]);
+
+impl Drop for Carried {
+    fn drop(&mut self) {
+        for stream in &self.0 {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_comes_back_too_late_is_told_and_exits_with_6() {
+    let folder = folder();
+    let runtime = folder.path();
+    let address = nobody();
+    let mut server = listen(runtime, address, &echo().to_string(), &["--keep", "1s"]);
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let via = middle.local_addr().unwrap();
+    let carrying = std::thread::spawn(move || {
+        // The first one finds that the path is not direct.
+        let (first, second) = (carry(&middle, address), carry(&middle, address));
+        (middle, [first, second])
+    });
+    let mut client = stdio(runtime, via, &[]);
+    let (middle, carried) = carrying.join().unwrap();
+    drop(carried);
+    server.wait_for("expired");
+    std::thread::spawn(move || {
+        let mut carried = Vec::new();
+        loop {
+            carried.push(carry(&middle, address));
+        }
+    });
+    assert_eq!(client.ended().code(), Some(6));
+    let said = client.said();
+    assert!(said.contains("had no link for longer") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn a_client_that_is_terminated_before_the_streams_have_ended_exits_with_4() {
+    let folder = folder();
+    let runtime = folder.path();
+    let address = nobody();
+    let _server = listen(runtime, address, &echo().to_string(), &[]);
+    let mut client = stdio(runtime, address, &[]);
+    client.signal("TERM");
+    assert_eq!(client.ended().code(), Some(4));
+    // Whoever ends it this way has what he wanted.
+    assert_eq!(client.said(), "");
+}

@@ -1,0 +1,28 @@
+//! What a user of the program sees: the relays, `outlast run`, their administration and their messages.
+//! One program, so that it is built and linked once.
+
+mod administration;
+mod bad_input;
+mod common;
+mod exit_codes;
+mod handover;
+mod hold;
+mod outages;
+mod proxies;
+mod relay;
+mod run;
+mod run_config;
+mod run_crashes;
+mod run_forks;
+mod run_leftovers;
+mod run_log;
+mod run_notify;
+mod run_orphaned;
+mod run_preload;
+mod run_surroundings;
+mod run_upgrade;
+mod run_upgrade_ends;
+mod segments;
+mod splice;
+mod stopping;
+mod transparent;

@@ -1,0 +1,129 @@
+//! `outlast run` with servers that fork: nobody is left over when it ends, and none goes into the background unnoticed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+
+use crate::common::{Outlast, PATIENCE, command, eventually, folder};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const NGINX: &str = "/usr/sbin/nginx";
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// nginx with two workers below `outlast run`, in the background or not. None where there is none.
+fn nginx(folder: &Path, port: u16, daemon: &str) -> Option<Outlast> {
+    if !Path::new(NGINX).exists() {
+        eprintln!("SKIPPED: nginx is not installed; tools/deps.sh installs it");
+        return None;
+    }
+    let path = folder.display();
+    let config = format!(
+        "daemon {daemon}; worker_processes 2; pid {path}/pid; error_log {path}/log;
+        events {{ }}
+        http {{
+            access_log off; client_body_temp_path {path}/body; proxy_temp_path {path}/proxy;
+            fastcgi_temp_path {path}/fastcgi; uwsgi_temp_path {path}/uwsgi; scgi_temp_path {path}/scgi;
+            server {{ listen 127.0.0.1:{port}; location / {{ return 200 here; }} }}
+        }}"
+    );
+    std::fs::write(folder.join("nginx.conf"), config).unwrap();
+    let this = std::env::current_exe().unwrap();
+    let library = this.parent().unwrap().join("liboutlast_preload.so");
+    let (config, log) = (folder.join("nginx.conf"), folder.join("log"));
+    let run = ["run", "--name", "web", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let program = ["--", NGINX, "-e", log.to_str().unwrap(), "-c", config.to_str().unwrap()];
+    let mut command = command(folder, &[&run[..], &program].concat());
+    command.env("OUTLAST_LOG", "info").stdout(Stdio::null()).stderr(Stdio::piped());
+    Some(Outlast::from(command))
+}
+
+/// One that has been answered, whoever was there before.
+fn client(port: u16) -> TcpStream {
+    eventually("nobody answers", || {
+        let mut client = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        ask(&mut client).ok().map(|()| client)
+    })
+}
+
+fn ask(client: &mut TcpStream) -> std::io::Result<()> {
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")?;
+    let mut heard = Vec::new();
+    while !heard.ends_with(b"\r\n\r\nhere") {
+        let mut byte = [0];
+        client.read_exact(&mut byte)?;
+        heard.push(byte[0]);
+    }
+    Ok(())
+}
+
+/// The processes with this folder in their command line, but `outlast` itself: all of nginx.
+fn of(folder: &Path) -> Vec<u32> {
+    let folder = folder.to_str().unwrap();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_nginx = |pid: &u32| {
+        let text = |file| String::from_utf8(std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default());
+        let own = |file| text(file).unwrap_or_default();
+        let state = own("stat").rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        let maps = own("environ");
+        own("comm").trim() != "outlast" && maps.contains(folder) && state != Some('Z')
+    };
+    pids.filter(is_nginx).collect()
+}
+
+fn kill(pid: u32, signal: &str) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
+/// The one that has written its number.
+fn master(folder: &Path) -> u32 {
+    eventually("no master", || std::fs::read_to_string(folder.join("pid")).ok()?.trim().parse().ok())
+}
+
+#[test]
+fn old_workers_end_when_it_does() {
+    let (folder, port) = (folder(), free_port());
+    let Some(mut outlast) = nginx(folder.path(), port, "off") else { return };
+    let mut held = client(port);
+    let before = of(folder.path()).len();
+    kill(master(folder.path()), "-9");
+    eventually("no other workers", || (of(folder.path()).len() > before).then_some(()));
+    ask(&mut held).unwrap();
+    outlast.signal("TERM");
+    assert!(outlast.ended().code().is_some());
+    assert!(of(folder.path()).is_empty());
+    assert_eq!(held.read(&mut [0]).unwrap_or(0), 0);
+}
+
+#[test]
+fn workers_are_not_in_the_way_of_the_next_start() {
+    let (folder, port) = (folder(), free_port());
+    let Some(mut outlast) = nginx(folder.path(), port, "off") else { return };
+    let mut held = client(port);
+    // The process that keeps everything.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", master(folder.path()))).unwrap();
+    let keeper: u32 = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kill(keeper, "-9");
+    assert_eq!(held.read(&mut [0]).unwrap_or(0), 0);
+    outlast.wait_for("it is started again");
+    client(port);
+    outlast.signal("TERM");
+    assert!(outlast.ended().code().is_some());
+    assert!(of(folder.path()).is_empty());
+}
+
+#[test]
+fn what_goes_into_the_background_is_told_of_and_ended() {
+    let (folder, port) = (folder(), free_port());
+    let Some(mut outlast) = nginx(folder.path(), port, "on") else { return };
+    let said = outlast.wait_for("has gone into the background");
+    assert!(said.contains("web") && said.contains("daemon off"), "{said}");
+    assert_eq!(outlast.ended().code(), Some(2));
+    assert!(of(folder.path()).is_empty());
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+}
