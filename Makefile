@@ -21,8 +21,8 @@ help: ## Show this
 deps: ## Install the real programs that tests and demo use (Debian packages; only what is missing)
 	@./tools/deps.sh
 
-build: ## Build everything (tests and demo use this build, too)
-	$(CARGO) build $(LOCKED) --workspace
+build: ## Build everything, as the tests do
+	$(CARGO) build $(LOCKED) --workspace --all-targets
 
 release: ## Build an optimised outlast that needs no libraries: out/outlast
 	@./tools/release.sh
@@ -30,27 +30,23 @@ release: ## Build an optimised outlast that needs no libraries: out/outlast
 demo: deps ## Break links under transfers and crash servers under load; needs root for all faults (ARGS='--quick' is shorter)
 	$(CARGO) build $(LOCKED) -p outlast -p outlast-demo -p outlast-c
 	$(CARGO) build $(LOCKED) -p outlast-restart --example tally --example trouble
-	# The service without Outlast, to compare with: both have the same name when they are built.
-	$(CARGO) build $(LOCKED) -p outlast-kv --no-default-features
-	cp -f $(TARGET_DIR)/debug/outlast-kv $(TARGET_DIR)/debug/outlast-kv-plain
-	$(CARGO) build $(LOCKED) -p outlast-kv
+	$(CARGO) build $(LOCKED) -p outlast-kv -p outlast-kv-plain
 	$(TARGET_DIR)/debug/outlast-demo $(ARGS)
 
-test: deps lint ## Check and test everything
-	# Beside the program: where it looks for the library that it preloads.
-	$(CARGO) build $(LOCKED) -p outlast -p outlast-preload
-	OUTLAST_BINARY=$(abspath $(TARGET_DIR))/debug/outlast $(CARGO) test $(LOCKED) --workspace
+test: deps lint ## Check and test everything (ARGS='relay::' is a part of it)
+	./tools/test.py $(ARGS)
 
 bench: ## Measure, briefly; the long forms are in `outlast-bench --help`
 	$(CARGO) build $(LOCKED) --release -p outlast-bench
 	$(TARGET_DIR)/release/outlast-bench all --quick
 
 soak: deps ## Break links and crash servers 100,000 times, and simulate a million schedules (hours)
-	OUTLAST_BREAKAGES=100000 OUTLAST_SCHEDULES=250000 $(CARGO) test $(LOCKED) -p outlast-session \
-		--test breakages --test simulation -- --nocapture
-	OUTLAST_CRASHES=50000 $(CARGO) test $(LOCKED) -p outlast-restart -p outlast-kv -p outlast-c -- --nocapture
+	OUTLAST_BREAKAGES=100000 OUTLAST_SCHEDULES=250000 ./tools/test.py --timeout 86400 --jobs 3 \
+		outlast-session::breakages outlast-session::simulation
+	OUTLAST_CRASHES=50000 OUTLAST_KILLS=20000 OUTLAST_GENERATIONS=100000 ./tools/test.py --timeout 86400 --jobs 2 \
+		outlast-restart:: outlast-kv:: outlast-c::
 
-lint: fmt clippy doc pure licences ## Everything that is checked without running it
+lint: fmt clippy doc pure ## Everything that is checked without running it
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -66,8 +62,8 @@ pure:
 	$(CARGO) check $(LOCKED) -p outlast-stream --no-default-features
 	$(CARGO) check $(LOCKED) -p outlast-session --no-default-features
 
-licences:
-	$(CARGO) test $(LOCKED) -q -p outlast-demo --test licences
+licences: ## Check the licences of all dependencies
+	./tools/test.py licences::
 
 man: ## Write manual pages and shell completions to out/
 	$(CARGO) build $(LOCKED) -p outlast

@@ -1,5 +1,5 @@
-//! A key-value service over HTTP/1.1 that nobody sees crash; [`service`] says what it does. Built with
-//! `--no-default-features` it is the same service without Outlast.
+//! A key-value service over HTTP/1.1 that nobody sees crash; [`service`] says what it does. As the package
+//! `outlast-kv-plain` it is the same service without Outlast.
 
 mod crash;
 mod http;

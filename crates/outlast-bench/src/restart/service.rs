@@ -165,18 +165,21 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Builds it, and the library, from the sources that this program was built from.
+    /// Builds it, and the library, from the sources that this program was built from. `OUTLAST_BUILT` says that the
+    /// library is there.
     pub fn build(scratch: &Path) -> Result<Self> {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let this = std::env::current_exe().context("cannot find this program")?;
         let beside = this.parent().context("this program is nowhere")?;
         let target = beside.parent().context("this program is nowhere")?;
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--offline", "-p", "outlast-c", "--target-dir"]).arg(target);
-        if beside.file_name().is_some_and(|name| name == "release") {
-            cargo.arg("--release");
+        if std::env::var_os("OUTLAST_BUILT").is_none() {
+            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+            cargo.args(["build", "--quiet", "--offline", "-p", "outlast-c", "--target-dir"]).arg(target);
+            if beside.file_name().is_some_and(|name| name == "release") {
+                cargo.arg("--release");
+            }
+            run(cargo.current_dir(&sources))?;
         }
-        run(cargo.current_dir(&sources))?;
         let folder = scratch.join("httpd");
         std::fs::create_dir_all(folder.join("files"))?;
         let mut make = Command::new("make");

@@ -31,7 +31,7 @@ const TIME: Duration = Duration::from_secs(15);
 const TIME_QUICK: Duration = Duration::from_secs(4);
 const BROWSERS: u64 = 3;
 const COUNTERS: u64 = 4;
-/// The service without Outlast, as `make demo` leaves it.
+/// The service without Outlast.
 const KV_PLAIN: &str = "outlast-kv-plain";
 const KV_MEMORY_MIB: &str = "256";
 /// One page: what a process has it keeps, and what it needs next is the end of it.

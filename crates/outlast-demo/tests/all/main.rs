@@ -1,5 +1,14 @@
 //! The demo, the examples of the README, and the licences of what is shipped.
 //! One program, so that it is built and linked once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "a failed expectation is the message of a test"
+)]
 
 mod common;
 mod demo;

@@ -10,15 +10,18 @@ use crate::common::victim::{Means, Victim, lines};
 /// At so many of the first instructions.
 const CRASHES: u64 = 40;
 const INSTRUCTIONS: u64 = 20_000;
+/// Between two crashes where they are farthest apart.
+const FIRST_INSTRUCTIONS: u64 = 1000;
 /// Less than what the smallest step takes that leads from one consistent state to another one.
 const STRIDE: usize = 11;
 const ROUNDS: usize = 100;
 const MISSES: usize = 8;
 
-/// From 1 on, and more and more of them between two.
+/// More and more of them between two; each run begins at another one.
 fn instructions() -> impl Iterator<Item = u64> {
     let crashes = number("OUTLAST_CRASHES", CRASHES);
-    (0..crashes).map(move |crash| 1 + crash + INSTRUCTIONS * crash * crash / (crashes * crashes))
+    let first = 1 + number("OUTLAST_SEED", 0) % FIRST_INSTRUCTIONS;
+    (0..crashes).map(move |crash| first + crash + INSTRUCTIONS * crash * crash / (crashes * crashes))
 }
 
 #[test]
@@ -36,7 +39,8 @@ fn who_takes_over_is_killed_at_any_instruction() {
 fn who_has_answered_is_killed_at_any_instruction_until_that_is_written_down() {
     let mut victim = Victim::start_between_pipes("filter", lines);
     let (mut killed, mut missed) = (0, 0);
-    for instruction in (1..).step_by(STRIDE).take(ROUNDS) {
+    let first = 1 + number("OUTLAST_SEED", 0) % STRIDE as u64;
+    for instruction in (first..).step_by(STRIDE).take(ROUNDS) {
         let has_died = victim.kill_successor_behind_answers(instruction);
         (killed, missed) = if has_died { (killed + 1, 0) } else { (killed, missed + 1) };
         // When the last one is reached all the following are missed.

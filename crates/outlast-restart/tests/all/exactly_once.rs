@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Over TCP; the other tests have parts of that.
-const CRASHES: u64 = 4000;
+const CRASHES: u64 = 1000;
 const CLIENTS: u64 = 8;
 const LONG: u64 = 200_000;
 

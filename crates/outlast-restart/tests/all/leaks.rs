@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-const GENERATIONS: u64 = 10_000;
+const GENERATIONS: u64 = 2_500;
 /// Until everything has grown that does once.
 const FIRST_GENERATIONS: u64 = 200;
 const IDLE: usize = 50;

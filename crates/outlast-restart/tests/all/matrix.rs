@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const CRASHES: u64 = 40;
+const CRASHES: u64 = 10;
 const SIGNALS: [i32; 4] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL, libc::SIGBUS];
 
 /// How a client behaves.

@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-const CRASHES: u64 = 1500;
+const CRASHES: u64 = 375;
 const CLIENTS: u64 = 4;
 /// A root, and for each of four processes a zygote, one that serves and one that stands by.
 const PROCESSES: usize = 1 + 4 * 3;

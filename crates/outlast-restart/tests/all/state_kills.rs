@@ -76,10 +76,10 @@ fn kills(kind: Transfer, count: u64) {
 
 #[test]
 fn killed_in_small_transactions() {
-    kills(Transfer::Small, number("OUTLAST_KILLS", 1000));
+    kills(Transfer::Small, number("OUTLAST_KILLS", 250));
 }
 
 #[test]
 fn killed_in_large_transactions() {
-    kills(Transfer::Large, number("OUTLAST_KILLS", 1000));
+    kills(Transfer::Large, number("OUTLAST_KILLS", 250));
 }

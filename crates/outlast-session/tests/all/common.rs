@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 /// A test that runs longer than this hangs: the only use of time in these files that can fail a test.
-pub const HANG: Duration = Duration::from_secs(10);
+pub const HANG: Duration = Duration::from_secs(60);
 /// A pause long enough for another thread to have begun to wait. Nothing depends on it being enough.
 pub const PAUSE: Duration = Duration::from_millis(20);
 

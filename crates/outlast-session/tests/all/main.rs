@@ -1,5 +1,14 @@
 //! Sessions: on the real kernel, against attackers, and simulated.
 //! One program, so that it is built and linked once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "a failed expectation is the message of a test"
+)]
 
 mod attacks;
 mod basics;

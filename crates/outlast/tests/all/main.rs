@@ -1,5 +1,14 @@
 //! What a user of the program sees: the relays, `outlast run`, their administration and their messages.
 //! One program, so that it is built and linked once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "a failed expectation is the message of a test"
+)]
 
 mod administration;
 mod bad_input;

@@ -93,7 +93,7 @@ fn what_the_system_refuses_is_said_with_the_flag() {
             ["--limit", "nofile=64:9999999"],
             "it cannot set its limit of nofile (--limit): operation not permitted",
         ),
-        (["--nice", "-5"], "it cannot be nice as told (--nice): permission denied"),
+        (["--nice", "-20"], "it cannot be nice as told (--nice): permission denied"),
         (["--oom-score-adjust", "-900"], "(--oom-score-adjust): permission denied"),
     ] {
         let ran = run(&flags);

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-const CRASHES: u64 = 2000;
+const CRASHES: u64 = 500;
 const COUNTERS: u64 = 24;
 const VALUE_BYTES_MAX: usize = 3 << 20;
 

@@ -47,44 +47,71 @@ pub fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The folder of liboutlast, built now: tests of it do not link it, so nobody else sees to it.
+/// The folder of liboutlast. Tests of it do not link it: unless all was built, which `OUTLAST_BUILT` says, it is built now.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let this = std::env::current_exe().unwrap();
         let target = this.ancestors().nth(3).unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--offline", "-p", "outlast-c", "--target-dir"]).arg(target);
-        run(cargo.current_dir(binding()));
+        if std::env::var_os("OUTLAST_BUILT").is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--offline", "-p", "outlast-c", "--target-dir"]).arg(target);
+            run(cargo.current_dir(binding()));
+        }
         target.join("debug")
     })
 }
 
 /// A C program of the tests, linked with liboutlast.
 pub fn compile(source: &str, options: &[&str]) -> PathBuf {
-    let program = folder(&format!("{source}{}", options.concat())).join("program");
+    let folder = shared_folder(&format!("{source}{}", options.concat()));
+    let program = folder.path.join("program");
+    let source = binding().join("tests").join(source);
+    let made = |path: &Path| path.metadata().and_then(|found| found.modified()).ok();
+    let header = binding().join("include/outlast.h");
+    let needed = [source.as_path(), &header, &library().join("liboutlast.so")];
+    if made(&program).is_some() && needed.iter().all(|needed| made(needed) < made(&program)) {
+        return program;
+    }
     let mut cc = Command::new("cc");
     cc.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"]).args(options);
     cc.arg("-I").arg(binding().join("include")).arg("-o").arg(&program);
-    cc.arg(binding().join("tests").join(source));
+    cc.arg(source);
     cc.arg("-L").arg(library()).arg(format!("-Wl,-rpath,{}", library().display())).arg("-loutlast");
     run(&mut cc);
     program
 }
 
-/// An empty one below Cargo's, of this test program.
+/// An empty one below Cargo's, of this process.
 pub fn folder(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME")).join(name);
+    let own = format!("{}-{name}", std::process::id());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_PKG_NAME")).join(own);
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+/// A folder that all processes with tests of this package share; theirs alone as long as this is there.
+struct SharedFolder {
+    path: PathBuf,
+    _lock: std::fs::File,
+}
+
+/// What is built from the same sources is built once, by whoever needs it first.
+fn shared_folder(name: &str) -> SharedFolder {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_PKG_NAME")).join(name);
+    std::fs::create_dir_all(&path).unwrap();
+    let lock = std::fs::File::create(path.join("lock")).unwrap();
+    lock.lock().unwrap();
+    SharedFolder { path, _lock: lock }
 }
 
 /// Where the example's programs are, built.
 fn httpd() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let out = folder("httpd");
+        let folder = shared_folder("httpd");
+        let out = folder.path.clone();
         let mut make = Command::new("make");
         make.arg("-C").arg(binding().join("../../examples/httpd"));
         make.arg(format!("OUT={}", out.display())).arg(format!("OUTLAST_LIB={}", library().display()));

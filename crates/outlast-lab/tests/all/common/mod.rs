@@ -8,7 +8,7 @@ use std::time::Duration;
 use outlast_lab::Host;
 
 /// Long enough for anything that is to happen, short enough to notice that it does not.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Long enough for anything that would happen without a fault.
 pub const SHORT: Duration = Duration::from_millis(150);
 

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Crashes as often as anybody likes.
 pub const PATIENT: Policy =
     Policy { transient_after_ms: 0, intensity: 20, intensity_window_ms: 1000, hang_timeout_ms: 0 };

@@ -38,8 +38,15 @@ fn check(round: impl Fn(usize)) {
     let memory_before = memory_bytes();
     round(1_000);
     settle(before);
-    let grown = memory_bytes().saturating_sub(memory_before);
-    assert!(grown < 8 << 20, "{grown} bytes more for 1,000 sessions that are gone");
+    // On a busy machine the last of them are still on their way out; what is leaked stays.
+    let grown = || memory_bytes().saturating_sub(memory_before);
+    for _ in 0..500 {
+        if grown() < 8 << 20 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{} bytes more for 1,000 sessions that are gone", grown());
 }
 
 fn configs() -> [Arc<Config>; 3] {

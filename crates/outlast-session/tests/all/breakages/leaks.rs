@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// For threads of an outage and for descriptors of the last links to go.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The pool of rings keeps 16 MiB, an allocator's caches some more, whatever the number of breakages.
 const GROWTH_BYTES_MAX: u64 = 48 << 20;
 
