@@ -3,7 +3,7 @@
 use crate::exit::{code_of_session, hint};
 use crate::manners::Manners;
 use crate::narrate::{Narrator, seconds};
-use crate::plan::ConnectPlan;
+use crate::plan::{self, ConnectPlan};
 use crate::registry::{Place, Registry};
 use crate::server::{report, undelivered};
 use outlast_session::relay::dial::plain;
@@ -67,6 +67,11 @@ impl Carrier {
     /// The servers of the default route.
     pub fn via(&self) -> String {
         self.plan.routes.default().map_or_else(|| "patterns".to_owned(), ToString::to_string)
+    }
+
+    /// What protects its sessions.
+    pub fn security(&self) -> &'static str {
+        plan::security(&self.plan.config)
     }
 
     /// One program to its end. What goes wrong is logged, and told to the program where it can be.

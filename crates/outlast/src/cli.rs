@@ -85,10 +85,10 @@ pub struct ProcessArgs {
     /// Serve Prometheus metrics at this address, under /metrics
     #[arg(long, global = true, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
-    /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends), time for sessions to end by themselves, until a second one at the most [default: 30s]
+    /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends), wait this long for sessions to end by themselves; a second signal ends the wait [default: 0s at `listen`, which hands its sessions to the next one; 30s where no other process can take them over]
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub drain_timeout: Option<Duration>,
-    /// After that, time that sessions still open at `listen` wait for the next one at the same address; 0s: they are ended [default: 5m]
+    /// How long the sessions of `listen` then wait for the next one at the same address; 0s: they are ended [default: 5m]
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub hand_over_timeout: Option<Duration>,
 }

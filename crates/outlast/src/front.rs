@@ -98,7 +98,7 @@ impl Front {
             }
             Socket::Transparent(listener) => listener.local_addr().to_string(),
         };
-        format!("listening on {address}{kind}, via {}", self.carrier.via())
+        format!("listening on {address}{kind}, via {}, {}", self.carrier.via(), self.carrier.security())
     }
 
     /// Accepts local programs until dropped. A full house leaves them in the kernel's queue.

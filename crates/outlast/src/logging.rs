@@ -1,10 +1,14 @@
-//! Where the log goes: standard error, and nothing below a warning unless asked for.
+//! Where the log goes: standard error, and nothing below a warning unless asked for. But where nobody watches, as in a
+//! service's journal, it has the few lines that say what the process does, such as where it listens.
 
 use crate::cli::{LogFormat, ProcessArgs};
 use crate::exit::Failure;
 use anyhow::Result;
 use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
+
+/// The target of lines that the log has by default.
+pub const NOTICE: &str = "outlast::notice";
 
 /// Starts logging. Called once.
 pub fn start(process: &ProcessArgs) -> Result<()> {
@@ -13,7 +17,8 @@ pub fn start(process: &ProcessArgs) -> Result<()> {
     let filter = match (given, process.quiet) {
         (Some(text), _) => text,
         (None, true) => "error",
-        (None, false) => "warn",
+        (None, false) if somebody_watches(process) => "warn",
+        (None, false) => "warn,outlast::notice=info",
     };
     // What rustls warns of also comes back as an error, with the name of the peer.
     let directives =

@@ -1,6 +1,7 @@
 //! What happens to sessions, told to whoever watches the terminal, and to the log.
 
 use crate::exit::clean;
+use crate::logging::NOTICE;
 use outlast_session::{Event, EventKind, Events, SessionId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +38,24 @@ impl Narrator {
     pub fn say(&self, text: &str) {
         if self.watched {
             eprintln!("{} {}", clock(), clean(text));
+        }
+    }
+
+    /// A line about the process itself: on a terminal as all others there, elsewhere in the log, which has it by default.
+    pub fn announce(&self, text: &str) {
+        if self.watched {
+            self.say(text);
+        } else {
+            tracing::info!(target: NOTICE, "{}", clean(text));
+        }
+    }
+
+    /// The same for what somebody may have to see to.
+    pub fn warn(&self, text: &str) {
+        if self.watched {
+            self.say(text);
+        } else {
+            tracing::warn!("{}", clean(text));
         }
     }
 

@@ -77,6 +77,15 @@ impl FrontPlan {
     }
 }
 
+/// What protects sessions with these settings, as it is told at the start.
+pub fn security(config: &Config) -> &'static str {
+    match &config.security {
+        Security::Open => "security open (no proof of who connects, no encryption)",
+        Security::Psk(_) => "security psk (a shared key proves who connects, no encryption)",
+        Security::Tls(_) => "security tls",
+    }
+}
+
 /// Checks the settings of `outlast listen`.
 pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
     let text = args.address.as_deref().ok_or_else(|| {

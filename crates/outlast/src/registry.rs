@@ -3,7 +3,7 @@
 use outlast_session::relay::{Control, Outcome};
 use outlast_session::{Info, Role, SessionId};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -14,6 +14,8 @@ pub struct Registry {
     relays: Mutex<BTreeMap<u64, Relay>>,
     next: AtomicU64,
     left: Notify,
+    /// Sessions that this process has accepted are handed over, those too that are entered later.
+    leaving: AtomicBool,
     totals: Mutex<Totals>,
 }
 
@@ -67,7 +69,13 @@ impl Registry {
     pub fn enter(self: &Arc<Self>, id: SessionId, role: Role) -> Place {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let control = Control::new();
-        self.relays().insert(number, Relay { id, role, control: control.clone() });
+        let mut relays = self.relays();
+        relays.insert(number, Relay { id, role, control: control.clone() });
+        // Looked at with the lock: a session is either entered before the hand-over, or knows of it.
+        if role == Role::Server && self.is_leaving() {
+            control.detach();
+        }
+        drop(relays);
         self.totals_mut().opened += 1;
         Place { registry: Arc::clone(self), number, control }
     }
@@ -79,13 +87,27 @@ impl Registry {
 
     /// Completes when no relay is running.
     pub async fn all_left(&self) {
+        self.left_when(|registry| registry.open() == 0).await;
+    }
+
+    /// Completes when no relay of this role is running.
+    pub async fn all_left_as(&self, role: Role) {
+        self.left_when(|registry| registry.open_as(role) == 0).await;
+    }
+
+    async fn left_when(&self, is_so: impl Fn(&Self) -> bool) {
         loop {
             let left = self.left.notified();
-            if self.open() == 0 {
+            if is_so(self) {
                 return;
             }
             left.await;
         }
+    }
+
+    /// Whether the sessions that this process has accepted are handed over to the next one.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
     }
 
     /// Tells every relay to hand over and end.
@@ -97,7 +119,9 @@ impl Registry {
 
     /// Tells the relays of sessions that this process has accepted to leave it, and all others to hand over and end.
     pub fn detach_all(&self) {
-        for relay in self.relays().values() {
+        let relays = self.relays();
+        self.leaving.store(true, Ordering::SeqCst);
+        for relay in relays.values() {
             match relay.role {
                 Role::Server => relay.control.detach(),
                 Role::Client => relay.control.stop(),

@@ -1,9 +1,9 @@
 //! The far side: sessions come in, connections to services go out.
 
 use crate::exit::{Failure, hint};
-use crate::handover::{Legacy, Parcel};
+use crate::handover::{self, Legacy, Parcel};
 use crate::narrate::Narrator;
-use crate::plan::{ListenPlan, Target};
+use crate::plan::{self, ListenPlan, Target};
 use crate::registry::{Place, Registry};
 use anyhow::Result;
 use outlast_session::relay::access::DestinationPolicy;
@@ -14,17 +14,25 @@ use outlast_session::tokio::{Listener, Session};
 use outlast_session::{Detached, Error, Info, Refusal, Role, SessionId};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Pending connections in the kernel's accept queue. Default 1024.
 const BACKLOG: i32 = 1024;
+
+/// A hand-over waits this long for a service that a new session is being connected to. Default 1 s: as long as a session
+/// may be without a link.
+const OPENED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A listener that is told to stop shows within this time that it does. Default 300 ms.
+const STOPPING_SHOWS_WITHIN: Duration = Duration::from_millis(300);
 
 /// A listener for sessions with what is behind it.
 pub struct Server {
     listener: Arc<Listener>,
     address: SocketAddr,
     target: Target,
+    security: &'static str,
     /// What the process before this one has left.
     adopted: Vec<Adopted>,
     legacy: Legacy,
@@ -44,7 +52,7 @@ impl Server {
     /// Listens.
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
         // It listens when all is ready: clients have to find their sessions.
-        let socket = bind(plan.address).map_err(|error| cannot_listen(&plan.address.to_string(), &error))?;
+        let socket = bind_after_the_old_one(plan.address)?;
         let mut legacy = Legacy::ask(plan.address, socket.only_v6().unwrap_or(false));
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
         let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
@@ -59,12 +67,13 @@ impl Server {
         }
         let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
         let adopted = adopted.collect();
-        Ok(Self { listener: Arc::new(listener), address, target: plan.target, adopted, legacy })
+        let security = plan::security(&plan.config);
+        Ok(Self { listener: Arc::new(listener), address, target: plan.target, security, adopted, legacy })
     }
 
     /// What it does, on one line.
     pub fn describe(&self) -> String {
-        format!("listening on {} for sessions to {}", self.address, self.target)
+        format!("listening on {} for sessions to {}, {}", self.address, self.target, self.security)
     }
 
     /// Goes on with what the process before this one has left. In the registry when this returns: a signal may come at
@@ -74,9 +83,7 @@ impl Server {
         if !adopted.is_empty() {
             let count = adopted.len();
             let sessions = if count == 1 { "session" } else { "sessions" };
-            let line = format!("going on with {count} {sessions} of the process before");
-            tracing::info!("{line}");
-            narrator.say(&line);
+            narrator.announce(&format!("going on with {count} {sessions} of the process before"));
         }
         for Adopted { session, local, rest } in adopted {
             let place = registry.enter(session.id(), Role::Server);
@@ -128,6 +135,26 @@ fn adopt(parcel: Parcel, session: Result<Session, Error>) -> Option<Adopted> {
     }
 }
 
+/// A TCP socket that is bound, when a listener there that has been told to stop has handed over: also if the port is free
+/// already, as its sessions are not to be had before.
+fn bind_after_the_old_one(address: SocketAddr) -> Result<socket2::Socket> {
+    let started = Instant::now();
+    loop {
+        let gone = handover::ask_to_hand_over(address, false)?;
+        match bind(address) {
+            Ok(socket) => return Ok(socket),
+            // It may have been told to stop a moment ago.
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                if !gone && started.elapsed() > STOPPING_SHOWS_WITHIN {
+                    return Err(cannot_listen(&address.to_string(), &error));
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(cannot_listen(&address.to_string(), &error)),
+        }
+    }
+}
+
 /// A TCP socket that is bound.
 fn bind(address: SocketAddr) -> std::io::Result<socket2::Socket> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
@@ -166,7 +193,8 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator,
         match server.listener.accept().await {
             Ok(session) => {
                 let place = registry.enter(session.id(), Role::Server);
-                tokio::spawn(serve(session, server.target.clone(), place, address, outbox.clone()));
+                let registry = Arc::clone(&registry);
+                tokio::spawn(serve(session, server.target.clone(), place, registry, address, outbox.clone()));
             }
             Err(error) => {
                 if server.listener.is_closed() {
@@ -180,13 +208,28 @@ pub async fn accept(server: Server, registry: Arc<Registry>, narrator: Narrator,
 }
 
 /// One session, from its target to its end.
-async fn serve(mut session: Session, target: Target, place: Place, address: SocketAddr, outbox: Outbox) {
+async fn serve(
+    mut session: Session,
+    target: Target,
+    place: Place,
+    registry: Arc<Registry>,
+    address: SocketAddr,
+    outbox: Outbox,
+) {
     let id = session.id();
+    let mut opening = Box::pin(open(&mut session, &target));
     let opened = tokio::select! {
-        opened = Box::pin(open(&mut session, &target)) => opened,
-        () = place.control.told_to_end() => {
-            return session.kill_with("the relay at the other end was stopped");
-        }
+        opened = &mut opening => Some(opened),
+        () = place.control.told_to_end() => None,
+    };
+    let opened = match opened {
+        // The session can be handed over once it has its service.
+        None if registry.is_leaving() => tokio::time::timeout(OPENED_WITHIN, &mut opening).await.ok(),
+        opened => opened,
+    };
+    drop(opening);
+    let Some(opened) = opened else {
+        return session.kill_with("the relay at the other end was stopped");
     };
     let local = match opened {
         Ok(local) => local,

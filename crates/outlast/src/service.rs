@@ -1,17 +1,19 @@
-//! A process that runs plans: started as a whole or not at all, drained on SIGTERM.
+//! A process that runs plans: started as a whole or not at all. On SIGTERM listeners hand over, and what cannot be handed
+//! over is drained.
 
 use crate::admin;
 use crate::cli::ProcessArgs;
 use crate::descriptors::{self, Spare};
 use crate::exit::Code;
 use crate::front::{self, Front};
-use crate::handover::{self, HAND_OVER_TIMEOUT, Keeper};
+use crate::handover::{self, Door, HAND_OVER_TIMEOUT, Keeper};
 use crate::instance::Instance;
 use crate::metrics;
 use crate::narrate::Narrator;
 use crate::outages;
 use crate::plan::{ConnectPlan, ListenPlan};
 use crate::registry::Registry;
+use crate::run::manager::Manager;
 use crate::server::{self, Outbox, Server};
 use crate::signals::{Request, Signals};
 use anyhow::Result;
@@ -24,13 +26,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// After SIGTERM, time for sessions to end by themselves. Default 30 s: what service managers allow.
+/// After SIGTERM, time for sessions to end by themselves if no other process can take them over. Default 30 s: what
+/// service managers allow.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for peers to hear that their sessions have been ended.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time for the last words of sessions that have ended in order: the peer wants to know that we have everything.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// When the port is closed, sessions that were accepted before that are taken up within this time.
+const TAKE_UP_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Relays on their way to the process that keeps them: few, as each may have megabytes with it.
 const LEAVING_MAX: usize = 2;
@@ -41,6 +47,8 @@ struct Leaving {
     spare: Option<Spare>,
     inbox: mpsc::Receiver<Option<(SocketAddr, Box<DetachedRelay>)>>,
     outbox: Outbox,
+    /// Those who take sessions up that the listeners have accepted.
+    serving: JoinSet<()>,
 }
 
 /// What runs in a process.
@@ -53,6 +61,7 @@ pub struct Plans {
 /// Runs the plans until a signal ends them.
 pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
     descriptors::raise_limit();
+    let manager = Manager::of_this_process();
     let mut signals = Signals::new()?;
     let registry = Arc::new(Registry::default());
     let mut servers = Vec::new();
@@ -73,8 +82,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     let serves: Vec<String> =
         servers.iter().map(Server::describe).chain(fronts.iter().map(Front::describe)).collect();
     for line in &serves {
-        tracing::info!("{line}");
-        narrator.say(line);
+        narrator.announce(line);
     }
     let spare = (!servers.is_empty()).then(Spare::take);
     let instance = Arc::new(Instance {
@@ -85,13 +93,15 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         started: Instant::now(),
     });
     let mut accepting = JoinSet::new();
+    let mut serving = JoinSet::new();
     let mut attending = JoinSet::new();
+    attending.spawn(manager.keep_alive());
     if let Some(admin) = admin {
         attending.spawn(admin.serve(Arc::clone(&instance)));
     }
     if let Some(listener) = metrics_listener {
         if let Ok(address) = listener.local_addr() {
-            tracing::info!("metrics at http://{address}/metrics");
+            narrator.announce(&format!("metrics at http://{address}/metrics"));
         }
         attending.spawn(metrics::serve(listener, Arc::clone(&instance)));
     }
@@ -101,10 +111,13 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     let (outbox, inbox) = mpsc::channel(LEAVING_MAX);
     for mut server in servers {
         server.go_on(&registry, narrator, &outbox);
-        attending.spawn(server::accept(server, Arc::clone(&registry), narrator.clone(), outbox.clone()));
+        serving.spawn(server::accept(server, Arc::clone(&registry), narrator.clone(), outbox.clone()));
     }
-    let leaving = Leaving { spare, inbox, outbox };
+    manager.status(&instance.serves.join("; "));
+    manager.ready();
+    let leaving = Leaving { spare, inbox, outbox, serving };
     let request = signals.next().await;
+    manager.stopping();
     // The local listeners close; the session listeners stay for those who resume.
     accepting.shutdown().await;
     let ended_early = registry.totals().ended_early;
@@ -134,8 +147,55 @@ fn is_at_once(request: Request, instance: &Instance) -> bool {
     request == Request::Now(Code::Interrupted) && instance.listeners.is_empty()
 }
 
-/// Waits for the sessions to end, until the next request at the most. Those that have not are detached for the next
-/// process, or ended with everything delivered.
+/// What a process that was told to stop waits for, and for how long at the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// All sessions: no new ones are taken. Asked for, or nobody could take the sessions over.
+    All(Duration),
+    /// Those that this process has opened, as nobody can take these over. Its listeners serve on until then.
+    Opened(Duration),
+}
+
+impl Wait {
+    fn of(instance: &Instance, process: &ProcessArgs) -> Self {
+        let hands_over = !instance.listeners.is_empty() && !hand_over_timeout(process).is_zero();
+        match process.drain_timeout {
+            Some(limit) => Self::All(limit),
+            None if hands_over && handover::check().is_ok() => Self::Opened(DRAIN_TIMEOUT),
+            None => Self::All(DRAIN_TIMEOUT),
+        }
+    }
+
+    fn limit(self) -> Duration {
+        match self {
+            Self::All(limit) | Self::Opened(limit) => limit,
+        }
+    }
+
+    /// How many sessions are waited for.
+    fn open(self, registry: &Registry) -> usize {
+        match self {
+            Self::All(_) => registry.open(),
+            Self::Opened(_) => registry.open_as(Role::Client),
+        }
+    }
+
+    /// Completes when there are none.
+    async fn over(self, registry: &Registry) {
+        match self {
+            Self::All(_) => registry.all_left().await,
+            Self::Opened(_) => registry.all_left_as(Role::Client).await,
+        }
+    }
+}
+
+fn hand_over_timeout(process: &ProcessArgs) -> Duration {
+    process.hand_over_timeout.unwrap_or(HAND_OVER_TIMEOUT)
+}
+
+/// Hands the sessions that this process has accepted to the next one, and waits for what cannot be handed over, or for
+/// everything if that is asked for: until the next request, or the next process, at the most. Those that have not ended
+/// then are detached, or ended with everything delivered.
 async fn drain(
     instance: &Instance,
     signals: &mut Signals,
@@ -143,54 +203,88 @@ async fn drain(
     narrator: &Narrator,
     leaving: Leaving,
 ) -> Code {
-    let limit = process.drain_timeout.unwrap_or(DRAIN_TIMEOUT);
+    let wait = Wait::of(instance, process);
     let registry = &instance.registry;
-    instance.draining.store(true, Ordering::Relaxed);
-    for listener in &instance.listeners {
-        listener.set_draining(true);
+    if matches!(wait, Wait::All(_)) {
+        for listener in &instance.listeners {
+            listener.set_draining(true);
+        }
     }
-    let open = registry.open();
-    tracing::info!(open, "draining");
-    if open > 0 {
-        narrator.say(&format!(
-            "draining: {open} sessions open, waiting up to {}, or until the next signal",
-            crate::narrate::seconds(limit)
-        ));
+    let mut doors = JoinSet::new();
+    for door in doors_of(instance, process) {
+        doors.spawn(async move { (door.next().await, door) });
     }
     let started = Instant::now();
+    let open = wait.open(registry);
+    tracing::info!(open, "draining");
+    if open > 0 {
+        instance.draining.store(true, Ordering::Relaxed);
+        Manager::of_this_process().stops_within(wait.limit() + 4 * SETTLE_TIMEOUT);
+        narrator.announce(&format!(
+            "draining: waiting for {} to end, up to {}, or until the next signal",
+            counted(open),
+            crate::narrate::seconds(wait.limit())
+        ));
+    }
+    // Held as long as this process lives: whoever has asked waits for its end.
+    let mut _askers = None;
     tokio::select! {
-        () = registry.all_left() => return Code::Ok,
-        () = tokio::time::sleep(limit) => {}
+        () = wait.over(registry) => {}
+        () = tokio::time::sleep(wait.limit()) => {}
+        Some(asker) = doors.join_next() => {
+            narrator.announce("the next listener is there: handing over");
+            _askers = Some(asker);
+        }
         request = signals.next() => {
             if is_at_once(request, instance) {
-                return code_of(request, registry);
+                return code_of(request, registry, narrator);
             }
         }
     }
-    let detached = detach(instance, process, leaving).await;
+    let detached = detach(instance, process, narrator, leaving).await;
     match detached {
         Detached::All => return Code::Ok,
         Detached::Some => return Code::Network,
         Detached::Unasked | Detached::Failed => {}
     }
     let open = registry.open();
-    tracing::warn!(
-        "{open} {} still open after {}: ended once the other side has what they had",
-        if open == 1 { "session was" } else { "sessions were" },
+    if open == 0 {
+        return Code::Ok;
+    }
+    narrator.warn(&format!(
+        "{} still open after {}: ended once the other side has what they had",
+        was_or_were(open),
         crate::narrate::seconds(started.elapsed())
-    );
+    ));
     registry.stop_all();
     tokio::select! {
         () = registry.all_left() => {}
         // Every step of a hand-over has its own limit; this is for the unforeseen.
         () = tokio::time::sleep(4 * SETTLE_TIMEOUT) => {}
-        request = signals.next() => return code_of(request, registry),
+        request = signals.next() => return code_of(request, registry, narrator),
     }
     if detached == Detached::Failed {
         return Code::Network;
     }
     // Each has said so in the log.
     if registry.totals().undelivered > 0 || registry.open() > 0 { Code::Network } else { Code::Ok }
+}
+
+/// Where the next listeners ask for a hand-over. Without them they find the address in use until this process has ended.
+fn doors_of(instance: &Instance, process: &ProcessArgs) -> Vec<Door> {
+    if hand_over_timeout(process).is_zero() {
+        return Vec::new();
+    }
+    let open = |address| Door::open(address).map_err(|error| tracing::debug!("{address}: {error:#}")).ok();
+    instance.listeners.iter().filter_map(|listener| open(listener.local_addr())).collect()
+}
+
+fn counted(sessions: usize) -> String {
+    if sessions == 1 { "1 session".to_owned() } else { format!("{sessions} sessions") }
+}
+
+fn was_or_were(sessions: usize) -> String {
+    format!("{} {}", counted(sessions), if sessions == 1 { "was" } else { "were" })
 }
 
 /// What has become of the sessions that this process has accepted.
@@ -206,28 +300,40 @@ enum Detached {
 }
 
 /// Hands the sessions that this process has accepted to a process that keeps them for the next one.
-async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) -> Detached {
-    let Leaving { spare, mut inbox, outbox } = leaving;
+async fn detach(
+    instance: &Instance,
+    process: &ProcessArgs,
+    narrator: &Narrator,
+    leaving: Leaving,
+) -> Detached {
+    let Leaving { spare, mut inbox, outbox, mut serving } = leaving;
     let registry = &instance.registry;
-    let time = process.hand_over_timeout.unwrap_or(HAND_OVER_TIMEOUT);
-    if time.is_zero() || registry.open_as(Role::Server) == 0 {
+    let time = hand_over_timeout(process);
+    if time.is_zero() || instance.listeners.is_empty() {
         return Detached::Unasked;
     }
     let failed = |error: anyhow::Error| {
-        tracing::warn!(
+        narrator.warn(&format!(
             "handing over has failed, the sessions cannot be kept for the next process: {error:#}"
-        );
+        ));
         Detached::Failed
     };
     if let Err(error) = handover::check() {
-        return failed(error);
+        return if registry.open_as(Role::Server) == 0 { Detached::Unasked } else { failed(error) };
     }
-    // Clients that wait for a descriptor would take the spare ones.
+    // Clients that wait for a descriptor would take the spare ones. Handshakes that are under way have come too late.
     for listener in &instance.listeners {
+        listener.set_draining(true);
         listener.stop_listening();
     }
     while !instance.listeners.iter().all(|listener| listener.is_closed()) {
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // What was opened before is handed over as well. Those who take it up end when nothing more can come.
+    let taken_up = async { while serving.join_next().await.is_some() {} };
+    tokio::time::timeout(TAKE_UP_TIMEOUT, taken_up).await.ok();
+    if registry.open_as(Role::Server) == 0 {
+        return Detached::Unasked;
     }
     drop(spare);
     let addresses = instance.listeners.iter().map(|listener| listener.local_addr());
@@ -258,14 +364,13 @@ async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) ->
         match keeper.finish() {
             Ok(0) => {}
             Ok(kept) => {
-                tracing::warn!(
-                    "{} detached: the next `outlast listen {address}` goes on with {} if it is started within {} \
-                     (process {pid} keeps {})",
-                    if kept == 1 { "1 session was".to_owned() } else { format!("{kept} sessions were") },
-                    if kept == 1 { "it" } else { "them" },
+                let them = if kept == 1 { "it" } else { "them" };
+                narrator.warn(&format!(
+                    "{} detached: the next `outlast listen {address}` goes on with {them} if it is started within {} \
+                     (process {pid} keeps {them})",
+                    was_or_were(kept),
                     crate::narrate::seconds(time),
-                    if kept == 1 { "it" } else { "them" },
-                );
+                ));
             }
             Err(error) => {
                 lost += 1;
@@ -282,9 +387,9 @@ async fn detach(instance: &Instance, process: &ProcessArgs, leaving: Leaving) ->
 }
 
 /// The code when what is open is ended at once.
-fn code_of(request: Request, registry: &Registry) -> Code {
+fn code_of(request: Request, registry: &Registry, narrator: &Narrator) -> Code {
     let open = registry.open();
-    tracing::warn!("{open} sessions ended at once");
+    narrator.warn(&format!("{} ended at once", was_or_were(open)));
     match request {
         Request::Now(Code::Interrupted) => Code::Interrupted,
         _ if open > 0 => Code::Network,

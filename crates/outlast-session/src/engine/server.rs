@@ -34,6 +34,9 @@ use std::time::{Duration, Instant};
 /// When a client that is turned away for the time being may try again.
 const RETRY_AFTER_MS: u64 = 1000;
 
+/// The same while this server stops: the next one may be there in no time.
+const DRAINING_RETRY_AFTER_MS: u64 = 300;
+
 /// Between two warnings of a kind, as of failed handshakes.
 const WARN_PAUSE_MS: u64 = 10_000;
 
@@ -276,7 +279,7 @@ impl Acceptor {
         let peer = link.peer_addr.ip();
         let mut registry = self.registry.lock();
         let draining = self.draining.load(Ordering::Relaxed);
-        let policy = Policy { draining_retry_after_ms: draining.then_some(RETRY_AFTER_MS), ..self.policy };
+        let policy = Policy { draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS), ..self.policy };
         let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &policy);
         match decision {
             Decision::Refuse(refusal) => {
@@ -306,7 +309,7 @@ impl Acceptor {
             Decision::Abort(engine) => {
                 drop(registry);
                 if engine.ctl().is_detached() {
-                    return self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: RETRY_AFTER_MS });
+                    return self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS });
                 }
                 say_no(&link, engine.aborted_by_peer(hello));
                 Outcome::Closed
@@ -332,7 +335,7 @@ impl Acceptor {
         let hello = &greeted.hello;
         let mut ctl = engine.ctl();
         if ctl.is_detached() {
-            return Err(Refusal::Draining { retry_after_ms: RETRY_AFTER_MS }.into());
+            return Err(Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS }.into());
         }
         if ctl.life.is_over() {
             return Err(engine.ended_refusal(ctl.failure.as_ref()));

@@ -43,7 +43,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let folder = admin_folder::made()?;
-    let (path, listener) = admin_folder::bind(&folder, places::socket_name(args.address))?;
+    let (path, listener) = admin_folder::bind(&folder, places::socket_name(places::Kind::Keeper, args.address))?;
     let place = Place(path);
     (&giver).write_all(&[READY])?;
     let mut parcels = Vec::new();
@@ -129,7 +129,7 @@ fn next_caller(
 }
 
 /// The file's mode keeps others out; this holds even where a file system ignores it.
-fn is_own(stream: &UnixStream) -> bool {
+pub fn is_own(stream: impl AsFd) -> bool {
     let user = socket_peercred(stream).map(|credentials| credentials.uid.as_raw());
     user.is_ok_and(|user| user == admin_folder::own_uid() || user == 0)
 }

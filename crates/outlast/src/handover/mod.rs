@@ -4,14 +4,18 @@
 //!
 //! ```text
 //! old process ── parcels ──> keeper ── parcels ──> new process
-//!      SIGTERM, drained         waits        listens at the same address
+//!          SIGTERM              waits        listens at the same address
 //! ```
+//!
+//! A listener that has been told to stop and waits for its sessions to end hands over at once when the next one asks.
 
 mod counter;
+mod door;
 mod keeper;
 mod parcel;
 mod places;
 
+pub use door::{Door, ask_to_hand_over};
 pub use keeper::run as keep;
 pub use parcel::Parcel;
 
@@ -100,7 +104,7 @@ impl Keeper {
 }
 
 /// This program, by its name if that still leads to it.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or_else(|| "/proc/self/exe".into())
 }
 
@@ -116,7 +120,7 @@ impl Legacy {
     /// sessions would tell them so, and end them. What goes wrong is logged: the keeper goes on keeping.
     pub fn ask(address: SocketAddr, only_v6: bool) -> Self {
         let mut legacy = Self::default();
-        for (kept_for, socket) in places::all() {
+        for (kept_for, socket) in places::all(places::Kind::Keeper) {
             let covered = places::covers(address, only_v6, kept_for);
             if !covered && !places::covers(kept_for, false, address) {
                 continue;

@@ -1,20 +1,36 @@
-//! Where a keeper is found: its socket is named after the address that its sessions were served at, and the network
-//! namespace, as addresses mean something only there.
+//! Where a keeper is found, or a listener that is about to stop: its socket is named after the address that sessions are
+//! served at, and the network namespace, as addresses mean something only there.
 
 use crate::admin_folder;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-const EXTENSION: &str = "kept";
+/// Whose socket it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A process that keeps the sessions of a listener that has stopped.
+    Keeper,
+    /// A listener that has been told to stop, and is still there.
+    Stopping,
+}
 
-/// The name of the socket for what was served at `address`.
-pub fn socket_name(address: SocketAddr) -> String {
-    format!("{address}-{}.{EXTENSION}", namespace())
+impl Kind {
+    fn extension(self) -> &'static str {
+        match self {
+            Self::Keeper => "kept",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
+/// The name of the socket for what is, or was, served at `address`.
+pub fn socket_name(kind: Kind, address: SocketAddr) -> String {
+    format!("{address}-{}.{}", namespace(), kind.extension())
 }
 
 /// The address in the name of a socket of this network namespace.
-fn address_in(name: &str, namespace: &str) -> Option<SocketAddr> {
-    let stem = name.strip_suffix(EXTENSION)?.strip_suffix('.')?;
+fn address_in(kind: Kind, name: &str, namespace: &str) -> Option<SocketAddr> {
+    let stem = name.strip_suffix(kind.extension())?.strip_suffix('.')?;
     stem.strip_suffix(namespace)?.strip_suffix('-')?.parse().ok()
 }
 
@@ -23,12 +39,12 @@ fn namespace() -> String {
     link.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
-/// The addresses in this network namespace for which something may be kept, with the sockets of the keepers.
-pub fn all() -> Vec<(SocketAddr, PathBuf)> {
+/// The addresses in this network namespace that have a socket of this kind, with these sockets.
+pub fn all(kind: Kind) -> Vec<(SocketAddr, PathBuf)> {
     let namespace = namespace();
     let Some(Ok(files)) = admin_folder::found().map(std::fs::read_dir) else { return Vec::new() };
     let place =
-        |file: std::fs::DirEntry| Some((address_in(file.file_name().to_str()?, &namespace)?, file.path()));
+        |file: std::fs::DirEntry| Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()));
     let mut places: Vec<_> = files.flatten().filter_map(place).collect();
     places.sort();
     places
@@ -95,10 +111,13 @@ mod tests {
     #[test]
     fn the_name_of_a_socket_tells_the_address_in_its_own_namespace_only() {
         for address in ["127.0.0.1:7000", "[::]:7000", "[fe80::1%2]:7000"] {
-            let name = socket_name(at(address));
-            assert_eq!(address_in(&name, &namespace()), Some(at(address)), "{name}");
-            assert_eq!(address_in(&name, "1"), None, "{name}");
+            for (kind, other) in [(Kind::Keeper, Kind::Stopping), (Kind::Stopping, Kind::Keeper)] {
+                let name = socket_name(kind, at(address));
+                assert_eq!(address_in(kind, &name, &namespace()), Some(at(address)), "{name}");
+                assert_eq!(address_in(kind, &name, "1"), None, "{name}");
+                assert_eq!(address_in(other, &name, &namespace()), None, "{name}");
+            }
         }
-        assert_eq!(address_in("4711.sock", &namespace()), None);
+        assert_eq!(address_in(Kind::Keeper, "4711.sock", &namespace()), None);
     }
 }

@@ -29,12 +29,27 @@ impl Manager {
         self.tell(&[NotifyState::Stopping]);
     }
 
+    /// Stopping may take this long: systemd would kill it at TimeoutStopSec= otherwise.
+    pub fn stops_within(self, time: Duration) {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        self.tell(&[NotifyState::ExtendTimeoutUsec(micros)]);
+    }
+
     pub fn alive(self) {
         self.tell(&[NotifyState::Watchdog]);
     }
 
     pub fn status(self, text: &str) {
         self.tell(&[NotifyState::Status(text)]);
+    }
+
+    /// Says that all is well for as long as this is polled, if it is asked to. Does not return.
+    pub async fn keep_alive(self) {
+        let Some(interval) = self.alive_interval() else { return std::future::pending().await };
+        loop {
+            self.alive();
+            tokio::time::sleep(interval).await;
+        }
     }
 
     fn tell(self, what: &[NotifyState<'_>]) {

@@ -6,7 +6,7 @@ mod check;
 mod elf;
 mod launch;
 pub mod limits;
-mod manager;
+pub mod manager;
 pub mod names;
 mod notify;
 mod preload;

@@ -157,7 +157,7 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
     ends(keeper);
     assert!(served.read(&mut [0]).is_err(), "the service was told that this is the end of the stream");
     // The next one knows nothing of it, and says so.
-    let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "0s"]);
+    let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "0s", "--drain-timeout", "0s"]);
     assert!(program.read(&mut [0]).is_err());
 
     let mut program = TcpStream::connect(front).unwrap();
@@ -360,7 +360,7 @@ fn without_any_privilege_nothing_is_lost_either() {
     };
     let at = address.to_string();
     let start = || {
-        let mut server = nobody(&["listen", &at, "--to", &to, "--drain-timeout", "0s"]);
+        let mut server = nobody(&["listen", &at, "--to", &to]);
         server.address();
         server
     };

@@ -14,7 +14,6 @@ fn listen_limited(runtime: &Path, limits: &str, address: SocketAddr, service: &s
     command
         .args(["-c", &format!("{limits} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_outlast"), "listen"])
         .args([&address.to_string(), "--to", service])
-        .args(AT_ONCE)
         .env("XDG_RUNTIME_DIR", runtime)
         .env("OUTLAST_LOG", "info")
         .stdin(std::process::Stdio::null())
@@ -102,7 +101,8 @@ fn a_failure_to_hand_over_is_told_and_shows_in_the_exit_code() {
     // No keeper can have its socket there.
     std::fs::write(runtime.join("outlast"), "").unwrap();
     let address = nobody();
-    let mut server = listen(runtime, address, &echo().to_string(), &["--admin-socket", "none"]);
+    let flags = [&["--admin-socket", "none"], &AT_ONCE[..]].concat();
+    let mut server = listen(runtime, address, &echo().to_string(), &flags);
     let (_client, front) = connect(runtime, address, &["--admin-socket", "none"]);
     let _stream = open(front);
     server.signal("TERM");

@@ -6,13 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What differs between the listeners of a test.
+/// What a client that is told to stop does not wait for.
 pub const AT_ONCE: [&str; 2] = ["--drain-timeout", "0s"];
 
 pub fn listen(runtime: &Path, address: SocketAddr, service: &str, flags: &[&str]) -> Outlast {
     let address = address.to_string();
-    let mut server =
-        Outlast::start(runtime, &[&["listen", &address, "--to", service], &AT_ONCE[..], flags].concat());
+    let mut server = Outlast::start(runtime, &[&["listen", &address, "--to", service], flags].concat());
     server.address();
     server
 }
