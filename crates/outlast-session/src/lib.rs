@@ -53,4 +53,4 @@ pub use crate::{
     outages::{Outage, OutageNews, Outages},
     targets::Targets,
 };
-pub use proto::{Detached, LinkMode, Psk, Refusal, SessionId};
+pub use proto::{Detached, LAST_WORD_BYTES, LastWord, LinkMode, Psk, Refusal, SessionId};

@@ -118,7 +118,7 @@ impl Carrier {
                 return None;
             }
         };
-        let place = registry.enter(session.id(), Role::Client);
+        let place = self.enter(&session, targets, registry);
         let silent = || {
             let waited = seconds(REPLY_EXPECTED);
             tracing::warn!(
@@ -169,13 +169,13 @@ impl Carrier {
         registry: &Arc<Registry>,
         narrator: &Narrator,
     ) -> Option<Ready> {
-        let opened = match self.plan.routes.default() {
-            Some(targets) => self.open(&local, targets, true, narrator).await,
-            None => Err(NoSession::Abandoned),
+        let Some(targets) = self.plan.routes.default() else {
+            local.abort();
+            return None;
         };
-        match opened {
+        match self.open(&local, targets, true, narrator).await {
             Ok(session) => {
-                let place = registry.enter(session.id(), Role::Client);
+                let place = self.enter(&session, targets, registry);
                 Some(Ready { local, session, early: Vec::new(), place })
             }
             Err(why) => {
@@ -229,6 +229,13 @@ impl Carrier {
             }
             delay = (delay * 2).min(RETRY_MAX);
         }
+    }
+
+    /// Notes a session, also for the case that this process is killed.
+    pub fn enter(&self, session: &Session, targets: &Targets, registry: &Arc<Registry>) -> Place {
+        let mut place = registry.enter(session.id(), Role::Client);
+        place.last_word = self.plan.watch.as_ref().and_then(|watch| watch.note(session, targets));
+        place
     }
 
     /// How long the server of standard input and output may take to say anything at all.

@@ -55,6 +55,9 @@ pub enum Command {
     /// Keep the sessions of a process that stops for the next one; started by `listen`
     #[command(hide = true)]
     KeepDetached(KeepArgs),
+    /// Give up the sessions of a process that dies; started by `connect`
+    #[command(hide = true)]
+    WatchRelay(WatchArgs),
     /// Run the `[[listen]]` and `[[connect]]` sections of a file that has others, too; started by `--config`
     #[command(hide = true)]
     Relays,
@@ -145,7 +148,7 @@ pub struct ListenArgs {
     /// No clients from this network, their connections are reset; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub deny: Vec<Cidr>,
-    /// How long a session without a link is kept [default: 24h]
+    /// How long a session without a link is kept: the longest outage that it survives, and the longest time for which a client machine that vanished leaves locks in a database [default: 24h]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub keep: Option<Duration>,
     #[command(flatten)]
@@ -164,7 +167,7 @@ pub struct ListenArgs {
 const LISTEN_EXAMPLES: &str = "\
 Examples:
   outlast listen 0.0.0.0:7000 --to 127.0.0.1:22
-  outlast listen '[::]:7000' --to unix:/run/postgresql/.s.PGSQL.5432 --psk-file key --allow 10.0.0.0/8
+  outlast listen '[::]:7000' --to unix:/run/postgresql/.s.PGSQL.5432 --keep 10m --psk-file key --allow 10.0.0.0/8
   outlast listen 0.0.0.0:7000 --to-any --allow-to 10.0.0.0/8:443 --psk-file key";
 
 /// `outlast connect`, or a `[[connect]]` section.
@@ -296,6 +299,13 @@ pub struct KeepArgs {
     /// How long
     #[arg(long, value_parser = duration)]
     pub time: Duration,
+}
+
+/// `outlast watch-relay`.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// The process
+    pub relay: u32,
 }
 
 /// `outlast config`.

@@ -1,7 +1,7 @@
 //! A running process as it shows itself: to `outlast status`, and to Prometheus.
 
 use crate::admin::{Administered, Request};
-use crate::registry::{Registry, Totals};
+use crate::registry::{Failed, Registry, Totals};
 use outlast_session::tokio::Listener;
 use outlast_session::{Info, Role, SessionId, SessionState};
 use serde_json::{Value, json};
@@ -67,7 +67,16 @@ impl Instance {
             "draining": self.draining.load(Ordering::Relaxed),
             "up_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "sessions": self.sessions().await,
+            "failures": self.failures(),
         })
+    }
+
+    fn failures(&self) -> Vec<Value> {
+        let failures = self.registry.failures().into_iter().map(|Failed { id, peer, at, why }| {
+            let ago_ms = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+            json!({ "id": id.to_string(), "peer_addr": peer, "ago_ms": ago_ms, "why": why })
+        });
+        failures.collect()
     }
 
     /// The answer to `kill`: which sessions have been ended.

@@ -33,6 +33,7 @@ mod signals;
 mod stdio;
 mod unix_socket;
 mod usage;
+mod watcher;
 
 use anyhow::{Context, Result};
 use clap::{ArgMatches, FromArgMatches};
@@ -102,6 +103,7 @@ fn dispatch(
         Command::Lab(args) => lab(*args),
         Command::Man(args) => cmd::man::run(&args),
         Command::KeepDetached(args) => handover::keep(&args),
+        Command::WatchRelay(args) => watcher::watch(&args),
         Command::Relays => match file {
             Some(file) => cmd::config::relays(file, process, narrator),
             None => Err(Failure::usage("the relays of which file? give --config")),

@@ -3,6 +3,7 @@
 use crate::cli::{ConnectArgs, ListenArgs, SessionArgs};
 use crate::exit::Failure;
 use crate::keys;
+use crate::watcher::{TlsFiles, Watch};
 use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
 use outlast_session::relay::dial::{Service, plain, unix_path};
@@ -46,6 +47,10 @@ pub struct ConnectPlan {
     /// Whether the user said how long to try: then the first connection of --stdio is tried so long as well.
     pub patience_given: bool,
     pub sessions_max: usize,
+    /// The files behind the TLS settings.
+    pub tls_files: Option<TlsFiles>,
+    /// Has sessions noted that are to be given up if this process is killed.
+    pub watch: Option<Watch>,
 }
 
 /// One way for local programs to come in.
@@ -161,6 +166,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
         config.patience = patience;
     }
     config.local_address = args.bind_from.map(own_address).transpose()?;
+    let mut tls_files = None;
     if args.tls {
         without_psk(&args.session, "--tls")?;
         let certificate = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
@@ -170,6 +176,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
             certificate,
         };
         config.security = Security::Tls(keys::client_tls(&files)?);
+        tls_files = Some(TlsFiles::of(&files));
     }
     config.outages = Some(Outages::default());
     config.check()?;
@@ -185,6 +192,8 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
         credentials,
         patience_given: args.patience.is_some(),
         sessions_max: config.sessions_max,
+        tls_files,
+        watch: None,
         config: Arc::new(config),
     })
 }

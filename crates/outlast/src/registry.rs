@@ -1,12 +1,17 @@
 //! The relays that are running, and what those that have ended have added up to.
 
+use crate::watcher::Slot;
 use outlast_session::relay::{Control, Outcome};
 use outlast_session::{Info, Role, SessionId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+
+/// Sessions that are remembered with the reason for which they ended.
+const FAILURES_MAX: usize = 16;
 
 /// All relays of the process.
 #[derive(Debug, Default)]
@@ -17,6 +22,18 @@ pub struct Registry {
     /// Sessions that this process has accepted are handed over, those too that are entered later.
     leaving: AtomicBool,
     totals: Mutex<Totals>,
+    /// The latest sessions that have not ended in order, the last first.
+    failures: Mutex<VecDeque<Failed>>,
+}
+
+/// A session that has not ended in order, for people who ask why.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    pub id: SessionId,
+    /// Where the other end was.
+    pub peer: Option<String>,
+    pub at: Instant,
+    pub why: String,
 }
 
 #[derive(Clone, Debug)]
@@ -62,6 +79,8 @@ pub struct Place {
     registry: Arc<Registry>,
     number: u64,
     pub control: Control,
+    /// What is said for the session if this process is killed.
+    pub last_word: Option<Slot>,
 }
 
 impl Registry {
@@ -77,7 +96,7 @@ impl Registry {
         }
         drop(relays);
         self.totals_mut().opened += 1;
-        Place { registry: Arc::clone(self), number, control }
+        Place { registry: Arc::clone(self), number, control, last_word: None }
     }
 
     /// How many relays are running.
@@ -161,6 +180,15 @@ impl Registry {
         asked.join_all().await.into_iter().flatten().collect()
     }
 
+    /// The latest sessions that have not ended in order, the last first.
+    pub fn failures(&self) -> Vec<Failed> {
+        self.failures_mut().iter().cloned().collect()
+    }
+
+    fn failures_mut(&self) -> MutexGuard<'_, VecDeque<Failed>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The sums over the relays that have ended.
     pub fn totals(&self) -> Totals {
         *self.totals_mut()
@@ -185,6 +213,13 @@ impl Place {
 
     /// Notes how the relay ended.
     pub fn ended(&self, info: &Info, outcome: &Outcome) {
+        if let Outcome::SessionFailed(error) = outcome {
+            let peer = info.peer_addr.map(|peer| peer.to_string());
+            let failed = Failed { id: info.id, peer, at: Instant::now(), why: error.to_string() };
+            let mut failures = self.registry.failures_mut();
+            failures.push_front(failed);
+            failures.truncate(FAILURES_MAX);
+        }
         let mut totals = self.registry.totals_mut();
         totals.add(info);
         match outcome {

@@ -16,6 +16,7 @@ use crate::registry::Registry;
 use crate::run::manager::Manager;
 use crate::server::{self, Outbox, Server};
 use crate::signals::{Request, Signals};
+use crate::watcher::Watcher;
 use anyhow::Result;
 use outlast_session::Role;
 use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
@@ -59,7 +60,7 @@ pub struct Plans {
 }
 
 /// Runs the plans until a signal ends them.
-pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
     descriptors::raise_limit();
     let manager = Manager::of_this_process();
     let mut signals = Signals::new()?;
@@ -69,6 +70,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     for plan in plans.listen {
         servers.push(Server::bind(plan).await?);
     }
+    let watcher = Watcher::of(&mut plans.connect, narrator);
     for plan in plans.connect {
         outages::warn_of(&plan.config, narrator);
         fronts.extend(front::bind(plan).await?);
@@ -96,6 +98,10 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
     let mut serving = JoinSet::new();
     let mut attending = JoinSet::new();
     attending.spawn(manager.keep_alive());
+    let last_words = watcher.as_ref().map(Watcher::table);
+    if let Some(watcher) = watcher {
+        attending.spawn(watcher.keep_running(narrator.clone()));
+    }
     if let Some(admin) = admin {
         attending.spawn(admin.serve(Arc::clone(&instance)));
     }
@@ -136,6 +142,9 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
         tokio::time::sleep(GOODBYE_TIMEOUT).await;
     }
     instance.farewell(FAREWELL_TIMEOUT).await;
+    if let Some(table) = last_words {
+        table.close();
+    }
     // Ends the admin socket's task, which removes its file.
     attending.shutdown().await;
     Ok(code)

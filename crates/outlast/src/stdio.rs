@@ -9,10 +9,11 @@ use crate::plan::ConnectPlan;
 use crate::registry::Registry;
 use crate::server::undelivered;
 use crate::signals::{Request, Signals};
+use crate::watcher::Watcher;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use outlast_session::relay::{Control, Ended, Local, Outcome, Stdio};
-use outlast_session::{Error, Role, SessionState};
+use outlast_session::{Error, SessionState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -20,12 +21,16 @@ use tokio::task::JoinSet;
 
 /// Carries standard input and output until both have ended.
 pub async fn run(
-    plan: ConnectPlan,
+    mut plan: ConnectPlan,
     admin: Option<crate::admin::AdminSocket>,
     narrator: &Narrator,
 ) -> Result<Code> {
     let mut signals = Signals::new()?;
     outages::warn_of(&plan.config, narrator);
+    let mut attending = JoinSet::new();
+    if let Some(watcher) = Watcher::of(std::slice::from_mut(&mut plan), narrator) {
+        attending.spawn(watcher.keep_running(narrator.clone()));
+    }
     let carrier = Carrier::new(plan);
     let Some(targets) = carrier.default_targets() else {
         return Err(Failure::usage("--stdio needs a --via without a pattern"));
@@ -44,9 +49,8 @@ pub async fn run(
         Err(NoSession::Error(error)) => return Err(failed(&error)),
     };
     let registry = Arc::new(Registry::default());
-    let place = registry.enter(session.id(), Role::Client);
+    let place = carrier.enter(&session, targets, &registry);
     let control = place.control.clone();
-    let mut attending = JoinSet::new();
     if let Some(admin) = admin {
         attending.spawn(admin.serve(Arc::new(Instance {
             serves: vec![format!("standard input and output, via {targets}")],
@@ -58,27 +62,31 @@ pub async fn run(
     }
     // How it ends is told once, by the exit message.
     let silent = Narrator::new(false);
-    let mut relayed = std::pin::pin!(carry::run(session, local, Vec::new(), &place, &silent));
     let mut interrupted = None;
     let mut mute_for = None;
-    let mut never_answers = std::pin::pin!(never_answers(&control, carrier.answer_timeout()));
-    let ended = loop {
-        tokio::select! {
-            ended = &mut relayed => break ended,
-            limit = &mut never_answers, if mute_for.is_none() => {
-                mute_for = Some(limit);
-                control.kill();
-            }
-            request = signals.next() => match request {
-                // There is nobody to wait for: whoever signals is the one who uses the stream.
-                Request::Drain => control.stop(),
-                Request::Now(code) => {
-                    interrupted = Some(code);
+    let ended = {
+        let mut relayed = std::pin::pin!(carry::run(session, local, Vec::new(), &place, &silent));
+        let mut never_answers = std::pin::pin!(never_answers(&control, carrier.answer_timeout()));
+        loop {
+            tokio::select! {
+                ended = &mut relayed => break ended,
+                limit = &mut never_answers, if mute_for.is_none() => {
+                    mute_for = Some(limit);
                     control.kill();
                 }
-            },
+                request = signals.next() => match request {
+                    // There is nobody to wait for: whoever signals is the one who uses the stream.
+                    Request::Drain => control.stop(),
+                    Request::Now(code) => {
+                        interrupted = Some(code);
+                        control.kill();
+                    }
+                },
+            }
         }
     };
+    // The watcher is told that this process ends: there is nothing to be said for a session that has ended.
+    drop(place);
     attending.shutdown().await;
     if let Some(limit) = mute_for {
         return Err(Failure::new(

@@ -7,8 +7,9 @@
 
 use super::client::{Begun, Shake, Verdict};
 use super::{Ctl, Engine, Link, Role};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::{ClientHandshake, ClientStep, Hello, Intent, LinkMode, Refusal, Refuse};
+use crate::proto::{ClientHandshake, ClientStep, Hello, Intent, LastWord, LinkMode, Refusal, Refuse};
 use rand::RngExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,13 @@ pub(crate) const ABORT_MAX: Duration = Duration::from_secs(30);
 const NO_REASON: &str = "no reason given";
 
 impl Engine {
+    /// Of another process's session: can do nothing but give it up.
+    pub(crate) fn for_last_word(word: LastWord, reason: &str, config: &Arc<Config>) -> Arc<Self> {
+        let engine = Self::new(word.id(), Role::Client, config.clone());
+        engine.ctl().client.only_abort(word, reason.to_owned());
+        engine
+    }
+
     /// The session fails with `error`: whether the server has to be told.
     pub(super) fn note_abort(&self, ctl: &mut Ctl, error: &Error) {
         let owed = match error {

@@ -9,12 +9,12 @@
 use super::place::Place;
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
-use super::{Ctl, Engine, Link, Waiting, set_link_options};
+use super::{Ctl, Engine, Link, Role, Waiting, set_link_options};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
-    Hello, Intent, LinkMode, Refusal, Refuse, SessionId, SessionKey, Welcomed, WireError,
+    Hello, Intent, LastWord, LinkMode, Refusal, Refuse, SessionId, SessionKey, Welcomed, WireError,
 };
 use crate::sys;
 use parking_lot::MutexGuard;
@@ -23,6 +23,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Above every number that a client that has lived may have given to a link (PROTOCOL 3.4).
+const LAST_WORD_EPOCH: u64 = 1 << 62;
 
 /// So many refusals of an opening for a path that is not direct are believed.
 const NOT_DIRECT_MAX: u32 = 3;
@@ -39,6 +42,8 @@ pub(crate) struct ClientState {
     open_nonce: [u8; 32],
     /// Why the session was given up, as long as the server has to be told.
     pub(super) owed_abort: Option<String>,
+    /// With what, if that is all there is of a session of another process.
+    last_word: Option<LastWord>,
     /// Openings that were refused because the path seemed not to be direct.
     not_direct: u32,
     /// Where links are made, if threads make them.
@@ -59,6 +64,7 @@ impl ClientState {
             epochs: 0,
             open_nonce: rand::rng().random(),
             owed_abort: None,
+            last_word: None,
             not_direct: 0,
             place: None,
         }
@@ -67,6 +73,13 @@ impl ClientState {
     /// Whether the server has to be told that the session was given up.
     pub(crate) fn owes_abort(&self) -> bool {
         self.owed_abort.is_some()
+    }
+
+    /// All that is left to do is to say that the session was given up.
+    pub(super) fn only_abort(&mut self, word: LastWord, reason: String) {
+        self.epochs = LAST_WORD_EPOCH;
+        self.last_word = Some(word);
+        self.owed_abort = Some(reason);
     }
 
     /// The number of the next link.
@@ -246,6 +259,9 @@ impl Engine {
 
     /// What this end proves itself with on `link`.
     pub(super) fn credentials(&self, ctl: &Ctl, link: &Link) -> Result<Credentials> {
+        if let Some(word) = &ctl.client.last_word {
+            return Ok(word.credentials(link.exporter(BINDING_LABEL)));
+        }
         let key = ctl.key.clone();
         Ok(match &self.config.security {
             Security::Open => Credentials::Open,
@@ -258,6 +274,25 @@ impl Engine {
                 Credentials::Tls { binding, key }
             }
         })
+    }
+
+    /// The right to give the session up, for another process. None at a server, and before a session with a shared key
+    /// has one of its own.
+    pub(crate) fn last_word(&self) -> Option<LastWord> {
+        if self.role == Role::Server {
+            return None;
+        }
+        let ctl = self.ctl.lock();
+        let security = self.config.security.kind();
+        let key = match (&self.config.security, &ctl.key) {
+            (Security::Open, _) => None,
+            (_, Some(key)) => Some(key.abort_key(&self.id)),
+            (Security::Tls(_), None) => {
+                Some(SessionKey::from_opening(&self.id, &ctl.client.open_nonce).abort_key(&self.id))
+            }
+            (Security::Psk(_), None) => return None,
+        };
+        Some(LastWord { id: self.id, security, key })
     }
 
     /// More was received in a handshake.

@@ -279,7 +279,8 @@ impl Acceptor {
         let peer = link.peer_addr.ip();
         let mut registry = self.registry.lock();
         let draining = self.draining.load(Ordering::Relaxed);
-        let policy = Policy { draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS), ..self.policy };
+        let policy =
+            Policy { draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS), ..self.policy };
         let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &policy);
         match decision {
             Decision::Refuse(refusal) => {
@@ -309,7 +310,10 @@ impl Acceptor {
             Decision::Abort(engine) => {
                 drop(registry);
                 if engine.ctl().is_detached() {
-                    return self.turn_away(Some(&link), Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS });
+                    return self.turn_away(
+                        Some(&link),
+                        Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS },
+                    );
                 }
                 say_no(&link, engine.aborted_by_peer(hello));
                 Outcome::Closed

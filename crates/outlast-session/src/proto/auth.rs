@@ -134,6 +134,11 @@ impl SessionKey {
         Proof::new(&self.0, b"resume", &[bound(binding), hello])
     }
 
+    /// The right to give the session up, and nothing else: for a process that outlives the client (PROTOCOL 6.9).
+    pub fn abort_key(&self, id: &SessionId) -> AbortKey {
+        AbortKey(Proof::new(&self.0, b"abort key", &[id.as_bytes()]).into_bytes())
+    }
+
     /// The server's proof in a Welcome. `welcome` is the message without its proof field.
     pub(crate) fn welcome_proof(&self, binding: &Binding, client_nonce: &[u8; 32], welcome: &[u8]) -> Proof {
         Proof::new(&self.0, b"welcome", &[bound(binding), client_nonce, welcome])
@@ -167,6 +172,47 @@ impl Eq for SessionKey {}
 impl fmt::Debug for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SessionKey(..)")
+    }
+}
+
+/// Whoever holds it may give a session up. It does not lead back to the [`SessionKey`] that it was made from.
+#[derive(Clone)]
+pub struct AbortKey([u8; 32]);
+
+impl AbortKey {
+    /// One that another process has made.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret itself, for the process that is to give the session up.
+    pub const fn expose(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The proof in a Hello that aborts. `hello` is the message without its proof field.
+    pub(crate) fn abort_proof(&self, binding: &Binding, hello: &[u8]) -> Proof {
+        Proof::new(&self.0, b"abort", &[bound(binding), hello])
+    }
+}
+
+impl Drop for AbortKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl PartialEq for AbortKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for AbortKey {}
+
+impl fmt::Debug for AbortKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AbortKey(..)")
     }
 }
 

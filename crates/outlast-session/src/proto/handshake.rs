@@ -11,7 +11,7 @@
 //! them is not touched. Time limits are the shell's: nothing here waits. A peer that dribbles costs at most
 //! [`HANDSHAKE_BYTES_MAX`] of memory.
 
-use super::auth::{Binding, Psk, SessionKey};
+use super::auth::{AbortKey, Binding, Psk, SessionKey};
 use super::hello::{Hello, Intent, Welcome};
 use super::wire::{
     self, Answer, Challenge, Decoded, MESSAGE_BYTES_MAX, Message, PROOF_FIELD_BYTES, Refusal, Refuse,
@@ -81,6 +81,15 @@ pub enum Credentials {
         /// The session's own key, used for resuming: what the last [`Welcomed`] gave.
         key: Option<SessionKey>,
     },
+    /// For giving a session up, and nothing else (PROTOCOL 6.9).
+    Abort {
+        /// That the session was opened with.
+        security: SecurityKind,
+        /// With TLS: as above.
+        binding: Binding,
+        /// Made from the session's own key.
+        key: AbortKey,
+    },
 }
 
 impl Credentials {
@@ -89,14 +98,32 @@ impl Credentials {
             Self::Open => SecurityKind::Open,
             Self::Psk { .. } => SecurityKind::Psk,
             Self::Tls { .. } => SecurityKind::Tls,
+            Self::Abort { security, .. } => *security,
         }
     }
 
     const fn binding(&self) -> Binding {
         match self {
             Self::Tls { binding, .. } => Some(*binding),
+            Self::Abort { binding, .. } => *binding,
             Self::Open | Self::Psk { .. } => None,
         }
+    }
+
+    /// The proof in a Hello that does not open; the Hello ends with a field for it.
+    fn proof(&self, intent: Intent, hello: &[u8]) -> Result<Option<[u8; 32]>, HandshakeError> {
+        let proof = match self {
+            Self::Open => return Ok(None),
+            Self::Psk { key, .. } | Self::Tls { key, .. } => {
+                let key = key.as_ref().ok_or(HandshakeError::MissingKey)?;
+                key.resume_proof(&self.binding(), without_proof(hello))
+            }
+            Self::Abort { key, .. } if intent == Intent::Abort => {
+                key.abort_proof(&self.binding(), without_proof(hello))
+            }
+            Self::Abort { .. } => return Err(HandshakeError::MissingKey),
+        };
+        Ok(Some(proof.into_bytes()))
     }
 }
 
@@ -155,18 +182,17 @@ impl ClientHandshake {
         hello.nonce = (hello.security != SecurityKind::Open).then_some(nonce);
         hello.proof = None;
         let session_key = match (&credentials, hello.intent) {
-            (Credentials::Open, _) | (Credentials::Psk { .. }, Intent::Open) => None,
             (Credentials::Tls { .. }, Intent::Open) => Some(SessionKey::from_opening(&hello.id, &nonce)),
-            (Credentials::Psk { key, .. } | Credentials::Tls { key, .. }, Intent::Resume | Intent::Abort) => {
-                Some(key.clone().ok_or(HandshakeError::MissingKey)?)
-            }
+            (Credentials::Abort { .. }, Intent::Open) => return Err(HandshakeError::MissingKey),
+            (_, Intent::Open) => None,
+            (Credentials::Psk { key, .. } | Credentials::Tls { key, .. }, _) => key.clone(),
+            (Credentials::Open | Credentials::Abort { .. }, _) => None,
         };
-        if let (Some(key), Intent::Resume | Intent::Abort) = (&session_key, hello.intent) {
+        if hello.intent != Intent::Open && hello.security != SecurityKind::Open {
             // PROTOCOL 6.4: the proof covers all of the message before it.
             hello.proof = Some([0; 32]);
             let unproven = Message::Hello(hello.clone()).to_bytes();
-            let proof = key.resume_proof(&credentials.binding(), without_proof(&unproven));
-            hello.proof = Some(proof.into_bytes());
+            hello.proof = credentials.proof(hello.intent, &unproven)?;
         }
         let challenge_due = hello.security == SecurityKind::Psk && hello.intent == Intent::Open;
         let hello_bytes = Message::Hello(hello.clone()).to_bytes();
@@ -441,8 +467,14 @@ impl ServerHandshake {
             Intent::Resume | Intent::Abort => {
                 let is_known = key.is_some();
                 let key = key.unwrap_or(SessionKey::from_bytes([0; 32]));
-                let expected = key.resume_proof(&self.demand.binding(), without_proof(bytes));
-                let fits = hello.nonce.is_some() && hello.proof.is_some_and(|proof| expected.is(&proof));
+                let (binding, unproven) = (self.demand.binding(), without_proof(bytes));
+                let expected = key.resume_proof(&binding, unproven);
+                // PROTOCOL 6.9
+                let to_abort = key.abort_key(&hello.id).abort_proof(&binding, unproven);
+                let fits = hello.nonce.is_some()
+                    && hello.proof.is_some_and(|proof| {
+                        expected.is(&proof) | (to_abort.is(&proof) & (hello.intent == Intent::Abort))
+                    });
                 if fits && is_known { (Auth::Proven, Some(key)) } else { (Auth::Unproven, None) }
             }
         };

@@ -13,6 +13,7 @@
 //! | noticing that nobody is there | [`Silence`] |
 //! | the server's table of sessions | [`Registry`] |
 //! | a session without a process | [`Detached`] |
+//! | the right to give a session up | [`LastWord`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
 //!
 //! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
@@ -28,6 +29,7 @@ mod frame;
 pub mod fuzzing;
 mod handshake;
 mod hello;
+mod last_word;
 mod life;
 mod receiver;
 mod registry;
@@ -37,7 +39,7 @@ mod sender;
 mod silence;
 mod wire;
 
-pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
+pub use auth::{AbortKey, BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
 pub use clear::{client_in_the_clear, server_in_the_clear};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
@@ -57,6 +59,7 @@ pub use handshake::{
     ServerHandshake, ServerStep, Welcomed, refuse,
 };
 pub use hello::{Hello, Intent, Welcome};
+pub use last_word::{LAST_WORD_BYTES, LastWord};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
 pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, RegistryStats};

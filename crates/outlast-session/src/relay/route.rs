@@ -128,6 +128,11 @@ impl Routes {
         self.0.iter().find(|route| route.is_default()).map(|route| &route.targets)
     }
 
+    /// The servers of all routes, in the order in which they are tried.
+    pub fn targets(&self) -> impl Iterator<Item = &Targets> {
+        self.0.iter().map(|route| &route.targets)
+    }
+
     /// How many default routes there are: more than one is a mistake.
     #[must_use]
     pub fn defaults(&self) -> usize {

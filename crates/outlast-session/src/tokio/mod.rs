@@ -5,10 +5,12 @@
 //! stream and nothing of all this.
 
 mod halves;
+mod last_word;
 mod listener;
 mod reconnect;
 mod session;
 
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+pub use last_word::say_last_word;
 pub use listener::Listener;
 pub use session::Session;

@@ -199,7 +199,7 @@ async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
 }
 
 /// Tells the server that the session was given up, as long as there is hope.
-async fn abort(engine: &Arc<Engine>, targets: &Targets) {
+pub(super) async fn abort(engine: &Arc<Engine>, targets: &Targets) {
     let deadline = Instant::now() + ABORT_MAX;
     let mut backoff = engine.backoff();
     while let Verdict::Again { error, after } = attempt(engine, targets).await {

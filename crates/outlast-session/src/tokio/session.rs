@@ -8,7 +8,7 @@ use crate::engine::{
     Waiting,
 };
 use crate::error::{Error, Result};
-use crate::proto::{Detached, SessionId};
+use crate::proto::{Detached, LastWord, SessionId};
 use crate::sys::Pipe;
 use crate::targets::Targets;
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -182,6 +182,11 @@ impl Session {
     /// After a kill: waits until the peer has heard of it, at most `timeout`. False if it has not.
     pub async fn kill_told(&self, timeout: Duration) -> bool {
         ::tokio::time::timeout(timeout, self.engine.abort_told()).await.is_ok()
+    }
+
+    /// The right to give this session up, for a process that outlives this one: see [`say_last_word`](super::say_last_word). None at a server.
+    pub fn last_word(&self) -> Option<LastWord> {
+        self.engine.last_word()
     }
 
     /// Takes a server's session out of this process, for the listener of the next one to

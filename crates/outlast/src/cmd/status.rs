@@ -23,6 +23,17 @@ struct InstanceView {
     draining: bool,
     up_ms: u64,
     sessions: Vec<SessionView>,
+    /// An earlier version has none.
+    #[serde(default)]
+    failures: Vec<FailureView>,
+}
+
+/// What is shown of a session that has not ended in order.
+#[derive(Debug, Deserialize)]
+struct FailureView {
+    peer_addr: Option<String>,
+    ago_ms: u64,
+    why: String,
 }
 
 /// The answer of a process that keeps what an instance has left.
@@ -138,10 +149,16 @@ fn page(instances: &[&Value]) -> Result<String> {
             text.push_str(&format!("  {}\n", clean(line)));
         }
         if view.sessions.is_empty() {
-            text.push_str("  no sessions\n\n");
+            text.push_str("  no sessions\n");
         } else {
-            text.push_str(&format!("{}\n\n", table(&view.sessions)));
+            text.push_str(&format!("{}\n", table(&view.sessions)));
         }
+        for FailureView { peer_addr, ago_ms, why } in &view.failures {
+            let ago = seconds(Duration::from_millis(*ago_ms));
+            let peer = peer_addr.as_deref().unwrap_or("-");
+            text.push_str(&format!("  ended {ago} ago, peer {peer}: {}\n", clean(why)));
+        }
+        text.push('\n');
     }
     Ok(text)
 }

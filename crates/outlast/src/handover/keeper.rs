@@ -43,7 +43,8 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let folder = admin_folder::made()?;
-    let (path, listener) = admin_folder::bind(&folder, places::socket_name(places::Kind::Keeper, args.address))?;
+    let (path, listener) =
+        admin_folder::bind(&folder, places::socket_name(places::Kind::Keeper, args.address))?;
     let place = Place(path);
     (&giver).write_all(&[READY])?;
     let mut parcels = Vec::new();

@@ -43,8 +43,9 @@ fn namespace() -> String {
 pub fn all(kind: Kind) -> Vec<(SocketAddr, PathBuf)> {
     let namespace = namespace();
     let Some(Ok(files)) = admin_folder::found().map(std::fs::read_dir) else { return Vec::new() };
-    let place =
-        |file: std::fs::DirEntry| Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()));
+    let place = |file: std::fs::DirEntry| {
+        Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()))
+    };
     let mut places: Vec<_> = files.flatten().filter_map(place).collect();
     places.sort();
     places

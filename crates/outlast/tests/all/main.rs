@@ -37,3 +37,4 @@ mod segments;
 mod splice;
 mod stopping;
 mod transparent;
+mod watcher;

@@ -96,7 +96,10 @@ fn a_journal_says_where_a_service_listens_and_with_which_security() {
 
     let mut server = start(&["listen", "127.0.0.1:0", "--to", &to]);
     let line = server.wait_for("listening on 127.0.0.1:");
-    assert!(line.contains("INFO") && line.contains(&format!("for sessions to {to}, security open")), "{line}");
+    assert!(
+        line.contains("INFO") && line.contains(&format!("for sessions to {to}, security open")),
+        "{line}"
+    );
     let mut server = start(&["listen", "127.0.0.1:0", "--to", &to, "--psk-file", key]);
     assert!(server.wait_for("listening on").contains(", security psk (a shared key"));
 

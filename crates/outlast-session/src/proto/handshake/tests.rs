@@ -252,6 +252,51 @@ fn an_abort_is_proven_as_a_resume_is() {
     }
 }
 
+/// PROTOCOL 6.9: whoever holds it can end the session, and do nothing else with it.
+#[test]
+fn a_key_for_aborting_aborts_its_session_and_nothing_else() {
+    let key = SessionKey::from_bytes([1; 32]);
+    let other = SessionId::from_bytes([0x2D; 16]);
+    for (demand, security, binding) in [
+        (Demand::Psk(psk(1)), SecurityKind::Psk, None),
+        (Demand::Tls { binding: BINDING }, SecurityKind::Tls, Some(BINDING)),
+    ] {
+        let auth = |hello: &[u8]| {
+            let mut server = ServerHandshake::new(demand.clone(), SERVER_NONCE);
+            let ServerStep::NeedKey { .. } = server.feed(hello) else { panic!() };
+            let ServerStep::Greeted(greeted) = server.provide_key(Some(key.clone())) else { panic!() };
+            greeted.auth
+        };
+        let with = |id: &SessionId, binding: Binding| Credentials::Abort {
+            security,
+            binding,
+            key: key.abort_key(id),
+        };
+        let abort = || Hello { intent: Intent::Abort, ..resume(2) };
+        let aborting = client(abort(), with(&id(), binding)).start().to_vec();
+        assert_eq!(auth(&aborting), Auth::Proven);
+        // That of another session, or of another TLS connection.
+        assert_eq!(auth(client(abort(), with(&other, binding)).start()), Auth::Unproven);
+        if binding.is_some() {
+            assert_eq!(auth(client(abort(), with(&id(), Some([0; 32]))).start()), Auth::Unproven);
+        }
+        for intent in [Intent::Open, Intent::Resume] {
+            let made =
+                ClientHandshake::new(Hello { intent, ..resume(2) }, with(&id(), binding), CLIENT_NONCE);
+            assert_eq!(made.err(), Some(HandshakeError::MissingKey));
+        }
+        // Not even with the means of this code: the proof covers the intent, and is not taken for another one's.
+        let mut resuming = aborting.clone();
+        resuming[32] = Intent::Resume as u8;
+        assert_eq!(auth(&resuming), Auth::Unproven);
+        let unproven = without_proof(&resuming).to_vec();
+        let proof = key.abort_key(&id()).abort_proof(&binding, &unproven).into_bytes();
+        let at = resuming.len() - proof.len();
+        resuming[at..].copy_from_slice(&proof);
+        assert_eq!(auth(&resuming), Auth::Unproven);
+    }
+}
+
 #[test]
 fn every_changed_bit_of_a_proven_hello_is_noticed() {
     let key = SessionKey::from_bytes([1; 32]);

@@ -1,0 +1,217 @@
+//! What becomes of the sessions of a `connect` that is killed, runs out of memory or panics: its server would keep them,
+//! and what its services hold for them, for as long as it keeps any (`--keep`). A small process of its own outlives the
+//! relay and says the last word for the sessions that it had.
+//!
+//! ```text
+//! relay ── a socket, whose end is the relay's end ──> watcher ── PROTOCOL 3.11 ──> server
+//!   └── a table: who may be given up, and at which server ──┘
+//! ```
+//!
+//! The relay writes one record when a session opens, and wipes it when the session is over: nothing is done in between.
+//! The records hold what it takes to give a session up, and nothing that a session could be resumed with
+//! (PROTOCOL 6.9). At an orderly end the table is empty, and the watcher has nothing to say.
+//!
+//! It is a process of its own, with no descriptor of the relay's but the two, in a session of its own: what kills the
+//! relay's group does not reach it. What kills all processes of a container or of a cgroup does, as does the end of the
+//! machine: then `--keep` decides.
+
+mod process;
+mod sys;
+mod table;
+
+pub use process::run as watch;
+pub use table::{Slot, Table};
+
+use crate::handover;
+use crate::keys::ClientTls;
+use crate::narrate::Narrator;
+use crate::plan::ConnectPlan;
+use anyhow::{Context, Result};
+use outlast_session::Targets;
+use outlast_session::relay::dial::plain;
+use outlast_session::tokio::Session;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// A watcher that ends before its relay is replaced so many times.
+const STARTS_MAX: u32 = 4;
+/// Of our service manager, and not for the watcher.
+const NOT_FOR_IT: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
+
+/// What a watcher is told when it starts, as one line of JSON.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Orders {
+    /// By numbers in the table.
+    servers: Vec<Server>,
+}
+
+/// Where sessions lead to, and how to get there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Server {
+    targets: String,
+    tls: Option<TlsFiles>,
+    bind_from: Option<IpAddr>,
+}
+
+/// What a client needs for TLS. The watcher reads these files only when it has something to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TlsFiles {
+    pub authorities: Option<PathBuf>,
+    pub name: Option<String>,
+    pub certificate: Option<(PathBuf, PathBuf)>,
+}
+
+impl TlsFiles {
+    /// The same files, wherever the process that reads them is.
+    pub fn of(files: &ClientTls<'_>) -> Self {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Self {
+            authorities: files.authorities.map(absolute),
+            name: files.name.map(str::to_owned),
+            certificate: files.certificate.map(|(certificate, key)| (absolute(certificate), absolute(key))),
+        }
+    }
+
+    fn files(&self) -> ClientTls<'_> {
+        let certificate = self.certificate.as_ref();
+        ClientTls {
+            authorities: self.authorities.as_deref(),
+            name: self.name.as_deref(),
+            certificate: certificate.map(|(certificate, key)| (certificate.as_path(), key.as_path())),
+        }
+    }
+}
+
+/// The relay's side: the table, and the process that reads it when the relay has died.
+#[derive(Debug)]
+pub struct Watcher {
+    table: Arc<Table>,
+    orders: Orders,
+}
+
+/// A plan's part of the table.
+#[derive(Debug)]
+pub struct Watch {
+    table: Arc<Table>,
+    /// The number of the first of these.
+    first: u32,
+    targets: Vec<Targets>,
+}
+
+impl Watch {
+    /// The session is given up if this process dies before what this returns is dropped.
+    pub fn note(&self, session: &Session, targets: &Targets) -> Option<Slot> {
+        let place = self.targets.iter().position(|known| known == targets)?;
+        let number = self.first + u32::try_from(place).ok()?;
+        self.table.enter(&session.last_word()?, number)
+    }
+}
+
+impl Watcher {
+    /// Has the sessions of these plans noted. None, which is said once, where that cannot work.
+    pub fn of(plans: &mut [ConnectPlan], narrator: &Narrator) -> Option<Self> {
+        if plans.is_empty() {
+            return None;
+        }
+        if std::process::id() == 1 {
+            // All other processes of a container end with its first one.
+            tracing::info!("as the first process here, this one ends all others with itself: {WITHOUT}");
+            return None;
+        }
+        let table = match Table::new() {
+            Ok(table) => Arc::new(table),
+            Err(error) => {
+                narrator.warn(&format!("cannot note which sessions there are: {}; {WITHOUT}", plain(&error)));
+                return None;
+            }
+        };
+        let mut orders = Orders::default();
+        for plan in plans {
+            let first = u32::try_from(orders.servers.len()).unwrap_or(u32::MAX);
+            let targets: Vec<Targets> = plan.routes.targets().cloned().collect();
+            orders.servers.extend(targets.iter().map(|targets| Server {
+                targets: targets.to_string(),
+                tls: plan.tls_files.clone(),
+                bind_from: plan.config.local_address.map(|address| address.ip()),
+            }));
+            plan.watch = Some(Watch { table: Arc::clone(&table), first, targets });
+        }
+        Some(Self { table, orders })
+    }
+
+    /// The table, for the end of the relay.
+    pub fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.table)
+    }
+
+    /// Keeps a watcher running for as long as this is polled. What goes wrong is said once.
+    pub async fn keep_running(self, narrator: Narrator) {
+        for start in 1..=STARTS_MAX {
+            let (mut child, stream) = match self.start() {
+                Ok(started) => started,
+                Err(error) => {
+                    narrator.warn(&format!(
+                        "cannot start the process that watches this one: {error:#}; {WITHOUT}"
+                    ));
+                    break;
+                }
+            };
+            // Dropping the stream, at the latest when this process ends, is what the watcher waits for.
+            let ended = self.attend(stream).await;
+            let pid = child.id();
+            let reaped = tokio::task::spawn_blocking(move || child.wait()).await;
+            let how = match (ended, reaped) {
+                (Err(error), _) => plain(&error),
+                (_, Ok(Ok(status))) => status.to_string(),
+                _ => "unknown".into(),
+            };
+            let what = format!("process {pid}, which watches this one, has ended ({how})");
+            match start {
+                STARTS_MAX => narrator.warn(&format!("{what}, as others before; {WITHOUT}")),
+                1 => narrator.warn(&format!("{what}: starting another")),
+                _ => tracing::info!("{what}: starting another"),
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Starts one.
+    fn start(&self) -> Result<(Child, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(handover::program());
+        command
+            .arg0("outlast")
+            .args(["watch-relay", &std::process::id().to_string()])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(self.table.share()?))
+            .stderr(Stdio::null())
+            .current_dir("/");
+        for name in NOT_FOR_IT {
+            command.env_remove(name);
+        }
+        let child = command.spawn().context("cannot start a process")?;
+        Ok((child, ours))
+    }
+
+    /// Tells it what it has to know, and waits for its end.
+    async fn attend(&self, stream: UnixStream) -> std::io::Result<()> {
+        stream.set_nonblocking(true)?;
+        let mut stream = tokio::net::UnixStream::from_std(stream)?;
+        let mut line = serde_json::to_vec(&self.orders)?;
+        line.push(b'\n');
+        stream.write_all(&line).await?;
+        // It says nothing.
+        while stream.read(&mut [0]).await? > 0 {}
+        Ok(())
+    }
+}
+
+/// What it means to have no watcher.
+const WITHOUT: &str = "if this process is killed, its servers keep its sessions for their --keep";
