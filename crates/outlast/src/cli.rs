@@ -136,9 +136,12 @@ pub struct ListenArgs {
     /// Connect to where the client says (its --socks5, --http-connect or --transparent)
     #[arg(long)]
     pub to_any: bool,
-    /// With --to-any, only there: NETWORK[:PORT[-PORT]], `any` for all networks; may be repeated
+    /// With --to-any, only there: NETWORK[:PORT[-PORT]]; may be repeated. `any` stands for all networks but loopback, link-local and cloud metadata addresses, which have to be named
     #[arg(long, value_name = "RULE", requires = "to_any")]
     pub allow_to: Vec<DestinationRule>,
+    /// With --to-any, never there, whatever --allow-to says; may be repeated
+    #[arg(long, value_name = "RULE", requires = "to_any")]
+    pub deny_to: Vec<DestinationRule>,
     /// Only clients from this network; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub allow: Vec<Cidr>,

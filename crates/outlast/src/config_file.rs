@@ -314,7 +314,7 @@ mod tests {
         match id {
             "to" | "via" | "socks5" | "http_connect" | "transparent" | "metrics" => "\"127.0.0.1:1\"",
             "address" => "\"unix:/tmp/x\"",
-            "allow_to" | "allow" | "deny" => "[\"10.0.0.0/8\", \"192.0.2.1\"]",
+            "allow_to" | "deny_to" | "allow" | "deny" => "[\"10.0.0.0/8\", \"192.0.2.1\"]",
             "keep" | "detect" | "patience" | "drain_timeout" | "hand_over_timeout" => "\"1h\"",
             "retain" => "\"1M\"",
             "max_sessions" => "7",
@@ -340,7 +340,7 @@ mod tests {
     /// Flags that contradict each other are tried apart; those that need others are tried with them.
     fn companions(id: &str) -> &'static str {
         match id {
-            "allow_to" => "to-any = true\n",
+            "allow_to" | "deny_to" => "to-any = true\n",
             "tls_client_ca" => "tls-cert = \"a\"\ntls-key = \"b\"\n",
             "tls_ca" | "tls_name" => "tls = true\n",
             "watchdog" => "notify = true\n",

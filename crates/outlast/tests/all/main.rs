@@ -16,6 +16,7 @@ mod common;
 mod exit_codes;
 mod handover;
 mod hold;
+mod interop;
 mod outages;
 mod proxies;
 mod relay;
