@@ -1,7 +1,7 @@
 //! Programs that say where they want to go, by real clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, curl, folder, http, nobody, output, speaking};
+use crate::common::{Outlast, PATIENCE, curl, folder, http, nobody, output, secret_file, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -48,16 +48,8 @@ fn curl_fetches_by_http_connect() {
 #[test]
 fn programs_have_to_give_the_password() {
     let folder = folder();
-    let file = folder.path().join("auth");
-    std::fs::write(&file, "ann:secret\n").unwrap();
-    let flags = [
-        "--socks5",
-        "127.0.0.1:0",
-        "--http-connect",
-        "127.0.0.1:0",
-        "--proxy-auth-file",
-        file.to_str().unwrap(),
-    ];
+    let file = secret_file(folder.path(), "auth", "ann:secret\n");
+    let flags = ["--socks5", "127.0.0.1:0", "--http-connect", "127.0.0.1:0", "--proxy-auth-file", &file];
     let (_server, mut client, socks) = start(folder.path(), &TO_LOOPBACK, &flags);
     let connect = client.address().to_string();
     let url = format!("http://{}/", http("let in"));
