@@ -166,7 +166,8 @@ impl DestinationPolicy {
     pub fn judge(&self, address: SocketAddr) -> Verdict {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         let inner = reserved::embedded(address.ip()).map(|ip| SocketAddr::new(ip, address.port()));
-        if [Some(address), inner].iter().flatten().any(|one| self.deny.iter().any(|rule| rule.matches(*one))) {
+        if [Some(address), inner].iter().flatten().any(|one| self.deny.iter().any(|rule| rule.matches(*one)))
+        {
             return Verdict::Denied;
         }
         let mut matching = self.rules.iter().filter(|rule| rule.matches(address));

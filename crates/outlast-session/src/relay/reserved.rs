@@ -63,7 +63,8 @@ pub fn network_of(address: IpAddr) -> Option<(Reserved, Cidr)> {
 pub fn embedded(address: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(address) = address else { return None };
     let [a, b, c, d, e, f, g, h] = address.segments();
-    let v4 = |high: u16, low: u16| Some(IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))));
+    let v4 =
+        |high: u16, low: u16| Some(IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))));
     match (a, b) {
         (0x64, 0xff9b) if [c, d, e, f] == [0; 4] => v4(g, h),
         (0x2002, _) => v4(b, c),

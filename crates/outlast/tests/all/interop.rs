@@ -2,14 +2,13 @@
 //! and what we do is what it says. In both roles, while the peer breaks links.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, command, echo, ended, folder, pattern};
+use crate::common::{KEY, Outlast, command, echo, ended, folder, pattern, secret_file};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 const BYTES: usize = 300_000;
 const BREAKS: &str = "3";
-const KEY: &str = "8e1fb6d03c52a7794410dfa9ee3c65b27d0915cc2be8f3606a94d71fa2085be3";
 
 /// Each mode that the peer speaks, with and without a key. Freezing a connection, as `kernel` needs it, takes a right.
 fn kinds() -> Vec<(&'static str, bool)> {
@@ -33,13 +32,6 @@ fn peer(role: &str, address: &str, mode: &str, with_key: bool) -> Child {
     command.spawn().unwrap()
 }
 
-fn key_file(folder: &Path) -> String {
-    let path = folder.join("key");
-    std::fs::write(&path, KEY).unwrap();
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
 /// The links that the peer counts in its last line.
 fn links(said: &str) -> u32 {
     let last = said.lines().last().unwrap_or_default();
@@ -50,7 +42,7 @@ fn links(said: &str) -> u32 {
 #[test]
 fn a_client_written_from_the_document_has_its_session() {
     let folder = folder();
-    let (to, key) = (echo().to_string(), key_file(folder.path()));
+    let (to, key) = (echo().to_string(), secret_file(folder.path(), "key", KEY));
     for (mode, with_key) in kinds() {
         let guard: &[&str] = if with_key { &["--psk-file", &key] } else { &[] };
         let arguments = [&["listen", "127.0.0.1:0", "--to", &to][..], guard].concat();
@@ -67,7 +59,7 @@ fn a_client_written_from_the_document_has_its_session() {
 #[test]
 fn a_server_written_from_the_document_serves_a_session() {
     let folder = folder();
-    let key = key_file(folder.path());
+    let key = secret_file(folder.path(), "key", KEY);
     for (mode, with_key) in kinds() {
         let mut peer = peer("server", "127.0.0.1:0", mode, with_key);
         let mut said = BufReader::new(peer.stdout.take().unwrap());

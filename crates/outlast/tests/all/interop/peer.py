@@ -13,7 +13,7 @@ MODES = {"kernel": 1, "window": 2, "udp": 3, "inband": 4}
 SECURITY = {"open": 1, "psk": 2}
 END_OFFSET, DIRECT_PROOF, SOURCE_PORT, ACK_PORT, NONCE, PROOF, REASON = range(1, 8)
 DATA, ACK, END, END_ACK, PING, PONG, RESET, GOODBYE = range(1, 9)
-UNKNOWN_SESSION, STALE_EPOCH, MODE_REFUSED, OUT_OF_RANGE = 1, 7, 9, 11
+UNKNOWN_SESSION, ENDED, STALE_EPOCH, OUT_OF_RANGE = 1, 6, 7, 11
 
 
 class Refused(Exception): pass
@@ -107,6 +107,7 @@ class Session:
         fixed = self.id + struct.pack(">QBBBB", self.epoch, intent, MODES[mode], SECURITY[security], 0)
         fixed += positions + self.buffers(sock)
         tags += [(DIRECT_PROOF, struct.pack(">I", stamp & 0xFFFFFFFF))]
+        tags += [(SOURCE_PORT, struct.pack(">H", sock.getsockname()[1]))]  # 7.4
         nonce = os.urandom(32)
         if security == "psk":
             tags += [(NONCE, nonce)]
@@ -304,9 +305,12 @@ class Session:
 
 
 def is_direct(sock, tags):
-    """7.1, 7.2: the client's timestamp beside the one in its SYN."""
+    """7.1, 7.2, 7.4: the client's timestamp beside the one in its SYN."""
     syn = sock.getsockopt(socket.IPPROTO_TCP, 28, 256)  # TCP_SAVED_SYN
-    options = syn[(syn[0] & 15) * 4 :][20 : (syn[(syn[0] & 15) * 4 + 12] >> 4) * 4]
+    tcp = syn[(syn[0] & 15) * 4 :]
+    if syn[12:16] == syn[16:20] and tags.get(SOURCE_PORT) != tcp[:2]:  # 7.4
+        return False
+    options = tcp[20 : (tcp[12] >> 4) * 4]
     while options and options[0] != 8:
         options = options[1 if options[0] == 1 else options[1] :]
     if not options or DIRECT_PROOF not in tags:
@@ -366,7 +370,13 @@ def main():
     if args.role == "client":
         session, app = Session(args, True, os.urandom(16)), Upload(args.bytes, args.seed)
         while not session.over:
-            sock = session.connect((host, int(port)), args.security, psk, args.mode)
+            try:
+                sock = session.connect((host, int(port)), args.security, psk, args.mode)
+            except Refused as refused:
+                if not session.was_welcomed or refused.args != (ENDED, session.end):
+                    raise
+                session.take_end()  # 1.7: that is all of it
+                break
             far = dice.randrange(1, 2 * args.bytes // (args.breaks + 1) + 2) if breaks else 1 << 62
             breaks = max(0, breaks - 1)
             session.carry(sock, app, far)
