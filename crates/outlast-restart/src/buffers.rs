@@ -5,7 +5,7 @@
 //! generation finds out for itself. So that it need not look at all connections, every buffer knows who may have it.
 
 use crate::slots::{BUFFER_BYTES_MAX, Slots};
-use crate::sys::shared::{AllZeroes, bytes, bytes_mut, share};
+use crate::sys::shared::{AllZeroes, bytes, bytes_mut, share, write};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::RawFd;
@@ -225,10 +225,20 @@ impl Buffers {
         bytes(self.whole(number), begin, length)
     }
 
-    /// Room in a buffer.
+    /// Room in a buffer, for the kernel to fill.
+    ///
+    /// # Safety
+    /// The caller has been lent this buffer, and nobody uses these bytes as long as the result is used.
     #[allow(clippy::mut_from_ref, reason = "shared memory is changed through shared references")]
-    pub(crate) fn room(&self, number: u32, begin: usize, length: usize) -> &mut [u8] {
-        bytes_mut(self.whole(number), begin, length)
+    pub(crate) unsafe fn room(&self, number: u32, begin: usize, length: usize) -> &mut [u8] {
+        // SAFETY: as the caller says.
+        unsafe { bytes_mut(self.whole(number), begin, length) }
+    }
+
+    /// Writes to a buffer, from `begin` on. False, and nothing is written, if there is not so much room.
+    pub(crate) fn write(&self, number: u32, begin: usize, content: &[u8]) -> bool {
+        let room = self.whole(number).get(begin..).filter(|room| room.len() >= content.len());
+        room.map(|room| write(room, content)).is_some()
     }
 }
 
@@ -262,7 +272,8 @@ mod tests {
         assert_eq!(lent, [1, 3, 4]);
         buffers.give_back(3);
         assert_eq!(buffers.lend(SMALL_BYTES, 17).unwrap(), 3);
-        buffers.room(large, LARGE_BYTES - 4, 4).copy_from_slice(b"last");
+        assert!(buffers.write(large, LARGE_BYTES - 4, b"last"));
+        assert!(!buffers.write(large, LARGE_BYTES - 3, b"last"));
         assert_eq!(buffers.bytes(large, LARGE_BYTES - 4, 4), b"last");
         assert!(buffers.lend(LARGE_BYTES + 1, 18).is_err());
         let others: BTreeSet<u32> = std::iter::from_fn(|| buffers.lend(LARGE_BYTES, 18).ok()).collect();
