@@ -4,7 +4,7 @@
 mod applies;
 mod run;
 
-pub use applies::{command, refuse_what_does_not};
+pub use applies::{command, for_completions, refuse_what_does_not};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use outlast_session::AckMode;
 use outlast_session::relay::Route;
@@ -79,7 +79,7 @@ pub struct ProcessArgs {
     /// Say nothing but errors
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast, else in /tmp/outlast-UID]
+    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast; of a system service, in its RuntimeDirectory; else in /run/outlast (root) or /tmp/outlast-UID]
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Serve Prometheus metrics at this address, under /metrics
@@ -106,10 +106,10 @@ pub enum LogFormat {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Options of sessions")]
 pub struct SessionArgs {
-    /// How delivery is acknowledged: auto, kernel, window, udp or inband [default: auto]
+    /// How delivery is acknowledged: auto, kernel, window, udp or inband; without a key or TLS, inband is the one to take where relays on the path are not trusted [default: auto]
     #[arg(long, value_name = "MODE")]
     pub ack: Option<AckMode>,
-    /// File with a key that both sides hold; it proves who they are, it does not encrypt
+    /// File with a key that both sides hold. It proves who opens and resumes; the content is neither encrypted nor protected from changes (--tls does both)
     #[arg(long, value_name = "FILE")]
     pub psk_file: Option<PathBuf>,
     /// Without a sign of life for so long, a link counts as lost [default: 10s]

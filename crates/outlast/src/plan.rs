@@ -100,9 +100,7 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
         ));
     }
     if !args.deny_to.is_empty() && !args.to_any {
-        return Err(Failure::usage(
-            "--deny-to is for --to-any: sessions to one service cannot go elsewhere",
-        ));
+        return Err(Failure::usage("--deny-to is for --to-any: sessions to one service cannot go elsewhere"));
     }
     let target = match (&args.to, args.to_any) {
         (Some(service), _) => Target::Fixed(service.clone()),
