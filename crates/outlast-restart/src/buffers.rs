@@ -5,7 +5,7 @@
 //! generation finds out for itself. So that it need not look at all connections, every buffer knows who may have it.
 
 use crate::slots::{BUFFER_BYTES_MAX, Slots};
-use crate::sys::shared::{AllZeroes, bytes, bytes_mut, share, write};
+use crate::sys::shared::{AllZeroes, bytes, bytes_mut, share};
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::RawFd;
@@ -234,12 +234,6 @@ impl Buffers {
         // SAFETY: as the caller says.
         unsafe { bytes_mut(self.whole(number), begin, length) }
     }
-
-    /// Writes to a buffer, from `begin` on. False, and nothing is written, if there is not so much room.
-    pub(crate) fn write(&self, number: u32, begin: usize, content: &[u8]) -> bool {
-        let room = self.whole(number).get(begin..).filter(|room| room.len() >= content.len());
-        room.map(|room| write(room, content)).is_some()
-    }
 }
 
 #[cfg(test)]
@@ -272,8 +266,8 @@ mod tests {
         assert_eq!(lent, [1, 3, 4]);
         buffers.give_back(3);
         assert_eq!(buffers.lend(SMALL_BYTES, 17).unwrap(), 3);
-        assert!(buffers.write(large, LARGE_BYTES - 4, b"last"));
-        assert!(!buffers.write(large, LARGE_BYTES - 3, b"last"));
+        // SAFETY: it was lent to this test, which uses it nowhere else.
+        unsafe { buffers.room(large, LARGE_BYTES - 4, 4) }.copy_from_slice(b"last");
         assert_eq!(buffers.bytes(large, LARGE_BYTES - 4, 4), b"last");
         assert!(buffers.lend(LARGE_BYTES + 1, 18).is_err());
         let others: BTreeSet<u32> = std::iter::from_fn(|| buffers.lend(LARGE_BYTES, 18).ok()).collect();

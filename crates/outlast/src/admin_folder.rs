@@ -4,13 +4,14 @@
 pub mod places;
 
 use crate::exit::Failure;
-use crate::unix_socket::bind_replacing;
+use crate::unix_socket::{bind_replacing, is_abandoned};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Times that others may remove the folder while we are about to use it.
 const ATTEMPTS_MAX: usize = 100;
@@ -109,11 +110,39 @@ fn unusable(folder: &Path, error: &io::Error) -> anyhow::Error {
 }
 
 /// Binds a socket that only this user can connect to. One that nobody listens on is replaced.
+///
+/// It gets its name when it listens: before that whoever looks for instances would take it for one that was left behind.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let listener = bind_replacing(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let beside = path.with_file_name(format!(".{:x}-{number:x}", std::process::id()));
+    let (listener, bound) = match UnixListener::bind(&beside) {
+        Ok(listener) => (listener, beside.as_path()),
+        // The name in its place may be a shorter one.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => (bind_replacing(path)?, path),
+        Err(error) => return Err(error),
+    };
+    std::fs::set_permissions(bound, std::fs::Permissions::from_mode(0o600))?;
+    if bound != path {
+        let placed = put_in_place(bound, path);
+        std::fs::remove_file(bound).ok();
+        placed?;
+    }
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+fn put_in_place(socket: &Path, path: &Path) -> io::Result<()> {
+    match std::fs::hard_link(socket, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if !is_abandoned(path) {
+                return Err(rustix::io::Errno::ADDRINUSE.into());
+            }
+            std::fs::remove_file(path)?;
+            std::fs::hard_link(socket, path)
+        }
+        other => other,
+    }
 }
 
 /// Removes a socket, and the folder with the last.

@@ -150,9 +150,14 @@ impl ConfigFile {
         faults.into_iter().next().map_or(Ok(jobs), Err)
     }
 
+    /// Whether there is anything to do.
+    pub fn has_sections(&self) -> bool {
+        !(self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty())
+    }
+
     /// The sections in which nothing is wrong so far, and everything that is wrong with the others.
     pub fn all_jobs(&self) -> (Vec<(Place, Job)>, Vec<anyhow::Error>) {
-        if self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty() {
+        if !self.has_sections() {
             let why = "there is nothing to do: add a [[listen]], [[connect]] or [[run]] section";
             return (Vec::new(), vec![Failure::usage(format!("{}: {why}", self.path.display()))]);
         }

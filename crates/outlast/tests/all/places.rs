@@ -41,9 +41,50 @@ echo "--- end"
 exit 0
 "#;
 
+/// A service is restarted twice; the first time its manager removes its folder in between, the second time it does not.
+const RESTARTED: &str = r#"
+set -eu
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mount -t tmpfs -o mode=755 tmpfs /run
+unset XDG_RUNTIME_DIR
+export RUNTIME_DIRECTORY=/run/service
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+listen() {
+    mkdir -p "$RUNTIME_DIRECTORY"
+    "$OUTLAST" --log info --drain-timeout 0s listen 127.0.0.1:7100 --to 127.0.0.1:7101 2>/tmp/log & service=$!
+    until grep -q 'listening on' /tmp/log; do sleep 0.05; done
+}
+socat TCP-LISTEN:7101,fork,reuseaddr EXEC:cat &
+listen
+"$OUTLAST" --admin-socket none connect 127.0.0.1:7102 --via 127.0.0.1:7100 &
+until ss -Hltn 'sport = 7102' | grep -q .; do sleep 0.05; done
+socat TCP:127.0.0.1:7102 SYSTEM:'echo one; read heard; echo $heard >>/tmp/heard; until [ -e /tmp/two ]; do sleep 0.05; done
+    echo two; read heard; echo $heard >>/tmp/heard; until [ -e /tmp/three ]; do sleep 0.05; done
+    echo three; read heard; echo $heard >>/tmp/heard' &
+restarted() { # what is said then, and what becomes of the folder meanwhile
+    until [ "$(tail -n 1 /tmp/heard 2>/dev/null)" = "$1" ]; do sleep 0.05; done
+    kill -TERM "$service"; wait "$service" || true
+    $2
+    listen
+    grep 'going on with' /tmp/log
+    : >"/tmp/$3"
+    until [ "$(tail -n 1 /tmp/heard)" = "$3" ]; do sleep 0.05; done
+}
+removed() { rm -rf "$RUNTIME_DIRECTORY"; }
+restarted one removed two
+restarted two true three
+exit 0
+"#;
+
 #[test]
-fn instances_are_found_wherever_they_are_and_nobody_takes_their_place() {
-    let isolated = ["--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c"];
+fn a_service_goes_on_with_its_sessions_whatever_becomes_of_its_folder() {
+    let Some(said) = in_a_world_of_its_own(RESTARTED) else { return };
+    assert_eq!(said.matches("going on with").count(), 2, "{said}");
+}
+
+/// What a script says in namespaces of its own. None where there can be none.
+fn in_a_world_of_its_own(script: &str) -> Option<String> {
+    let isolated = ["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"];
     let works = |program: &str, arguments: &[&str]| {
         Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
     };
@@ -52,18 +93,25 @@ fn instances_are_found_wherever_they_are_and_nobody_takes_their_place() {
     {
         assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "root is needed");
         eprintln!("SKIPPED: root is needed for users and mounts");
-        return;
+        return None;
     }
     let output = Command::new("timeout")
         .args(["--signal=KILL", "60", "unshare"])
         .args(isolated)
-        .arg(format!("ip link set lo up\n{SCRIPT}"))
+        .arg(format!("ip link set lo up\n{script}"))
         .env("OUTLAST", env!("CARGO_BIN_EXE_outlast"))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{all}");
+    Some(said)
+}
+
+#[test]
+fn instances_are_found_wherever_they_are_and_nobody_takes_their_place() {
+    let Some(said) = in_a_world_of_its_own(SCRIPT) else { return };
+    let all = &said;
     let pid = |name: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("no {name} in {all}")).to_owned()
