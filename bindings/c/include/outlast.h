@@ -10,6 +10,8 @@
  * again by the next generation; what was sent of its answer is not sent again. So the same request must have the same
  * answer: what may differ from run to run, such as the time, is left to the next generation in a note.
  *
+ *     #define _GNU_SOURCE // for accept4, before the first #include
+ *
  *     int listener = outlast_listen((struct sockaddr *)&address, sizeof address, SOMAXCONN);
  *     if (listener < 0 || outlast_register(NULL) < 0)
  *         errx(1, "%s", outlast_error());

@@ -126,7 +126,9 @@ impl Connection {
         }
         let begin = self.place(self.received_bytes, length);
         let room = free_bytes.min(length - begin);
-        let room = self.shared.buffers.room(self.mark.buffer, begin, room);
+        // SAFETY: this connection has been lent the buffer, and this is the only value of it; the bytes are behind those
+        // that are held, so that nobody has a reference to them.
+        let room = unsafe { self.shared.buffers.room(self.mark.buffer, begin, room) };
         self.stir();
         match self.transport.receive(self.socket.as_fd(), self.slot, room) {
             Ok(count) => {
@@ -435,7 +437,8 @@ impl Connection {
             return Ok(());
         }
         let held = self.input().to_vec();
-        self.shared.buffers.room(buffer, 0, held.len()).copy_from_slice(&held);
+        // SAFETY: the same, or lent just now; and `held` is a copy.
+        unsafe { self.shared.buffers.room(buffer, 0, held.len()) }.copy_from_slice(&held);
         let mark = Mark { buffer, begin_bytes: self.mark.consumed_bytes, ..self.mark };
         // Notes change with requests that are done, and with nothing else.
         self.carry_note(&mark, false);

@@ -3,7 +3,7 @@
 
 use crate::buffers;
 use crate::sys::pages;
-use crate::sys::shared::{AllZeroes, bytes, bytes_mut, share};
+use crate::sys::shared::{AllZeroes, bytes, copy, share, write};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -118,15 +118,14 @@ impl Notes {
     /// Puts the one aside that is to go with the next mark.
     pub(crate) fn set_next(&self, content: &[u8]) {
         let [.., next] = &self.0;
-        bytes_mut(next, 0, content.len()).copy_from_slice(content);
+        write(next, content);
     }
 
     /// Before the mark `to` counts: it has the one that was put aside, or the other mark's.
     pub(crate) fn carry(&self, to: u32, is_next: bool, length: u8) {
         let from = if is_next { Self::NEXT } else { to as usize ^ 1 };
         if let (Some(from), Some(to)) = (self.0.get(from), self.0.get(to as usize)) {
-            let length = length.into();
-            bytes_mut(to, 0, length).copy_from_slice(bytes(from, 0, length));
+            copy(from, to, length.into());
         }
     }
 }

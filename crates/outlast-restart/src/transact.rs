@@ -136,7 +136,8 @@ impl Connection {
         }
         let no_room = |_| StateError::NoRoomForAnswer { length: outbox_bytes };
         let outbox = self.shared.buffers.lend(outbox_bytes, self.socket.as_raw_fd()).map_err(no_room)?;
-        let room = self.shared.buffers.room(outbox, 0, outbox_bytes);
+        // SAFETY: it was lent just now, so that nobody else uses it; and `unsent` is a copy.
+        let room = unsafe { self.shared.buffers.room(outbox, 0, outbox_bytes) };
         let (first, second) = room.split_at_mut(unsent.len());
         first.copy_from_slice(&unsent);
         second.copy_from_slice(answer);

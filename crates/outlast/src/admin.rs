@@ -1,6 +1,6 @@
 //! The local socket over which a running instance is asked and told: one JSON line each way.
 
-use crate::admin_folder;
+use crate::admin_folder::{self, Socket};
 use crate::cli::ProcessArgs;
 use crate::exit::Failure;
 use anyhow::Result;
@@ -96,7 +96,7 @@ impl AdminSocket {
             }
             None => {
                 let name = format!("{}.sock", std::process::id());
-                let (path, listener) = admin_folder::bind(&admin_folder::path(), &name)?;
+                let (path, listener) = admin_folder::bind_new(&name)?;
                 (path, listener, true)
             }
         };
@@ -186,11 +186,33 @@ fn process_of(socket: &Path) -> String {
     format!("process {}", socket.file_stem().unwrap_or_default().to_string_lossy())
 }
 
-/// Asks one instance. `TimedOut` means that it is there and says nothing.
-async fn ask(path: &Path, request: &[u8]) -> io::Result<Value> {
+/// What another user's instance has said: with that user, and with nothing that controls a terminal.
+fn of_another(mut answer: Value, uid: u32) -> Value {
+    fn cleaned(value: Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(crate::exit::clean(&text)),
+            Value::Array(values) => Value::Array(values.into_iter().map(cleaned).collect()),
+            Value::Object(fields) => Value::Object(
+                fields.into_iter().map(|(name, value)| (crate::exit::clean(&name), cleaned(value))).collect(),
+            ),
+            other => other,
+        }
+    }
+    answer = cleaned(answer);
+    if let Value::Object(fields) = &mut answer {
+        fields.insert("user".into(), uid.into());
+    }
+    answer
+}
+
+/// Asks one instance. `TimedOut` means that it is there and says nothing. If it is said whose it is, nobody else is asked.
+async fn ask(path: &Path, of: Option<u32>, request: &[u8]) -> io::Result<Value> {
     let silent = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it {SILENT}"));
     let begin = async {
         let mut stream = UnixStream::connect(path).await?;
+        if of.is_some_and(|uid| stream.peer_cred().map_or(true, |peer| peer.uid() != uid)) {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
         stream.write_all(request).await?;
         let mut answer = vec![0];
         let count = stream.read(&mut answer).await?;
@@ -203,34 +225,48 @@ async fn ask(path: &Path, request: &[u8]) -> io::Result<Value> {
     Ok(serde_json::from_slice(&answer)?)
 }
 
-/// Asks all instances of this user at once, or the one at `path`. Sockets that processes left behind are removed.
+/// Asks all instances of this user at once, or the one at `path`.
 pub async fn ask_all(path: Option<&Path>, request: &Request) -> Result<Answers> {
+    ask_some(path, request, false).await
+}
+
+/// The same; root asks the instances of all users.
+pub async fn ask_everybody(path: Option<&Path>, request: &Request) -> Result<Answers> {
+    ask_some(path, request, true).await
+}
+
+/// Sockets that processes of this user have left behind are removed.
+async fn ask_some(path: Option<&Path>, request: &Request, of_everybody: bool) -> Result<Answers> {
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     if let Some(path) = path {
-        let answer = ask(path, &line).await.map_err(|error| {
+        let answer = ask(path, None, &line).await.map_err(|error| {
             let why = plain(&error);
             Failure::system(format!("no outlast instance answers at {}: {why}", path.display()))
         })?;
         return Ok(Answers { answers: vec![(path.to_owned(), answer)], silent: Vec::new() });
     }
     let mut asked = JoinSet::new();
-    for path in admin_folder::sockets()? {
+    let own_uid = admin_folder::own_uid();
+    for Socket { path, uid } in admin_folder::sockets(of_everybody)? {
         let line = line.clone();
         asked.spawn(async move {
-            let answer = ask(&path, &line).await;
-            (path, answer)
+            let answer = ask(&path, Some(uid), &line).await;
+            let answer = if uid == own_uid { answer } else { answer.map(|answer| of_another(answer, uid)) };
+            (path, uid, answer)
         });
     }
     let mut all = asked.join_all().await;
-    all.sort_by(|(path, _), (other, _)| path.cmp(other));
+    all.sort_by(|(path, ..), (other, ..)| path.cmp(other));
     let mut answers = Answers::default();
-    for (path, answer) in all {
+    for (path, uid, answer) in all {
         match answer {
             Ok(answer) => answers.answers.push((path, answer)),
             Err(error) => match error.kind() {
                 io::ErrorKind::TimedOut => answers.silent.push(path),
-                io::ErrorKind::ConnectionRefused => admin_folder::remove(&path),
+                // What another user has left is not root's to clear away.
+                io::ErrorKind::ConnectionRefused if uid == own_uid => admin_folder::remove(&path),
+                io::ErrorKind::ConnectionRefused => {}
                 // An instance that has just ended is none.
                 io::ErrorKind::NotFound => {}
                 _ => tracing::warn!("{} does not answer: {}", path.display(), plain(&error)),

@@ -1,28 +1,87 @@
 //! The folder with the sockets of this user's instances and keepers. It comes with the first and goes with the last.
+//! Where it can be is in `places.rs`.
+
+pub mod places;
 
 use crate::exit::Failure;
-use crate::unix_socket::bind_replacing;
+use crate::unix_socket::{bind_replacing, is_abandoned};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Times that others may remove the folder while we are about to use it.
 const ATTEMPTS_MAX: usize = 100;
 
-/// Where it is: in `XDG_RUNTIME_DIR`, else in /tmp.
-pub fn path() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-        Some(runtime) => PathBuf::from(runtime).join("outlast"),
-        None => PathBuf::from(format!("/tmp/outlast-{}", own_uid())),
+/// Binds a socket in the first place for this user's sockets that can be used. Where that is not the usual one, it is
+/// said: `outlast status` finds it, people may not.
+pub fn bind_new(name: impl AsRef<Path>) -> Result<(PathBuf, UnixListener)> {
+    let places = places::new();
+    bind_in(&places.folders, name.as_ref())
+}
+
+/// Binds a socket that outlives the service it is made by: where a service manager clears up after a service, and, as it may
+/// not do so before the next start, there as well.
+pub fn bind_to_stay(name: impl AsRef<Path>) -> Result<Vec<(PathBuf, UnixListener)>> {
+    let places::Places { mut folders, of_service } = places::new();
+    folders.retain(|folder| !of_service.contains(folder));
+    let lasting = bind_in(&folders, name.as_ref());
+    let mut all: Vec<_> = of_service.iter().filter_map(|folder| bind(folder, name.as_ref()).ok()).collect();
+    match lasting {
+        Ok(bound) => all.insert(0, bound),
+        Err(error) if all.is_empty() => return Err(error),
+        Err(_) => {}
+    }
+    Ok(all)
+}
+
+/// In the first of these folders that can be used; in one with a new name, where somebody else was first everywhere.
+fn bind_in(folders: &[PathBuf], name: &Path) -> Result<(PathBuf, UnixListener)> {
+    let mut failed: Option<(&Path, io::Error)> = None;
+    for folder in folders {
+        match bind_or_fail(folder, name) {
+            Ok(bound) => {
+                say_where(failed.as_ref(), folder);
+                return Ok(bound);
+            }
+            Err(error) => {
+                failed.get_or_insert((folder, error));
+            }
+        }
+    }
+    if places::chosen().is_none() {
+        let folder = places::of_last_resort();
+        if let Ok(bound) = bind_or_fail(&folder, name) {
+            say_where(failed.as_ref(), &folder);
+            return Ok(bound);
+        }
+    }
+    match failed {
+        Some((folder, error)) => Err(unusable(folder, &error)),
+        None => Err(Failure::system("there is no folder for the admin socket")),
+    }
+}
+
+fn say_where(failed: Option<&(&Path, io::Error)>, folder: &Path) {
+    if let Some((first, error)) = failed {
+        let (first, folder) = (first.display(), folder.display());
+        tracing::warn!(
+            "cannot use {first} for the admin socket: {}; it is in {folder} instead",
+            plain(error)
+        );
     }
 }
 
 /// Binds a socket in the folder, which is made if missing.
 pub fn bind(folder: &Path, name: impl AsRef<Path>) -> Result<(PathBuf, UnixListener)> {
-    let path = folder.join(name.as_ref());
+    bind_or_fail(folder, name.as_ref()).map_err(|error| unusable(folder, &error))
+}
+
+fn bind_or_fail(folder: &Path, name: &Path) -> io::Result<(PathBuf, UnixListener)> {
+    let path = folder.join(name);
     let mut attempts = 0;
     loop {
         attempts += 1;
@@ -30,21 +89,16 @@ pub fn bind(folder: &Path, name: impl AsRef<Path>) -> Result<(PathBuf, UnixListe
             Ok(listener) => return Ok((path, listener)),
             // Whoever was the last to leave has just taken the folder along.
             Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < ATTEMPTS_MAX => {}
-            Err(error) => return Err(unusable(folder, &error)),
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// The folder, made if missing.
-pub fn made() -> Result<PathBuf> {
-    let folder = path();
-    make(&folder).map_err(|error| unusable(&folder, &error))?;
-    Ok(folder)
-}
-
-/// The folder, if it is there and ours alone.
-pub fn found() -> Option<PathBuf> {
-    Some(path()).filter(|folder| check(folder).is_ok())
+/// Whether there is a place for a socket. What was made to find out is left for whoever comes.
+pub fn check_new() -> Result<()> {
+    let (socket, _listener) = bind_new(format!("{}.check", std::process::id()))?;
+    remove(&socket);
+    Ok(())
 }
 
 fn unusable(folder: &Path, error: &io::Error) -> anyhow::Error {
@@ -56,11 +110,39 @@ fn unusable(folder: &Path, error: &io::Error) -> anyhow::Error {
 }
 
 /// Binds a socket that only this user can connect to. One that nobody listens on is replaced.
+///
+/// It gets its name when it listens: before that whoever looks for instances would take it for one that was left behind.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let listener = bind_replacing(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let beside = path.with_file_name(format!(".{:x}-{number:x}", std::process::id()));
+    let (listener, bound) = match UnixListener::bind(&beside) {
+        Ok(listener) => (listener, beside.as_path()),
+        // The name in its place may be a shorter one.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => (bind_replacing(path)?, path),
+        Err(error) => return Err(error),
+    };
+    std::fs::set_permissions(bound, std::fs::Permissions::from_mode(0o600))?;
+    if bound != path {
+        let placed = put_in_place(bound, path);
+        std::fs::remove_file(bound).ok();
+        placed?;
+    }
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+fn put_in_place(socket: &Path, path: &Path) -> io::Result<()> {
+    match std::fs::hard_link(socket, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if !is_abandoned(path) {
+                return Err(rustix::io::Errno::ADDRINUSE.into());
+            }
+            std::fs::remove_file(path)?;
+            std::fs::hard_link(socket, path)
+        }
+        other => other,
+    }
 }
 
 /// Removes a socket, and the folder with the last.
@@ -72,30 +154,48 @@ pub fn remove(socket: &Path) {
     }
 }
 
-/// The sockets in the folder, if there is one.
+/// A socket that an instance or a keeper may listen at, and the user whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Socket {
+    pub path: PathBuf,
+    pub uid: u32,
+}
+
+/// The sockets in all folders: of this user; and where root asks for them, of everybody.
 ///
 /// # Errors
-/// It cannot be read, or is not ours alone.
-pub fn sockets() -> Result<Vec<PathBuf>> {
-    let folder = path();
-    let files = match check(&folder).and_then(|()| std::fs::read_dir(&folder)) {
-        Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => {
-            let why = plain(&error);
-            return Err(Failure::system(format!(
-                "cannot look for instances in {}: {why} (XDG_RUNTIME_DIR decides where that is)",
-                folder.display()
-            )));
+/// The one folder that was chosen cannot be read, or is not ours alone.
+pub fn sockets(of_everybody: bool) -> Result<Vec<Socket>> {
+    if let Some(folder) = places::chosen() {
+        match check(&folder).and_then(|()| std::fs::read_dir(&folder).map(drop)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let why = plain(&error);
+                return Err(Failure::system(format!(
+                    "cannot look for instances in {}: {why} (XDG_RUNTIME_DIR decides where that is)",
+                    folder.display()
+                )));
+            }
+            _ => {}
         }
+    }
+    let folders = if of_everybody {
+        places::everybodys()
+    } else {
+        places::own().into_iter().map(|folder| (folder, own_uid())).collect()
     };
-    let mut paths: Vec<PathBuf> = files
-        .flatten()
-        .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
-        .collect();
-    paths.sort();
-    Ok(paths)
+    let mut sockets = Vec::new();
+    for (folder, uid) in folders {
+        let Ok(files) = std::fs::read_dir(&folder) else { continue };
+        // No links: they lead where their owner likes.
+        let is_socket = |file: &std::fs::DirEntry| {
+            file.path().extension().is_some_and(|extension| extension == "sock")
+                && file.file_type().is_ok_and(|kind| kind.is_socket())
+        };
+        let paths = files.flatten().filter(is_socket).map(|file| Socket { path: file.path(), uid });
+        sockets.extend(paths);
+    }
+    sockets.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(sockets)
 }
 
 fn make(folder: &Path) -> io::Result<()> {

@@ -4,7 +4,7 @@
 mod applies;
 mod run;
 
-pub use applies::{command, refuse_what_does_not};
+pub use applies::{command, for_completions, refuse_what_does_not};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use outlast_session::AckMode;
 use outlast_session::relay::Route;
@@ -82,7 +82,7 @@ pub struct ProcessArgs {
     /// Say nothing but errors
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast, else in /tmp/outlast-UID]
+    /// Socket for status and kill; `none` for none [default: one per process in $XDG_RUNTIME_DIR/outlast; of a system service, in its RuntimeDirectory; else in /run/outlast (root) or /tmp/outlast-UID]
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Serve Prometheus metrics at this address, under /metrics
@@ -109,10 +109,10 @@ pub enum LogFormat {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Options of sessions")]
 pub struct SessionArgs {
-    /// How delivery is acknowledged: auto, kernel, window, udp or inband [default: auto]
+    /// How delivery is acknowledged: auto, kernel, window, udp or inband; without a key or TLS, inband is the one to take where relays on the path are not trusted [default: auto]
     #[arg(long, value_name = "MODE")]
     pub ack: Option<AckMode>,
-    /// File with a key that both sides hold; it proves who they are, it does not encrypt
+    /// File with a key that both sides hold. It proves who opens and resumes; the content is neither encrypted nor protected from changes (--tls does both)
     #[arg(long, value_name = "FILE")]
     pub psk_file: Option<PathBuf>,
     /// Without a sign of life for so long, a link counts as lost [default: 10s]
@@ -139,9 +139,12 @@ pub struct ListenArgs {
     /// Connect to where the client says (its --socks5, --http-connect or --transparent)
     #[arg(long)]
     pub to_any: bool,
-    /// With --to-any, only there: NETWORK[:PORT[-PORT]], `any` for all networks; may be repeated
+    /// With --to-any, only there: NETWORK[:PORT[-PORT]]; may be repeated. `any` stands for all networks but loopback, link-local and cloud metadata addresses, which have to be named
     #[arg(long, value_name = "RULE", requires = "to_any")]
     pub allow_to: Vec<DestinationRule>,
+    /// With --to-any, never there, whatever --allow-to says; may be repeated
+    #[arg(long, value_name = "RULE", requires = "to_any")]
+    pub deny_to: Vec<DestinationRule>,
     /// Only clients from this network; may be repeated
     #[arg(long, value_name = "NETWORK")]
     pub allow: Vec<Cidr>,

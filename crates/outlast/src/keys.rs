@@ -5,9 +5,12 @@ use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use anyhow::Result;
 use outlast_session::relay::Credentials;
 use outlast_session::{Psk, TlsConfig};
+use rustix::process::DumpableBehavior;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{RootCertStore, ServerConfig};
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,19 +30,30 @@ pub fn credentials(path: &Path) -> Result<Credentials> {
     Credentials::parse(text.trim_end()).map_err(|why| unusable("user and password", path, why))
 }
 
-/// Reads a file that others should not be able to read.
+/// Reads a file that only its owner and its group may read. What is checked is what is read: it is opened once.
 fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
-    let metadata = std::fs::metadata(path).map_err(|error| unreadable(what, path, &error))?;
+    let unreadable = |error: io::Error| unreadable(what, path, &error);
+    // A FIFO would wait here for somebody to write: first look what it is.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unusable(what, path, "it is no regular file"));
+    }
+    let mut file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(unusable(what, path, "it is no regular file"));
     }
     if metadata.len() > FILE_BYTES_MAX {
         return Err(unusable(what, path, "it is too large"));
     }
-    if metadata.mode() & 0o004 != 0 {
-        tracing::warn!("everybody can read {}: chmod 600 it", path.display());
+    if metadata.mode() & 0o006 != 0 {
+        let may = if metadata.mode() & 0o002 != 0 { "change" } else { "read" };
+        let why = format!("every user of this machine can {may} it: chmod 600 {}", path.display());
+        return Err(unusable(what, path, &why));
     }
-    std::fs::read(path).map(Zeroizing::new).map_err(|error| unreadable(what, path, &error))
+    // In one piece: what a vector leaves behind when it grows is not wiped.
+    let mut bytes = Zeroizing::new(vec![0; usize::try_from(metadata.len()).unwrap_or_default()]);
+    file.read_exact(&mut bytes).map_err(unreadable)?;
+    Ok(bytes)
 }
 
 fn pem_error(what: &str, path: &Path, error: PemError) -> anyhow::Error {
@@ -61,8 +75,13 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     // Checks the permissions, and says better than the parser what is wrong with the file.
-    secret(path, "private key")?;
-    PrivateKeyDer::from_pem_file(path).map_err(|error| pem_error("private key", path, error))
+    let pem = secret(path, "private key")?;
+    // The TLS library keeps the key, and what it makes of it, in ordinary memory: no core dump of this process, then, and
+    // no debugger but root's.
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("the private key can get into a core dump: {error}");
+    }
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| pem_error("private key", path, error))
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore> {
@@ -164,6 +183,7 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
 
     fn file(content: &[u8]) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -173,11 +193,28 @@ mod tests {
 
     #[test]
     fn what_is_no_key_is_refused_with_its_file() {
-        assert!(psk(file(b"00112233445566778899aabbccddeeff\n").path()).is_ok());
-        for content in [&b"0011223344556677\n"[..], b"no key!\n", b"\xff\xfe"] {
+        assert!(psk(file(b"8e1fb6d03c52a7794410dfa9ee3c65b2\n").path()).is_ok());
+        let made_up = b"00112233445566778899aabbccddeeff\n";
+        for content in [&b"8e1fb6d03c52a779\n"[..], b"no key!\n", b"\xff\xfe", made_up] {
             let wrong = file(content);
             let said = psk(wrong.path()).unwrap_err().to_string();
             assert!(said.starts_with(&format!("unusable key file {}: ", wrong.path().display())), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_every_user_can_read_is_no_secret() {
+        let key = file(b"8e1fb6d03c52a7794410dfa9ee3c65b2\n");
+        let with_mode = |mode: u32| {
+            std::fs::set_permissions(key.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            psk(key.path()).map(drop).map_err(|error| error.to_string())
+        };
+        for mode in [0o400, 0o600, 0o640, 0o440] {
+            assert_eq!(with_mode(mode), Ok(()), "{mode:o}");
+        }
+        for (mode, may) in [(0o644, "read"), (0o604, "read"), (0o602, "change"), (0o666, "change")] {
+            let said = with_mode(mode).unwrap_err();
+            assert!(said.contains(&format!("can {may} it: chmod 600 ")), "{mode:o}: {said}");
         }
     }
 

@@ -113,6 +113,9 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
             "--allow-to is for --to-any: sessions to one service cannot go elsewhere",
         ));
     }
+    if !args.deny_to.is_empty() && !args.to_any {
+        return Err(Failure::usage("--deny-to is for --to-any: sessions to one service cannot go elsewhere"));
+    }
     let target = match (&args.to, args.to_any) {
         (Some(service), _) => Target::Fixed(service.clone()),
         (None, true) => {
@@ -127,7 +130,8 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
                      --tls-client-ca, --allow or --allow-to (--allow-to any for everything)"
                 )));
             }
-            Target::Any(Arc::new(DestinationPolicy { rules: args.allow_to.clone() }))
+            let policy = DestinationPolicy { rules: args.allow_to.clone(), deny: args.deny_to.clone() };
+            Target::Any(Arc::new(policy))
         }
         (None, false) => {
             return Err(Failure::usage("no service to connect sessions to: give --to host:port or --to-any"));

@@ -23,8 +23,8 @@ pub fn bind_replacing(path: &Path) -> io::Result<UnixListener> {
     }
 }
 
-/// Not followed if it is a link: that would be somebody's.
-fn is_abandoned(path: &Path) -> bool {
+/// Whether it is a socket that nobody listens on. Not followed if it is a link: that would be somebody's.
+pub fn is_abandoned(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
         && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }

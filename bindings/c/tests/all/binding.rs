@@ -170,7 +170,10 @@ fn it_is_installed_so_that_pkg_config_finds_it() {
         // The archive instead of the library: as the linker does it where there is no other.
         let archive = "[ $LINKING = --shared ] || rm -f $PREFIX/lib/liboutlast.so";
         let compile = format!("{archive}; cc -Wall -Werror -o $PREFIX/program $SOURCE {flags}");
-        shell.arg("-ec").arg(format!("{compile}; LD_LIBRARY_PATH=$PREFIX/lib $PREFIX/program"));
+        // By the version of its interface, so that a later one that is different is not taken for it.
+        let named =
+            "[ $LINKING = --static ] || readelf -d $PREFIX/program | grep -q 'NEEDED.*liboutlast\\.so\\.0'";
+        shell.arg("-ec").arg(format!("{compile}; {named}; LD_LIBRARY_PATH=$PREFIX/lib $PREFIX/program"));
         shell.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).env("PREFIX", &prefix);
         shell.env("LINKING", linking).env("SOURCE", root.join("tests/errors.c"));
         let output = shell.output().unwrap();

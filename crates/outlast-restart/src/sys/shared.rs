@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// One value of plain atomics in memory that stays the same memory across `clone`.
 ///
@@ -80,11 +80,29 @@ pub(crate) fn bytes(memory: &[AtomicU8], begin: usize, length: usize) -> &[u8] {
 }
 
 /// As [`bytes`], to be filled by the kernel.
+///
+/// # Safety
+/// As long as the result is used, nobody else reads or changes these bytes: the caller serves the connection that they
+/// belong to, alone, and has no other reference to them.
 #[allow(clippy::mut_from_ref, reason = "shared memory is changed through shared references")]
-pub(crate) fn bytes_mut(memory: &[AtomicU8], begin: usize, length: usize) -> &mut [u8] {
+pub(crate) unsafe fn bytes_mut(memory: &[AtomicU8], begin: usize, length: usize) -> &mut [u8] {
     let part = memory.get(begin..begin + length).unwrap_or_default();
-    // SAFETY: atomics may be changed through a shared reference; that nobody else looks at these bytes is as above.
+    // SAFETY: atomics may be changed through a shared reference; that nobody else looks at these bytes, the caller says.
     unsafe { std::slice::from_raw_parts_mut(part.as_ptr().cast::<u8>().cast_mut(), part.len()) }
+}
+
+/// Writes to shared memory, whoever looks at it. What does not fit is left out.
+pub(crate) fn write(memory: &[AtomicU8], content: &[u8]) {
+    for (to, from) in memory.iter().zip(content) {
+        to.store(*from, Ordering::Relaxed);
+    }
+}
+
+/// Copies the first bytes from shared memory to shared memory.
+pub(crate) fn copy(from: &[AtomicU8], to: &[AtomicU8], length: usize) {
+    for (to, from) in to.iter().zip(from).take(length) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 /// Gives the memory below back to the system: zeroes again. Whole pages only.

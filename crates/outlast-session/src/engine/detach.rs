@@ -58,6 +58,7 @@ impl Engine {
             epoch: ctl.epoch,
             security: self.config.security_kind(),
             key: ctl.key.clone(),
+            owner: ctl.owner,
             peer: ctl.last_peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip()),
             outages: ctl.outages + u64::from(had_link),
             sending,
@@ -79,6 +80,7 @@ impl Engine {
             engine.happens(&mut ctl, Happening::LinkLost);
             ctl.epoch = detached.epoch;
             ctl.key = detached.key.clone();
+            ctl.owner = detached.owner;
             ctl.welcomed = true;
             ctl.outages = detached.outages;
             ctl.lost_at = Some(Instant::now());
@@ -118,6 +120,7 @@ impl Acceptor {
             return Err(Error::Config(format!("session {id} is here already")));
         }
         registry.set_key(&id, detached.key.clone());
+        registry.set_owner(&id, detached.owner);
         registry.detach(&id, detached.epoch, self.now());
         drop(registry);
         engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));

@@ -47,7 +47,7 @@ pub(crate) use tx::Tx;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::proto::{Happening, Life, LifeRole, SessionId, SessionKey};
+use crate::proto::{Fingerprint, Happening, Life, LifeRole, SessionId, SessionKey};
 use crate::sys;
 use ::tokio::sync::broadcast;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -117,6 +117,8 @@ pub(crate) struct Ctl {
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) epoch: u64,
     pub(crate) key: Option<SessionKey>,
+    /// At a server, the certificate of the client that opened the session.
+    pub(crate) owner: Option<Fingerprint>,
     /// What a client's attempts remember.
     pub(crate) client: ClientState,
     /// Where the peer takes acknowledgement datagrams.
@@ -189,6 +191,7 @@ impl Engine {
                 link: None,
                 epoch: 0,
                 key: None,
+                owner: None,
                 client: ClientState::new(&config),
                 peer_udp_port: None,
                 mailbox: None,

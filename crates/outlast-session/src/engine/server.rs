@@ -17,7 +17,7 @@ use super::{Engine, Event, Events, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
+    Auth, BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
     Message, NotDirect, Policy, Refusal, Refuse, Registry, RegistryLimits, SavedSyn, ServerHandshake,
     ServerStep, SessionId, State, Welcome,
 };
@@ -277,19 +277,22 @@ impl Acceptor {
         }
         let link = Arc::new(link);
         let peer = link.peer_addr.ip();
+        let certificate = link.peer_certificate();
         let mut registry = self.registry.lock();
+        // PROTOCOL 6.10: with another certificate it is not proven, whatever it knows.
+        let auth =
+            if registry.may_own(&hello.id, certificate.as_ref()) { greeted.auth } else { Auth::Unproven };
         let draining = self.draining.load(Ordering::Relaxed);
         let policy =
             Policy { draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS), ..self.policy };
-        let decision = registry.decide(self.now(), hello, peer, greeted.auth, direct, &policy);
+        let decision = registry.decide(self.now(), hello, peer, auth, direct, &policy);
         match decision {
             Decision::Refuse(refusal) => {
                 let ended = matches!(refusal, Refusal::Ended { .. });
                 let why = registry.why_ended(&hello.id).filter(|_| ended).map(str::to_owned);
                 drop(registry);
-                let proof = greeted.auth;
                 tracing::info!(
-                    session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), ?proof, "refused"
+                    session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), proof = ?auth, "refused"
                 );
                 say_no(&link, Refuse { refusal, why });
                 Outcome::Closed
@@ -299,7 +302,9 @@ impl Acceptor {
                 if registry.insert(hello.id, engine.clone(), hello.epoch, peer).is_err() {
                     return Outcome::Closed;
                 }
+                registry.set_owner(&hello.id, certificate);
                 drop(registry);
+                engine.ctl().owner = certificate;
                 engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
                 engine.set_listener_events(self.events.clone());
                 match self.attach(&engine, greeting, &link, greeted) {

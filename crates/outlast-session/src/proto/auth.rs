@@ -2,9 +2,15 @@
 //!
 //! Everything rests on HMAC-SHA-256 (RFC 2104, FIPS 198-1) with a label per purpose and every part prefixed by its
 //! length, so that no two inputs ever read the same. Comparisons take the same time whatever they compare.
-//! Keys are wiped when they are dropped, and printing one prints no secret.
+//! Keys are wiped when they are dropped, their memory is left out of core dumps, and printing one prints no secret.
 
+mod randomness;
+
+#[cfg(not(feature = "io"))]
+use super::secret::Secret;
 use super::wire::SessionId;
+#[cfg(feature = "io")]
+use crate::sys::Secret;
 use alloc::vec::Vec;
 use core::fmt;
 use hmac::{Hmac, KeyInit, Mac};
@@ -26,7 +32,7 @@ pub const BINDING_LABEL: &[u8] = b"EXPORTER-outlast-session-1";
 
 /// A key that both sides hold.
 #[derive(Clone)]
-pub struct Psk(Zeroizing<Vec<u8>>);
+pub struct Psk(Secret);
 
 /// A text or a file that is no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,10 +55,14 @@ pub enum KeyError {
     /// Neither hexadecimal nor base64.
     #[error("key is neither hexadecimal nor base64: make one with `openssl rand -hex 32`")]
     Text,
+    /// A password, a sentence or a pattern.
+    #[error("key is not random, so that others can guess it: make one with `openssl rand -hex 32`")]
+    NotRandom,
 }
 
 impl Psk {
-    /// A key of [`PSK_BYTES_MIN`] to [`PSK_BYTES_MAX`] unpredictable bytes.
+    /// A key of [`PSK_BYTES_MIN`] to [`PSK_BYTES_MAX`] unpredictable bytes. At least 128 bits of them have to be random:
+    /// guesses can be tried against what a server says to everybody.
     ///
     /// # Errors
     /// [`KeyError`] for any other length.
@@ -60,7 +70,7 @@ impl Psk {
         match bytes.len() {
             bytes if bytes < PSK_BYTES_MIN => Err(KeyError::TooShort { bytes }),
             bytes if bytes > PSK_BYTES_MAX => Err(KeyError::TooLong { bytes }),
-            _ => Ok(Self(Zeroizing::new(bytes.to_vec()))),
+            length => Ok(Self(Secret::fill(length, |key| key.copy_from_slice(bytes)))),
         }
     }
 
@@ -68,15 +78,22 @@ impl Psk {
     /// A text that could be both is hexadecimal.
     ///
     /// # Errors
-    /// [`KeyError`] if it is neither, or has the wrong length.
+    /// [`KeyError`] if it is neither, has the wrong length, or cannot have been drawn at random.
     pub fn from_text(text: &str) -> Result<Self, KeyError> {
-        let text: Zeroizing<Vec<u8>> =
-            Zeroizing::new(text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect());
-        let mut key = Zeroizing::new(alloc::vec![0; text.len() / 2]);
-        if hex_into(&text, &mut key).is_none() {
-            key = base64(&text).ok_or(KeyError::Text)?;
+        // With room from the start: what a vector leaves behind when it grows is not wiped.
+        let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
+        digits.extend(text.bytes().filter(|byte| !byte.is_ascii_whitespace()));
+        let mut key = Zeroizing::new(alloc::vec![0; digits.len() / 2]);
+        let mut weakness = None;
+        if hex_into(&digits, &mut key).is_none() {
+            key = base64(&digits).ok_or(KeyError::Text)?;
+            weakness = randomness::of_base64(&digits);
         }
-        Self::from_bytes(&key)
+        let psk = Self::from_bytes(&key)?;
+        match weakness.or_else(|| randomness::of_bytes(&key)) {
+            None => Ok(psk),
+            Some(_) => Err(KeyError::NotRandom),
+        }
     }
 
     /// The server's proof in the Challenge of an opening.
@@ -96,7 +113,7 @@ impl Psk {
         client_nonce: &[u8; 32],
         server_nonce: &[u8; 32],
     ) -> SessionKey {
-        SessionKey(Proof::new(&self.0, b"session", &[id.as_bytes(), client_nonce, server_nonce]).into_bytes())
+        Proof::new(&self.0, b"session", &[id.as_bytes(), client_nonce, server_nonce]).into_key()
     }
 }
 
@@ -108,16 +125,16 @@ impl fmt::Debug for Psk {
 
 /// The key of one session: whoever holds it may resume the session.
 #[derive(Clone)]
-pub struct SessionKey([u8; 32]);
+pub struct SessionKey(Secret);
 
 impl SessionKey {
     /// A key kept from earlier, for example by a server that restarts without losing its sessions.
-    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(Secret::fill(bytes.len(), |key| key.copy_from_slice(&bytes)))
     }
 
     /// The secret itself, to be kept across a restart and nowhere else.
-    pub const fn expose(&self) -> &[u8; 32] {
+    pub fn expose(&self) -> &[u8] {
         &self.0
     }
 
@@ -126,7 +143,7 @@ impl SessionKey {
     /// An opening that is repeated carries the same nonce and so gives the same key: that is how the server
     /// tells the client that opened a session from one that only knows its id.
     pub(crate) fn from_opening(id: &SessionId, client_nonce: &[u8; 32]) -> Self {
-        Self(Proof::new(client_nonce, b"tls session", &[id.as_bytes()]).into_bytes())
+        Proof::new(client_nonce, b"tls session", &[id.as_bytes()]).into_key()
     }
 
     /// The client's proof in a Hello that resumes. `hello` is the message without its proof field.
@@ -155,15 +172,9 @@ impl SessionKey {
     }
 }
 
-impl Drop for SessionKey {
-    fn drop(&mut self) {
-        self.0.zeroize();
-    }
-}
-
 impl PartialEq for SessionKey {
     fn eq(&self, other: &Self) -> bool {
-        self.0.ct_eq(&other.0).into()
+        self.0.ct_eq(&*other.0).into()
     }
 }
 
@@ -241,6 +252,12 @@ impl Proof {
         self.0
     }
 
+    fn into_key(mut self) -> SessionKey {
+        let key = SessionKey(Secret::fill(self.0.len(), |key| key.copy_from_slice(&self.0)));
+        self.0.zeroize();
+        key
+    }
+
     /// Whether the peer's proof is this one, in constant time.
     pub(crate) fn is(&self, other: &[u8; 32]) -> bool {
         self.0.ct_eq(other).into()
@@ -302,13 +319,13 @@ mod tests {
 
     #[test]
     fn keys_are_read_from_text() {
-        let bytes: Vec<u8> = (0..32).map(|n| n * 7).collect();
+        let bytes: Vec<u8> = (0..32u8).map(|n| n.wrapping_mul(n).wrapping_mul(7) ^ n >> 1).collect();
         let hex: alloc::string::String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(*Psk::from_text(&format!("  {}\n{}\n", &hex[..20], &hex[20..])).unwrap().0, bytes);
-        assert_eq!(*Psk::from_text(&hex.to_uppercase()).unwrap().0, bytes);
-        let base64 = "AAcOFRwjKjE4P0ZNVFtiaXB3foWMk5qhqK+2vcTL0tk=";
-        assert_eq!(*Psk::from_text(base64).unwrap().0, bytes);
-        assert_eq!(*Psk::from_text(&base64.replace('+', "-").replace('=', "")).unwrap().0, bytes);
+        assert_eq!(*Psk::from_text(&format!("  {}\n{}\n", &hex[..20], &hex[20..])).unwrap().0, *bytes);
+        assert_eq!(*Psk::from_text(&hex.to_uppercase()).unwrap().0, *bytes);
+        let base64 = "AAcdPnKt/1TEM7lK9plbIAjv1db6BTd8zBtx4n7xk0g=";
+        assert_eq!(*Psk::from_text(base64).unwrap().0, *bytes);
+        assert_eq!(*Psk::from_text(&base64.replace('+', "-").replace('=', "")).unwrap().0, *bytes);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! between programs of one user, and contain the session's key.
 
 use super::auth::SessionKey;
+use super::registry::Fingerprint;
 use super::wire::{Fields, SecurityKind, SessionId, WireError};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
@@ -16,6 +17,8 @@ const FLAG_KEY: u8 = 1;
 const FLAG_END_KNOWN: u8 = 2;
 const FLAG_ENDED: u8 = 4;
 const FLAG_END_ACKED: u8 = 8;
+/// The certificate's fingerprint follows at the end.
+const FLAG_OWNER: u8 = 16;
 
 /// Everything that a server has to know of a session to go on with it: positions, the bytes that the peer may not have,
 /// the bytes that the application has not read.
@@ -26,6 +29,8 @@ pub struct Detached {
     pub(crate) epoch: u64,
     pub(crate) security: SecurityKind,
     pub(crate) key: Option<SessionKey>,
+    /// The certificate that opened it.
+    pub(crate) owner: Option<Fingerprint>,
     /// Whom the session counts for, in quotas.
     pub(crate) peer: IpAddr,
     pub(crate) outages: u64,
@@ -86,6 +91,7 @@ impl Detached {
             (FLAG_END_KNOWN, self.receiving.end_offset.is_some()),
             (FLAG_ENDED, self.sending.ended),
             (FLAG_END_ACKED, self.sending.end_acked),
+            (FLAG_OWNER, self.owner.is_some()),
         ];
         let flags = flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag);
         let mut out = Vec::with_capacity(160 + retained.len() + unread.len());
@@ -113,6 +119,7 @@ impl Detached {
         }
         out.extend_from_slice(retained);
         out.extend_from_slice(unread);
+        out.extend_from_slice(self.owner.as_ref().map_or(&[], |owner| &owner[..]));
         out
     }
 
@@ -143,6 +150,7 @@ impl Detached {
         let (retained_bytes, unread_bytes) = (fields.u64()?, fields.u64()?);
         let retained = fields.bytes(retained_bytes)?.to_vec();
         let unread = fields.bytes(unread_bytes)?.to_vec();
+        let owner = if flags & FLAG_OWNER != 0 { Some(fields.array()?) } else { None };
         if !fields.is_empty() {
             return Err(WireError::Value("length"));
         }
@@ -162,7 +170,7 @@ impl Detached {
             return Err(WireError::Value("epoch"));
         }
         let key = (flags & FLAG_KEY != 0).then_some(key);
-        Ok(Self { id, epoch, security, key, peer: peer.to_canonical(), outages, sending, receiving })
+        Ok(Self { id, epoch, security, key, owner, peer: peer.to_canonical(), outages, sending, receiving })
     }
 }
 

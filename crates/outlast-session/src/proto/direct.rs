@@ -29,6 +29,8 @@ pub struct SavedSyn {
     pub source_port: u16,
     /// TSval of the timestamp option; `None` if the SYN had none.
     pub tsval: Option<u32>,
+    /// It came from this machine: from loopback, or from the address that it went to.
+    pub is_local: bool,
 }
 
 /// Bytes that are no SYN.
@@ -58,10 +60,12 @@ impl SavedSyn {
     /// # Errors
     /// [`SynError`] for anything else. The bytes come from the network and are trusted in nothing.
     pub fn parse(bytes: &[u8]) -> Result<Self, SynError> {
-        let tcp = match bytes.first().map(|byte| byte >> 4) {
+        let (tcp, is_local) = match bytes.first().map(|byte| byte >> 4) {
             None => return Err(SynError::Truncated),
-            Some(4) => after_ipv4(bytes)?,
-            Some(6) => after_ipv6(bytes)?,
+            Some(4) => {
+                (after_ipv4(bytes)?, bytes.get(12..16) == bytes.get(16..20) || bytes.get(12) == Some(&127))
+            }
+            Some(6) => (after_ipv6(bytes)?, bytes.get(8..24) == bytes.get(24..40)),
             Some(_) => return Err(SynError::IpVersion),
         };
         let header = tcp.first_chunk::<TCP_HEADER_BYTES>().ok_or(SynError::Truncated)?;
@@ -76,7 +80,7 @@ impl SavedSyn {
         }
         let options = tcp.get(TCP_HEADER_BYTES..header_bytes).ok_or(SynError::Truncated)?;
         let source_port = u16::from_be_bytes([port_high, port_low]);
-        Ok(Self { source_port, tsval: timestamp(options)? })
+        Ok(Self { source_port, tsval: timestamp(options)?, is_local })
     }
 }
 
@@ -180,9 +184,9 @@ impl DirectVerdict {
 pub struct DirectPath {
     /// Widest accepted distance between SYN and proof, in milliseconds.
     pub elapsed_ms_max: u32,
-    /// Ask for equal source ports too. Network address translation often changes them; a relay on the client's own
-    /// host over the same pair of addresses can look direct without, on kernels that derive the random offset from
-    /// the addresses alone.
+    /// Ask for equal source ports, too, also of clients on other machines. Network address translation often changes
+    /// them; a relay on the client's own host over the same pair of addresses can look direct without, on kernels that
+    /// derive the random offset from the addresses alone.
     pub same_port: bool,
 }
 
@@ -209,7 +213,8 @@ impl DirectPath {
         if difference_ms.wrapping_add(EARLY_MS_MAX) > self.elapsed_ms_max.saturating_add(EARLY_MS_MAX) {
             return DirectVerdict::NotDirect(NotDirect::Unrelated { difference_ms });
         }
-        if self.same_port && hello_source_port != Some(syn.source_port) {
+        // PROTOCOL 7.4: no translation lies between a machine and itself, so there it costs nothing to ask.
+        if (self.same_port || syn.is_local) && hello_source_port != Some(syn.source_port) {
             return DirectVerdict::NotDirect(NotDirect::OtherPort);
         }
         DirectVerdict::Direct

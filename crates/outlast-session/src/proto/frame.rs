@@ -60,6 +60,12 @@ pub enum FrameError {
     /// A position that no stream reaches.
     #[error("frame with the impossible offset {0}")]
     Offset(u64),
+    /// More of a stream that has ended.
+    #[error("{bytes} bytes behind the end of the stream")]
+    BehindEnd {
+        /// How many.
+        bytes: u64,
+    },
 }
 
 /// A decoded header: kind u8, three zero bytes, length u32, acknowledged offset u64, all big-endian.

@@ -35,6 +35,8 @@ mod receiver;
 mod registry;
 #[cfg(test)]
 mod rules;
+#[cfg(not(feature = "io"))]
+mod secret;
 mod sender;
 mod silence;
 mod wire;
@@ -62,7 +64,7 @@ pub use hello::{Hello, Intent, Welcome};
 pub use last_word::{LAST_WORD_BYTES, LastWord};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
-pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, RegistryStats};
+pub use registry::{AttachError, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats};
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{

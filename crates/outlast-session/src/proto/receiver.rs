@@ -94,6 +94,11 @@ impl Receiver {
         let header = FrameHeader::decode(header)?;
         let length_bytes = header.length_bytes();
         if header.kind() == FrameKind::Data {
+            // PROTOCOL 4.6
+            let after_offset = self.next_offset.saturating_add(length_bytes as u64);
+            if let Some(end_offset) = self.end_offset.filter(|end_offset| after_offset > *end_offset) {
+                return Err(FrameError::BehindEnd { bytes: after_offset - end_offset });
+            }
             self.peer_acked_offset = self.peer_acked_offset.max(header.ack_offset());
             self.payload_left_bytes = length_bytes;
             return Ok(Piece::Payload { skip_bytes: FRAME_HEADER_BYTES });

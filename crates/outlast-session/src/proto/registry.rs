@@ -165,12 +165,17 @@ fn slot(refusal: &Refusal) -> usize {
     if code <= Refusal::KINDS { code } else { 0 }
 }
 
+/// SHA-256 of the certificate that a client presented.
+pub type Fingerprint = [u8; 32];
+
 #[derive(Clone, Debug)]
 struct Entry<T> {
     value: T,
     epoch: u64,
     /// What a newcomer proves itself with.
     key: Option<SessionKey>,
+    /// Whose it is besides, if that is known: only the same one may come.
+    owner: Option<Fingerprint>,
     peer: PeerName,
     /// `None` while there is a link.
     deadline: Option<Duration>,
@@ -182,6 +187,7 @@ struct Tombstone {
     why: Option<Box<str>>,
     /// Only who proves itself is told more than others.
     key: Option<SessionKey>,
+    owner: Option<Fingerprint>,
     deadline: Duration,
 }
 
@@ -333,7 +339,7 @@ impl<T: Clone> Registry<T> {
             return Err(AttachError::Exists);
         }
         let peer = PeerName::of(peer);
-        self.sessions.insert(id, Entry { value, epoch, key: None, peer, deadline: None });
+        self.sessions.insert(id, Entry { value, epoch, key: None, owner: None, peer, deadline: None });
         self.peers.enter(peer);
         self.stats.created += 1;
         Ok(())
@@ -369,6 +375,22 @@ impl<T: Clone> Registry<T> {
         }
     }
 
+    /// From now on the session belongs to whoever has this certificate; nothing if there is no such session.
+    pub fn set_owner(&mut self, id: &SessionId, owner: Option<Fingerprint>) {
+        if let Some(entry) = self.sessions.get_mut(id) {
+            entry.owner = owner;
+        }
+    }
+
+    /// Whether a newcomer with this certificate, or none, may be the one that opened the session. PROTOCOL 6.10
+    pub fn may_own(&self, id: &SessionId, newcomer: Option<&Fingerprint>) -> bool {
+        let owner = match self.sessions.get(id) {
+            Some(entry) => entry.owner.as_ref(),
+            None => self.tombstones.get(id).and_then(|tombstone| tombstone.owner.as_ref()),
+        };
+        owner.is_none() || owner == newcomer
+    }
+
     /// The key of a session that is there, or is remembered as ended or expired.
     pub fn key(&self, id: &SessionId) -> Option<&SessionKey> {
         match self.sessions.get(id) {
@@ -396,10 +418,10 @@ impl<T: Clone> Registry<T> {
     /// The session is over. Latecomers are told so, that everything before `offset` of the client's stream was
     /// delivered, and why it ended if that is worth telling. Returns what the shell knew it by.
     pub fn end(&mut self, id: &SessionId, offset: u64, why: Option<&str>, now: Duration) -> Option<T> {
-        let Entry { value, key, .. } = self.remove(id)?;
+        let Entry { value, key, owner, .. } = self.remove(id)?;
         self.stats.ended += 1;
         let why = why.map(|why| truncated(why, REASON_BYTES_MAX).into());
-        self.bury(*id, Tombstone { refusal: Refusal::Ended { offset }, why, key, deadline: now });
+        self.bury(*id, Tombstone { refusal: Refusal::Ended { offset }, why, key, owner, deadline: now });
         Some(value)
     }
 
@@ -414,10 +436,11 @@ impl<T: Clone> Registry<T> {
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline <= now
         {
-            if let Some(Entry { value, key, .. }) = self.remove(&id) {
+            if let Some(Entry { value, key, owner, .. }) = self.remove(&id) {
                 expired.push((id, value));
                 self.stats.expired += 1;
-                self.bury(id, Tombstone { refusal: Refusal::Expired, why: None, key, deadline: now });
+                let refusal = Refusal::Expired;
+                self.bury(id, Tombstone { refusal, why: None, key, owner, deadline: now });
             }
             self.deadlines.remove(&(deadline, id));
         }

@@ -1,5 +1,6 @@
 //! Who may come and where they may go: lists of networks and ports.
 
+use super::reserved::{self, Reserved};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -13,6 +14,19 @@ pub struct Cidr {
 }
 
 impl Cidr {
+    /// A network that is known to be one.
+    pub(super) const fn new(network: IpAddr, prefix_bits: u8) -> Self {
+        Self { network, prefix_bits }
+    }
+
+    /// Whether all of `other` is in this network.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.prefix_bits <= other.prefix_bits
+            && self.network.is_ipv4() == other.network.is_ipv4()
+            && self.contains(other.network)
+    }
+
     /// Whether the address is in the network. An IPv4 address in IPv6 clothes counts as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
@@ -106,22 +120,68 @@ fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
     (0 < from && from <= to).then_some(from..=to)
 }
 
+impl DestinationRule {
+    fn matches(&self, address: SocketAddr) -> bool {
+        self.ports.contains(&address.port())
+            && self.network.is_none_or(|network| network.contains(address.ip()))
+    }
+
+    /// Whether it means this network, or a part of it, and not only everything.
+    fn names(&self, network: &Cidr) -> bool {
+        self.network.is_some_and(|named| network.covers(&named))
+    }
+}
+
 /// The destinations that a server connects to on a client's behalf.
 #[derive(Clone, Debug, Default)]
 pub struct DestinationPolicy {
-    /// One of these has to match; if there is none, everything does.
+    /// One of these has to match. If there is none, everything does that is not [`Reserved`].
     pub rules: Vec<DestinationRule>,
+    /// None of these may match.
+    pub deny: Vec<DestinationRule>,
+}
+
+/// What a policy says of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The server may connect to it.
+    Allowed,
+    /// No rule matches.
+    NotListed,
+    /// A rule forbids it.
+    Denied,
+    /// It is an address that only a rule which names it opens: `any` does not.
+    NotNamed(Reserved),
 }
 
 impl DestinationPolicy {
     /// Whether this address may be connected to. Names are judged by what they resolve to.
     #[must_use]
     pub fn allows(&self, address: SocketAddr) -> bool {
-        self.rules.is_empty()
-            || self.rules.iter().any(|rule| {
-                rule.ports.contains(&address.port())
-                    && rule.network.is_none_or(|network| network.contains(address.ip()))
-            })
+        self.judge(address) == Verdict::Allowed
+    }
+
+    /// Whether this address may be connected to, and if not, why not.
+    #[must_use]
+    pub fn judge(&self, address: SocketAddr) -> Verdict {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        let inner = reserved::embedded(address.ip()).map(|ip| SocketAddr::new(ip, address.port()));
+        if [Some(address), inner].iter().flatten().any(|one| self.deny.iter().any(|rule| rule.matches(*one)))
+        {
+            return Verdict::Denied;
+        }
+        let mut matching = self.rules.iter().filter(|rule| rule.matches(address));
+        // Behind a translator there may be one as well: nobody can name that.
+        if let Some((reserved, _)) = inner.and_then(|inner| reserved::network_of(inner.ip())) {
+            return Verdict::NotNamed(reserved);
+        }
+        match reserved::network_of(address.ip()) {
+            Some((reserved, network)) if !matching.any(|rule| rule.names(&network)) => {
+                Verdict::NotNamed(reserved)
+            }
+            None if !self.rules.is_empty() && matching.next().is_none() => Verdict::NotListed,
+            _ => Verdict::Allowed,
+        }
     }
 }
 
@@ -182,6 +242,7 @@ mod tests {
             rules: ["10.0.0.0/8:22", "192.0.2.1", "[2001:db8::/32]:80-443", "any:53"]
                 .map(|rule| rule.parse().unwrap())
                 .to_vec(),
+            deny: Vec::new(),
         };
         for (address, expected) in [
             ("10.1.1.1:22", true),
@@ -195,6 +256,53 @@ mod tests {
             assert_eq!(policy.allows(address.parse().unwrap()), expected, "{address}");
         }
         assert!(DestinationPolicy::default().allows("198.51.100.1:1".parse().unwrap()));
+    }
+
+    #[test]
+    fn reserved_addresses_are_reached_only_where_they_are_named() {
+        let policy = |rules: &[&str]| DestinationPolicy {
+            rules: rules.iter().map(|rule| rule.parse().unwrap()).collect(),
+            deny: Vec::new(),
+        };
+        for (rules, address, expected) in [
+            (&["any"][..], "127.0.0.1:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&[], "127.0.0.1:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&["any:80"], "[::1]:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&["any"], "[::ffff:127.0.0.1]:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&["any"], "0.0.0.0:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&["0.0.0.0/0", "::/0"], "169.254.169.254:80", Verdict::NotNamed(Reserved::LinkLocal)),
+            (&["any"], "[fe80::1]:80", Verdict::NotNamed(Reserved::LinkLocal)),
+            (&["fd00::/8"], "[fd00:ec2::254]:80", Verdict::NotNamed(Reserved::Metadata)),
+            (&["any"], "[64:ff9b::a9fe:a9fe]:80", Verdict::NotNamed(Reserved::LinkLocal)),
+            (&["127.0.0.1:80"], "127.0.0.1:80", Verdict::Allowed),
+            (&["127.0.0.1:80"], "127.0.0.1:81", Verdict::NotNamed(Reserved::Loopback)),
+            (&["any", "127.0.0.0/8:80"], "127.9.0.1:80", Verdict::Allowed),
+            (&["169.254.169.254"], "169.254.169.254:80", Verdict::Allowed),
+            (&["fd00:ec2::254"], "[fd00:ec2::254]:80", Verdict::Allowed),
+            (&["any"], "192.0.2.1:80", Verdict::Allowed),
+            (&[], "192.0.2.1:80", Verdict::Allowed),
+            (&["any:80"], "192.0.2.1:81", Verdict::NotListed),
+        ] {
+            assert_eq!(policy(rules).judge(address.parse().unwrap()), expected, "{rules:?} {address}");
+        }
+    }
+
+    #[test]
+    fn a_denied_destination_is_denied_whatever_allows_it() {
+        let rules = |rules: &[&str]| rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let policy =
+            DestinationPolicy { rules: rules(&["any", "127.0.0.1"]), deny: rules(&["10.0.0.0/8", "any:25"]) };
+        for (address, expected) in [
+            ("10.1.1.1:80", Verdict::Denied),
+            ("[::ffff:10.1.1.1]:80", Verdict::Denied),
+            ("[64:ff9b::a01:101]:80", Verdict::Denied),
+            ("192.0.2.1:25", Verdict::Denied),
+            ("127.0.0.1:25", Verdict::Denied),
+            ("127.0.0.1:26", Verdict::Allowed),
+            ("192.0.2.1:80", Verdict::Allowed),
+        ] {
+            assert_eq!(policy.judge(address.parse().unwrap()), expected, "{address}");
+        }
     }
 
     #[test]

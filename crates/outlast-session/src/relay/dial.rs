@@ -1,6 +1,6 @@
 //! Connecting to where a session leads: a fixed target, or a destination that the client named.
 
-use super::access::DestinationPolicy;
+use super::access::{DestinationPolicy, Verdict};
 use super::preamble::Status;
 use super::{DIAL_TIMEOUT, Destination, Host, Local};
 use crate::sys::begin_connect;
@@ -97,12 +97,32 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
 pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> Result<Local, DialError> {
     let mut addresses = resolve(destination).await?;
     // RP 11: what was judged is what is connected to: the name is not resolved a second time.
-    addresses.retain(|address| policy.allows(*address));
+    let mut why_not = Verdict::NotListed;
+    addresses.retain(|address| match policy.judge(*address) {
+        Verdict::Allowed => true,
+        verdict => {
+            why_not = verdict;
+            false
+        }
+    });
     if addresses.is_empty() {
-        let reason = format!("{destination} is not among the destinations of this server");
-        return Err(DialError { status: Status::NotAllowed, reason });
+        return Err(not_allowed(destination, why_not));
     }
     first_of(destination, addresses).await.map(Local::from)
+}
+
+fn not_allowed(destination: &Destination, verdict: Verdict) -> DialError {
+    let reason = match verdict {
+        Verdict::NotNamed(reserved) => {
+            let is = if matches!(destination.host(), Host::Ip(_)) { "is" } else { "leads to" };
+            format!("{destination} {is} {reserved}, which this server reaches only if --allow-to names it")
+        }
+        Verdict::Denied => format!("{destination} is denied by this server's --deny-to"),
+        Verdict::NotListed | Verdict::Allowed => {
+            format!("{destination} is not among the destinations of this server")
+        }
+    };
+    DialError { status: Status::NotAllowed, reason }
 }
 
 async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, DialError> {
@@ -202,9 +222,12 @@ mod tests {
     async fn the_policy_judges_what_a_name_resolves_to() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let destination = format!("localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap();
-        let denied = DestinationPolicy { rules: vec!["192.0.2.0/24".parse().unwrap()] };
-        assert_eq!(dial_any(&destination, &denied).await.unwrap_err().status, Status::NotAllowed);
-        let allowed = DestinationPolicy { rules: vec!["127.0.0.0/8".parse().unwrap()] };
+        let rules = |rules: &[&str]| rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let denied = DestinationPolicy { rules: rules(&["any"]), deny: Vec::new() };
+        let error = dial_any(&destination, &denied).await.unwrap_err();
+        assert_eq!(error.status, Status::NotAllowed);
+        assert!(error.to_string().contains("leads to a loopback address"), "{error}");
+        let allowed = DestinationPolicy { rules: rules(&["127.0.0.0/8", "::1"]), deny: Vec::new() };
         assert!(dial_any(&destination, &allowed).await.is_ok());
     }
 }

@@ -37,6 +37,7 @@ pub mod http_connect;
 mod local;
 pub mod preamble;
 mod pump;
+pub mod reserved;
 mod route;
 pub mod socks5;
 mod stdio;

@@ -1,16 +1,18 @@
-//! The system calls that no safe library offers: everything `unsafe` of this crate is in here.
+//! The system calls that no safe library offers. (The relays have a few of their own in `relay/sys.rs`.)
 //!
 //! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
-//! tested against the real kernel in `tests/kernel_facts.rs`.
+//! tested against the real kernel here, and in `tests/all/`.
 
 mod netlink;
 mod pipe;
 mod poller;
 mod reactor;
+mod secret;
 mod tcp;
 
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};
 pub(crate) use reactor::{Shared, register};
+pub(crate) use secret::Secret;
 pub(crate) use tcp::*;

@@ -185,6 +185,7 @@ pub struct Certificates {
     stranger: rustls::RootCertStore,
     server: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
     client: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
+    other_client: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
 }
 
 pub fn certificates() -> &'static Certificates {
@@ -215,6 +216,7 @@ impl Certificates {
             stranger: authority().0,
             server: signed("localhost"),
             client: signed("client"),
+            other_client: signed("client"),
         }
     }
 
@@ -242,6 +244,13 @@ impl Certificates {
                 builder.with_client_auth_cert(vec![certificate], key.try_into().unwrap()).unwrap()
             }
         })
+    }
+
+    /// Another client of the same authority, by the same name.
+    pub fn other_client(&self) -> Arc<rustls::ClientConfig> {
+        let (certificate, key) = self.other_client.clone();
+        let builder = rustls::ClientConfig::builder().with_root_certificates(self.authority.clone());
+        Arc::new(builder.with_client_auth_cert(vec![certificate], key.try_into().unwrap()).unwrap())
     }
 
     /// A client that trusts somebody else.

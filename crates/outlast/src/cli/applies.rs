@@ -34,6 +34,29 @@ pub fn command() -> Command {
     whole
 }
 
+/// The command line as completions offer it: each command with what applies to it and nothing else, as a shell also offers
+/// what is hidden in the help.
+pub fn for_completions() -> Command {
+    let cli = Cli::command();
+    let shared = cli.get_arguments().filter(|argument| argument.is_global_set());
+    let shared: Vec<clap::Arg> = shared.map(|argument| argument.clone().global(false)).collect();
+    let names: Vec<String> = cli.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    let mut whole = cli;
+    for argument in &shared {
+        whole = whole.mut_arg(argument.get_id(), |argument| argument.global(false));
+    }
+    for name in names {
+        let of_it = shared.iter().filter(|argument| applies(argument.get_id().as_str(), &name)).cloned();
+        let of_it: Vec<clap::Arg> = of_it.collect();
+        whole = whole.mut_subcommand(name, |command| command.args(of_it));
+    }
+    whole
+}
+
+fn applies(id: &str, command: &str) -> bool {
+    ONLY_FOR.iter().find(|(only, _)| *only == id).is_none_or(|(_, commands)| commands.contains(&command))
+}
+
 /// A flag that is given to a command that has no use for it is a mistake.
 pub fn refuse_what_does_not(matches: &ArgMatches) -> Result<()> {
     let Some((name, given)) = matches.subcommand() else { return Ok(()) };
@@ -86,6 +109,44 @@ mod tests {
             }
             let wide = help.lines().find(|line| line.chars().count() > 100);
             assert_eq!(wide, None, "{name}");
+        }
+    }
+
+    /// What bash offers behind a command.
+    fn offered(script: &str, command: &str) -> Vec<String> {
+        let mut case = "";
+        for line in script.lines().map(str::trim) {
+            if let Some(options) = line.strip_prefix("opts=\"") {
+                let name = case.trim_end_matches(')');
+                if name.ends_with(&format!("__{command}")) && !name.contains("help") {
+                    let options = options.trim_end_matches('"').split_whitespace();
+                    return options.map(str::to_owned).collect();
+                }
+            } else if line.ends_with(')') {
+                case = line;
+            }
+        }
+        panic!("nothing about {command} in\n{script}");
+    }
+
+    #[test]
+    fn a_shell_offers_what_is_not_refused() {
+        for_completions().debug_assert();
+        let mut script = Vec::new();
+        clap_complete::generate(clap_complete::Shell::Bash, &mut for_completions(), "outlast", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        for (name, arguments) in [("listen", "a:1 --to b:2"), ("run", ""), ("status", ""), ("kill", "ab")] {
+            let offered = offered(&script, name);
+            for (id, _) in ONLY_FOR.iter().filter(|(id, _)| *id != "config") {
+                let flag = format!("--{}", id.replace('_', "-"));
+                let value = if *id == "metrics" { "127.0.0.1:1" } else { "1s" };
+                let line = format!("outlast {name} {flag} {value} {arguments}");
+                let line = if name == "run" { line + " -- true" } else { line };
+                let matches = command().get_matches_from(line.split_whitespace());
+                let taken = refuse_what_does_not(&matches).is_ok();
+                assert_eq!(offered.contains(&flag), taken, "{name} {flag}: {offered:?}");
+            }
+            assert!(offered.contains(&"--log".to_owned()), "{name}: {offered:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! `outlast --config FILE`, and `outlast config check FILE`.
 
 use crate::cli::ProcessArgs;
-use crate::config_file::{ConfigFile, Job};
+use crate::config_file::{ConfigFile, Job, Place};
 use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
 use crate::plan::{self, FrontPlan};
@@ -28,7 +28,7 @@ pub fn run(
     let lines = file.command_lines(given);
     match (runs.pop(), lines.len()) {
         (None, _) => super::connect::runtime()?.block_on(service::run(relays, process, narrator)),
-        (Some(plan), 1) => crate::run::run(plan, process),
+        (Some((_, plan)), 1) => crate::run::run(plan, process),
         (Some(_), _) if process.admin_socket.as_deref().is_some_and(|path| path != Path::new("none")) => {
             Err(Failure::usage(
                 "the sections of this file need an admin socket each: leave --admin-socket out, or say none",
@@ -69,41 +69,74 @@ fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
     }
 }
 
-/// Reads a file and everything that it names, and looks whether its programs could be run.
+/// Reads a file and everything that it names, and looks whether its programs could be run. Everything that is wrong is told.
 pub fn check(path: &Path) -> Result<Code> {
-    let file = ConfigFile::load(path)?;
-    file.process(&ArgMatches::default())?;
-    let name = path.display().to_string();
-    // Most errors name the file and the line themselves.
-    let Everything { relays, runs } = everything(&file).map_err(|error| {
-        if error.to_string().starts_with(&name) { error } else { error.context(name.clone()) }
-    })?;
-    for (number, plan) in runs.iter().enumerate() {
-        plan.check().map_err(|(key, error)| error.context(file.place_of_run(number, key)))?;
+    let (file, mut faults) = ConfigFile::load_all(path)?;
+    faults.extend(file.process(&ArgMatches::default()).err());
+    let (Everything { relays, runs }, wrong) = all_of(&file);
+    // A section by a wrong name is one all the same.
+    if faults.is_empty() || file.has_sections() {
+        faults.extend(wrong);
     }
-    let run = if runs.is_empty() { String::new() } else { format!(", {} run", runs.len()) };
-    println!("{}: ok, {} listen, {} connect{run}", path.display(), relays.listen.len(), relays.connect.len());
-    Ok(Code::Ok)
+    for (place, plan) in &runs {
+        for (key, error) in plan.check() {
+            faults.push(error.context(file.place_of_run(*place, key)));
+        }
+    }
+    sort_by_line(&mut faults, path);
+    let Some(first) = faults.first() else {
+        let run = if runs.is_empty() { String::new() } else { format!(", {} run", runs.len()) };
+        println!(
+            "{}: ok, {} listen, {} connect{run}",
+            path.display(),
+            relays.listen.len(),
+            relays.connect.len()
+        );
+        return Ok(Code::Ok);
+    };
+    let code = crate::exit::code_of(first);
+    for fault in &faults {
+        eprintln!("outlast: {}", crate::exit::one_line(fault));
+    }
+    Ok(code)
+}
+
+/// In the order of the file. What is said of no line comes last.
+fn sort_by_line(faults: &mut [anyhow::Error], path: &Path) {
+    let name = format!("{}:", path.display());
+    faults.sort_by_key(|fault| {
+        let said = crate::exit::one_line(fault);
+        let line = said.strip_prefix(&name).and_then(|rest| rest.split(':').next()?.parse::<usize>().ok());
+        line.unwrap_or(usize::MAX)
+    });
 }
 
 /// What a file asks for.
+#[derive(Default)]
 struct Everything {
     relays: Plans,
-    runs: Vec<crate::run::Plan>,
+    runs: Vec<(Place, crate::run::Plan)>,
 }
 
 fn everything(file: &ConfigFile) -> Result<Everything> {
-    let mut plans = Plans::default();
-    let mut runs = Vec::new();
-    for job in file.jobs()? {
-        match job {
-            Job::Listen(args) => plans.listen.push(plan::listen(&args)?),
-            Job::Connect(args) => plans.connect.push(plan::connect(&args)?),
-            Job::Run(args) => runs.push(crate::run::plan(&args)?),
-        }
+    let (everything, faults) = all_of(file);
+    faults.into_iter().next().map_or(Ok(everything), Err)
+}
+
+/// As much as can be planned, and everything that is wrong with the rest.
+fn all_of(file: &ConfigFile) -> (Everything, Vec<anyhow::Error>) {
+    let (mut plans, mut runs) = (Plans::default(), Vec::new());
+    let (jobs, mut faults) = file.all_jobs();
+    for (place, job) in jobs {
+        let planned = match job {
+            Job::Listen(args) => plan::listen(&args).map(|plan| plans.listen.push(plan)),
+            Job::Connect(args) => plan::connect(&args).map(|plan| plans.connect.push(plan)),
+            Job::Run(args) => crate::run::plan(&args).map(|plan| runs.push((place, plan))),
+        };
+        faults.extend(planned.err().map(|error| file.at(place, &error)));
     }
     if plans.connect.iter().any(|plan| plan.fronts.contains(&FrontPlan::Stdio)) {
-        return Err(Failure::usage("stdio in a file needs `outlast --config FILE connect`"));
+        faults.push(file.as_a_whole("stdio in a file needs `outlast --config FILE connect`"));
     }
     let addresses: Vec<SocketAddr> = plans
         .listen
@@ -113,15 +146,16 @@ fn everything(file: &ConfigFile) -> Result<Everything> {
         .filter(|address| address.port() != 0)
         .collect();
     if let Some(address) = repeated(&addresses) {
-        return Err(Failure::usage(format!("two sections listen on {address}: choose another port for one")));
+        faults
+            .push(file.as_a_whole(&format!("two sections listen on {address}: choose another port for one")));
     }
-    let names: Vec<&str> = runs.iter().map(crate::run::Plan::name).collect();
+    let names: Vec<&str> = runs.iter().map(|(_, plan)| plan.name()).collect();
     if let Some(name) = repeated(&names) {
-        return Err(Failure::usage(format!(
+        faults.push(file.as_a_whole(&format!(
             "two sections run something called {name:?}: give one of them another name (name = ...)"
         )));
     }
-    Ok(Everything { relays: plans, runs })
+    (Everything { relays: plans, runs }, faults)
 }
 
 /// One that is there before, too.

@@ -1,6 +1,6 @@
 //! `outlast kill`.
 
-use crate::admin::{Request, ask_all};
+use crate::admin::{Request, ask_all, ask_everybody};
 use crate::cli::{KillArgs, ProcessArgs};
 use crate::exit::{Code, Failure};
 use anyhow::Result;
@@ -17,7 +17,7 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     }
     let path = process.admin_socket.as_deref();
     // First only look: several instances may each have one that begins so.
-    let instances = ask_all(path, &Request::Status {}).await?;
+    let instances = ask_everybody(path, &Request::Status {}).await?;
     let mut matching = BTreeSet::new();
     for (_, status) in &instances.answers {
         matching.extend(sessions(status).filter(|id| id.starts_with(&prefix)).map(str::to_owned));

@@ -1,6 +1,6 @@
 //! `outlast status`.
 
-use crate::admin::{Request, ask_all};
+use crate::admin::{Request, ask_everybody};
 use crate::cli::{ProcessArgs, StatusArgs};
 use crate::exit::{Code, Failure, cannot_print, clean};
 use crate::narrate::{grouped, seconds};
@@ -75,7 +75,7 @@ struct SessionView {
 /// Shows all instances, once or until interrupted.
 pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
     loop {
-        let answers = ask_all(process.admin_socket.as_deref(), &Request::Status {}).await?;
+        let answers = ask_everybody(process.admin_socket.as_deref(), &Request::Status {}).await?;
         let all = answers.answers.iter().map(|(_, status)| status);
         let which = args.which.as_deref();
         let instances: Vec<&Value> =
@@ -133,6 +133,9 @@ fn page(instances: &[&Value]) -> Result<String> {
     }
     let mut text = String::new();
     for instance in instances {
+        if let Some(user) = instance.get("user").and_then(Value::as_u64) {
+            text.push_str(&format!("user {user}: "));
+        }
         if instance.get("keeps_for").is_some() {
             text.push_str(&kept(&KeeperView::deserialize(*instance)?));
             continue;

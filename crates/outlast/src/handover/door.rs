@@ -27,7 +27,7 @@ impl Door {
     /// Makes the socket. Needs a tokio runtime.
     pub fn open(address: SocketAddr) -> Result<Self> {
         let (path, listener) =
-            admin_folder::bind(&admin_folder::made()?, places::socket_name(Kind::Stopping, address))?;
+            admin_folder::bind_new(places::socket_name(Kind::Stopping, address))?;
         Ok(Self { path, listener: UnixListener::from_std(listener)? })
     }
 

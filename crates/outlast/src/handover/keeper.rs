@@ -42,10 +42,9 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     rustix::process::setsid().ok();
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let folder = admin_folder::made()?;
-    let (path, listener) =
-        admin_folder::bind(&folder, places::socket_name(places::Kind::Keeper, args.address))?;
-    let place = Place(path);
+    let bound = admin_folder::bind_to_stay(places::socket_name(places::Kind::Keeper, args.address))?;
+    let (places, listeners): (Vec<Place>, Vec<UnixListener>) =
+        bound.into_iter().map(|(path, listener)| (Place(path), listener)).unzip();
     (&giver).write_all(&[READY])?;
     let mut parcels = Vec::new();
     // What has come before the giver failed is kept all the same.
@@ -54,14 +53,15 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     }
     reset_when_dropped(&parcels);
     // Whoever is told that they are kept finds them. They are kept even if nobody can be told.
-    let asked = admin_folder::bind(&folder, format!("{}.sock", std::process::id())).ok();
-    let (asked_place, asked) = asked.map(|(path, listener)| (Place(path), listener)).unzip();
+    let asked = admin_folder::bind_to_stay(format!("{}.sock", std::process::id())).unwrap_or_default();
+    let asked = asked.into_iter().next().map(|(path, listener)| (Place(path), listener));
+    let (asked_place, asked) = asked.unzip();
     (&giver).write_all(&[KEPT]).ok();
     drop(giver);
     let started = Instant::now();
     let mut counter = Counter { address: args.address, parcels, started, deadline: started + args.time };
     while !counter.parcels.is_empty() {
-        match next_caller(&listener, asked.as_ref(), counter.deadline)? {
+        match next_caller(&listeners, asked.as_ref(), counter.deadline)? {
             None => break,
             Some(Caller::Asks(stream)) => counter.serve(&stream).unwrap_or_default(),
             Some(Caller::Takes(taker)) => {
@@ -72,7 +72,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
             }
         }
     }
-    drop((place, asked_place));
+    drop((places, asked_place));
     Ok(Code::Ok)
 }
 
@@ -93,7 +93,7 @@ enum Caller {
 
 /// The next one that comes before `deadline`.
 fn next_caller(
-    takers: &UnixListener,
+    takers: &[UnixListener],
     askers: Option<&UnixListener>,
     deadline: Instant,
 ) -> Result<Option<Caller>> {
@@ -103,18 +103,15 @@ fn next_caller(
             return Ok(None);
         }
         let timeout = Timespec::try_from(left).ok();
-        let mut ready: Vec<PollFd<'_>> = [Some(takers), askers]
-            .into_iter()
-            .flatten()
-            .map(|socket| PollFd::new(socket, PollFlags::IN))
-            .collect();
+        let mut ready: Vec<PollFd<'_>> =
+            takers.iter().chain(askers).map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         match poll(&mut ready, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => continue,
             Ok(_) => {}
             Err(error) => return Err(error).context("cannot wait"),
         }
         // The sockets do not block: who is gone again is nobody.
-        if let Ok((taker, _)) = takers.accept()
+        if let Some((taker, _)) = takers.iter().find_map(|takers| takers.accept().ok())
             && is_own(&taker)
         {
             taker.set_nonblocking(false)?;

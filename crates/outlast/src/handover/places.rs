@@ -42,11 +42,10 @@ fn namespace() -> String {
 /// The addresses in this network namespace that have a socket of this kind, with these sockets.
 pub fn all(kind: Kind) -> Vec<(SocketAddr, PathBuf)> {
     let namespace = namespace();
-    let Some(Ok(files)) = admin_folder::found().map(std::fs::read_dir) else { return Vec::new() };
-    let place = |file: std::fs::DirEntry| {
-        Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()))
-    };
-    let mut places: Vec<_> = files.flatten().filter_map(place).collect();
+    let folders = admin_folder::places::own().into_iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+    let place =
+        |file: std::fs::DirEntry| Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()));
+    let mut places: Vec<_> = folders.flatten().flatten().filter_map(place).collect();
     places.sort();
     places
 }

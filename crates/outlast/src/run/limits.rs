@@ -82,6 +82,46 @@ impl Limit {
     }
 }
 
+impl Limit {
+    /// Whether the kernel will let this process set it.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let text =
+            |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+        let (resource, wanted) = self.resolve(false);
+        let (name, asked) = (self.name, text(wanted.maximum));
+        if resource == Resource::Nofile {
+            let of_kernel = std::fs::read_to_string("/proc/sys/fs/nr_open").unwrap_or_default();
+            if let Ok(most) = of_kernel.trim().parse::<u64>()
+                && above(wanted.maximum, Some(most))
+            {
+                return Err(format!(
+                    "{name}={asked} is more than {most}, the most that this kernel allows (fs.nr_open)"
+                ));
+            }
+        }
+        let most = getrlimit(resource).maximum;
+        if above(wanted.maximum, most) && !may_raise_limits() {
+            let most = text(most);
+            return Err(format!(
+                "{name}={asked} is more than {most}, and only root may raise that (see `ulimit -H -a`)"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether this process has CAP_SYS_RESOURCE.
+fn may_raise_limits() -> bool {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    effective.is_some_and(|bits| bits >> CAP_SYS_RESOURCE & 1 == 1)
+}
+
 /// Whether the kernel gives core dumps to a program.
 pub fn dumps_to_program() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/core_pattern").is_ok_and(|pattern| pattern.starts_with('|'))

@@ -62,19 +62,19 @@ impl Plan {
         &self.name
     }
 
-    /// Whether it could be done. Nothing is started, opened or made.
-    ///
-    /// # Errors
-    /// What it would end with, and the setting that is to blame.
-    pub fn check(&self) -> Result<(), (&'static str, anyhow::Error)> {
-        check::executable(&self.launch).map_err(|error| {
+    /// What it would end with, each with the setting that is to blame. Nothing is started, opened or made.
+    pub fn check(&self) -> Vec<(&'static str, anyhow::Error)> {
+        let limits = self.launch.limits.iter().filter_map(|limit| limit.check().err());
+        let mut faults: Vec<_> = limits.map(|why| ("limit", Failure::system(why))).collect();
+        if let Err(error) = check::executable(&self.launch) {
             let (code, why) = why_not(self, error.raw_os_error().unwrap_or(libc::EIO));
-            ("program", Failure::new(code, why).into())
-        })?;
+            faults.push(("program", Failure::new(code, why).into()));
+        }
         let file = self.output.as_ref().map(|place| place.file.as_path());
-        file.map_or(Ok(()), |file| {
-            check::writable(file).map_err(|error| ("log-to", capture::cannot_write(file, &error)))
-        })
+        if let Some((file, Err(error))) = file.map(|file| (file, check::writable(file))) {
+            faults.push(("log-to", capture::cannot_write(file, &error)));
+        }
+        faults
     }
 }
 

@@ -203,8 +203,10 @@ fn metrics_are_served_in_the_format_of_prometheus() {
     }
 
     // A destination that refuses, and one that has no address.
-    let mut server =
-        Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to-any", "--metrics", "127.0.0.1:0"]);
+    let mut server = Outlast::start(
+        folder.path(),
+        &["listen", "127.0.0.1:0", "--to-any", "--allow-to", "127.0.0.1", "--metrics", "127.0.0.1:0"],
+    );
     let via = server.address().to_string();
     let arguments = ["connect", "--socks5", "127.0.0.1:0", "--via", &via, "--metrics", "127.0.0.1:0"];
     let mut client = Outlast::start(folder.path(), &arguments);

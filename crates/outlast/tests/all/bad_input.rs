@@ -25,6 +25,21 @@ fn write(folder: &Path, name: &str, content: &str) -> String {
 }
 
 #[test]
+fn a_key_that_others_can_read_or_guess_is_refused() {
+    let folder = folder();
+    let listen = |file: &str| {
+        output(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--psk-file", file])
+    };
+    let open = write(folder.path(), "open", "8e1fb6d03c52a7794410dfa9ee3c65b2\n");
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_complaint(&listen(&open), 2, "every user of this machine can read it: chmod 600");
+    for weak in ["correct horse battery staple rains", "0123456789abcdef0123456789abcdef"] {
+        let weak = write(folder.path(), "weak", weak);
+        assert_complaint(&listen(&weak), 2, "key is not random, so that others can guess it");
+    }
+}
+
+#[test]
 fn wrong_command_lines_end_with_2() {
     let folder = folder();
     let short = write(folder.path(), "short", "0011\n");
@@ -78,7 +93,14 @@ fn wrong_files_end_with_2_and_name_the_line() {
         ("[[listen]\n", ":1: "),
         ("[[connect]]\naddress = '127.0.0.1:0'\nvia = 'a:1'\nack = 'magic'\n", ":4: "),
         ("", "nothing to do"),
-        ("[[listen]]\naddress = '127.0.0.1:0'\n", "--to"),
+        (
+            "[[listen]]\naddress = '127.0.0.1:0'\n",
+            ":1: no service to connect sessions to: give to host:port or to-any",
+        ),
+        (
+            "\n[[lisen]]\naddress = '127.0.0.1:0'\n",
+            ":2: there is no section [[lisen]]; did you mean [[listen]]?",
+        ),
         (
             "[[listen]]\naddress = '127.0.0.1:9'\nto = 'a:1'\n[[connect]]\naddress = '127.0.0.1:9'\nvia = 'a:1'\n",
             "two sections listen on 127.0.0.1:9",
@@ -90,6 +112,34 @@ fn wrong_files_end_with_2_and_name_the_line() {
         assert_eq!(String::from_utf8_lossy(&checked.stderr).matches("outlast.toml").count(), 1, "{text}");
         assert_complaint(&output(folder.path(), &["--config", &file]), 2, part);
     }
+}
+
+#[test]
+fn a_check_tells_everything_that_is_wrong_in_the_order_of_the_file() {
+    let folder = folder();
+    let text = "lgo = 'info'\n[[listen]]\naddress = '127.0.0.1:0'\n[[connect]]\nadress = 'a:1'\npatience = 'long'\n\
+                [[run]]\nprogram = '/no/such/program'\nlimit = 'nofile=20000000000'\n";
+    let file = write(folder.path(), "outlast.toml", text);
+    let checked = output(folder.path(), &["config", "check", &file]);
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    let lines: Vec<&str> = said.lines().collect();
+    let expected = [
+        ":1: unknown key \"lgo\"; did you mean \"log\"?",
+        ":2: no service",
+        ":5: unknown key \"adress\"; did you mean \"address\"?",
+        ":6: invalid value 'long' for 'patience ",
+        ":8: program: ",
+        ":9: limit: ",
+    ];
+    assert_eq!(checked.status.code(), Some(2), "{said}");
+    assert_eq!(lines.len(), expected.len(), "{said}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(&format!("outlast: {file}{expected}")), "{expected}: {said}");
+    }
+    // More files than the kernel ever lets one process open: said before it is tried.
+    let text = "[[run]]\nprogram = 'true'\nlimit = 'nofile=20000000000'\n";
+    let file = write(folder.path(), "outlast.toml", text);
+    assert_complaint(&output(folder.path(), &["config", "check", &file]), 7, ":3: limit: nofile=20000000000");
 }
 
 #[test]
@@ -147,7 +197,7 @@ fn faults_that_nothing_is_there_for_end_with_2() {
 fn files_that_are_missing_end_with_2_and_those_that_may_not_be_read_with_7() {
     let folder = folder();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    let closed = write(folder.path(), "closed", "00112233445566778899aabbccddeeff\n");
+    let closed = write(folder.path(), "closed", "8e1fb6d03c52a7794410dfa9ee3c65b2\n");
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
     let missing = folder.path().join("missing").to_str().unwrap().to_owned();
     let below_a_file = format!("{closed}/file");
@@ -157,18 +207,19 @@ fn files_that_are_missing_end_with_2_and_those_that_may_not_be_read_with_7() {
     let certified = rcgen::generate_simple_self_signed(vec!["a.example".into()]).unwrap();
     let certificate = write(folder.path(), "certificate", &certified.cert.pem());
     let key = write(folder.path(), "key", &certified.signing_key.serialize_pem());
-    for name in [&certificate, &key] {
-        std::fs::set_permissions(name, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(&certificate, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        std::os::unix::fs::chown(&key, Some(65534), Some(65534)).unwrap();
     }
     let run = |arguments: &[&str], file: &str| {
         let arguments: Vec<&str> =
             arguments.iter().map(|word| if *word == "FILE" { file } else { *word }).collect();
         let mut command = command(folder.path(), &arguments);
-        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0 {
+        if is_root {
             // Nothing is closed to root.
             std::os::unix::process::CommandExt::uid(&mut command, 65534);
         }
-        // Others may read the keys of this test.
         command.arg("--quiet").output().unwrap()
     };
     for arguments in [
@@ -246,8 +297,8 @@ fn peers_that_speak_something_else_end_with_3() {
 #[test]
 fn a_wrong_key_ends_with_3() {
     let folder = folder();
-    let ours = write(folder.path(), "ours", "00112233445566778899aabbccddeeff\n");
-    let theirs = write(folder.path(), "theirs", "ffeeddccbbaa99887766554433221100\n");
+    let ours = write(folder.path(), "ours", "8e1fb6d03c52a7794410dfa9ee3c65b2\n");
+    let theirs = write(folder.path(), "theirs", "27d0915cc2be8f3606a94d71fa2085be\n");
     let service = http("secret").to_string();
     let arguments = ["listen", "127.0.0.1:0", "--to", &service, "--psk-file", &ours];
     let mut server = Outlast::start(folder.path(), &arguments);
@@ -285,7 +336,7 @@ fn a_target_that_cannot_be_reached_is_named_at_the_client() {
 
 /// The flags of a listener and of a client, for each kind of security.
 fn securities(folder: &Path) -> [(&'static str, Vec<String>, Vec<String>); 3] {
-    let psk = write(folder, "psk", "00112233445566778899aabbccddeeff\n");
+    let psk = write(folder, "psk", "8e1fb6d03c52a7794410dfa9ee3c65b2\n");
     let certified = rcgen::generate_simple_self_signed(vec!["outlast.test".into()]).unwrap();
     let certificate = write(folder, "certificate.pem", &certified.cert.pem());
     let key = write(folder, "key.pem", &certified.signing_key.serialize_pem());
@@ -334,17 +385,6 @@ fn tls_against_what_is_no_tls_is_one_line_and_ends_with_3() {
         let told = stdio(folder.path(), &peer.to_string(), &tls);
         assert_complaint(&told, 3, "does not speak tls");
     }
-}
-
-#[test]
-fn a_key_that_everybody_can_read_is_worth_a_warning() {
-    let folder = folder();
-    let key = write(folder.path(), "key", "00112233445566778899aabbccddeeff\n");
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let mut server =
-        Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1", "--psk-file", &key]);
-    server.wait_for("everybody can read");
-    server.address();
 }
 
 /// It is reset before it is heard, so it cannot know that this was meant: to it the server is out of reach.

@@ -4,7 +4,7 @@
 use crate::common::restarts::{
     AT_ONCE, both_ends, connect, ends, is_running, listen, open, say, stop, stopped,
 };
-use crate::common::{Outlast, PATIENCE, echo, folder, nobody, output, pattern};
+use crate::common::{KEY, Outlast, PATIENCE, echo, folder, nobody, output, pattern, secret_file};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -126,9 +126,8 @@ fn bulk_goes_on_through_one_listener_after_another() {
 fn a_session_with_a_key_proves_itself_to_the_next_process() {
     let folder = folder();
     let runtime = folder.path();
-    let key = runtime.join("key");
-    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
-    let with_key = ["--psk-file", key.to_str().unwrap()];
+    let key = secret_file(runtime, "key", KEY);
+    let with_key = ["--psk-file", &key];
     let (address, to) = (nobody(), echo().to_string());
     let mut server = listen(runtime, address, &to, &with_key);
     let (_client, front) = connect(runtime, address, &with_key);
@@ -307,14 +306,13 @@ fn an_address_and_the_wildcard_go_on_with_what_the_other_has_left() {
 fn a_listener_with_other_security_does_not_go_on_and_says_so() {
     let folder = folder();
     let runtime = folder.path();
-    let key = runtime.join("key");
-    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    let key = secret_file(runtime, "key", KEY);
     let (address, to) = (nobody(), echo().to_string());
     let mut server = listen(runtime, address, &to, &[]);
     let (_client, front) = connect(runtime, address, &[]);
     let mut stream = open(front);
     stop(&mut server, 1);
-    let arguments = ["listen", &address.to_string(), "--to", &to, "--psk-file", key.to_str().unwrap()];
+    let arguments = ["listen", &address.to_string(), "--to", &to, "--psk-file", &key];
     let mut server = Outlast::start(runtime, &arguments);
     assert_eq!(server.ended().code(), Some(2));
     let said = server.said();

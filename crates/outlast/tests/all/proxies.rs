@@ -1,10 +1,13 @@
 //! Programs that say where they want to go, by real clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, curl, folder, http, nobody, output, speaking};
+use crate::common::{Outlast, PATIENCE, curl, folder, http, nobody, output, secret_file, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+
+/// Loopback, where the services of these tests are, has to be named.
+const TO_LOOPBACK: [&str; 4] = ["--allow-to", "127.0.0.0/8", "--allow-to", "::1"];
 
 /// A server to any destination and a client with one kind of front.
 fn start(runtime: &Path, server_flags: &[&str], client_flags: &[&str]) -> (Outlast, Outlast, String) {
@@ -19,7 +22,7 @@ fn start(runtime: &Path, server_flags: &[&str], client_flags: &[&str]) -> (Outla
 #[test]
 fn curl_fetches_by_socks5() {
     let folder = folder();
-    let (_server, _client, front) = start(folder.path(), &[], &["--socks5", "127.0.0.1:0"]);
+    let (_server, _client, front) = start(folder.path(), &TO_LOOPBACK, &["--socks5", "127.0.0.1:0"]);
     let site = http("by socks");
     let url = format!("http://{site}/");
     let named = format!("http://localhost:{}/", site.port());
@@ -32,7 +35,7 @@ fn curl_fetches_by_socks5() {
 #[test]
 fn curl_fetches_by_http_connect() {
     let folder = folder();
-    let (_server, _client, front) = start(folder.path(), &[], &["--http-connect", "127.0.0.1:0"]);
+    let (_server, _client, front) = start(folder.path(), &TO_LOOPBACK, &["--http-connect", "127.0.0.1:0"]);
     let site = http("by connect");
     let url = format!("http://{site}/");
     let output = curl(&["--proxytunnel", "--proxy", &front, &url]);
@@ -45,17 +48,9 @@ fn curl_fetches_by_http_connect() {
 #[test]
 fn programs_have_to_give_the_password() {
     let folder = folder();
-    let file = folder.path().join("auth");
-    std::fs::write(&file, "ann:secret\n").unwrap();
-    let flags = [
-        "--socks5",
-        "127.0.0.1:0",
-        "--http-connect",
-        "127.0.0.1:0",
-        "--proxy-auth-file",
-        file.to_str().unwrap(),
-    ];
-    let (_server, mut client, socks) = start(folder.path(), &[], &flags);
+    let file = secret_file(folder.path(), "auth", "ann:secret\n");
+    let flags = ["--socks5", "127.0.0.1:0", "--http-connect", "127.0.0.1:0", "--proxy-auth-file", &file];
+    let (_server, mut client, socks) = start(folder.path(), &TO_LOOPBACK, &flags);
     let connect = client.address().to_string();
     let url = format!("http://{}/", http("let in"));
     let cases = [
@@ -96,8 +91,9 @@ fn refusals_reach_the_program_with_their_reason() {
 #[test]
 fn patterns_choose_the_server() {
     let folder = folder();
-    let mut first = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to-any"]);
-    let mut second = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to-any"]);
+    let to_any = [&["listen", "127.0.0.1:0", "--to-any"][..], &TO_LOOPBACK].concat();
+    let mut first = Outlast::start(folder.path(), &to_any);
+    let mut second = Outlast::start(folder.path(), &to_any);
     let site = http("routed");
     let by_name = format!("localhost:{}={}", site.port(), second.address());
     let by_default = first.address().to_string();
@@ -140,7 +136,7 @@ fn a_server_with_a_fixed_target_takes_no_destinations_and_both_sides_say_so() {
 #[test]
 fn a_server_that_says_nothing_at_all_is_remarked_on() {
     let folder = folder();
-    let (server, mut client, front) = start(folder.path(), &[], &["--socks5", "127.0.0.1:0"]);
+    let (server, mut client, front) = start(folder.path(), &TO_LOOPBACK, &["--socks5", "127.0.0.1:0"]);
     server.freeze();
     let mut program = TcpStream::connect(&front).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -178,7 +174,7 @@ fn a_server_to_any_destination_resets_clients_that_name_none() {
 fn garbage_at_the_front_is_refused_and_the_front_stays() {
     let folder = folder();
     let flags = ["--socks5", "127.0.0.1:0", "--http-connect", "127.0.0.1:0"];
-    let (_server, mut client, socks) = start(folder.path(), &[], &flags);
+    let (_server, mut client, socks) = start(folder.path(), &TO_LOOPBACK, &flags);
     let connect = client.address().to_string();
     for garbage in [
         &b"\x04\x01\x00\x50\x7f\x00\x00\x01\x00"[..],
@@ -199,4 +195,29 @@ fn garbage_at_the_front_is_refused_and_the_front_stays() {
     let url = format!("http://{}/", http("still there"));
     assert_eq!(curl(&["--socks5-hostname", &socks, &url]).stdout, b"still there");
     assert_eq!(curl(&["--proxytunnel", "--proxy", &connect, &url]).stdout, b"still there");
+}
+
+#[test]
+fn a_server_to_any_network_is_no_way_to_what_trusts_its_own_machine() {
+    let folder = folder();
+    let site = http("for this machine only");
+    let (port, flags) = (site.port(), ["--socks5", "127.0.0.1:0"]);
+    let hosts = ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"];
+    for rules in [&["--allow-to", "any"][..], &[], &["--allow-to", "0.0.0.0/0", "--allow-to", "::/0"]] {
+        let (mut server, _client, front) = start(folder.path(), rules, &flags);
+        for host in hosts {
+            let output = curl(&["--socks5-hostname", &front, &format!("http://{host}:{port}/")]);
+            assert!(String::from_utf8_lossy(&output.stderr).contains("(2)"), "{host}: {output:?}");
+            server.wait_for("which this server reaches only if --allow-to names it");
+        }
+    }
+    // Named, it is reached; and what is denied is not, whatever else is said.
+    let named = format!("127.0.0.1:{port}");
+    let (_server, _client, front) = start(folder.path(), &["--allow-to", &named], &flags);
+    let url = format!("http://localhost:{port}/");
+    assert_eq!(curl(&["--socks5-hostname", &front, &url]).stdout, b"for this machine only");
+    let denied = ["--allow-to", &named, "--deny-to", "127.0.0.0/8"];
+    let (mut server, _client, front) = start(folder.path(), &denied, &flags);
+    assert!(!curl(&["--socks5-hostname", &front, &url]).status.success());
+    server.wait_for("is denied by this server's --deny-to");
 }

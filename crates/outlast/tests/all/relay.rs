@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Outlast, PATIENCE, Pair, check_echo, command, echo, ended, folder, pattern, speaking, unix_echo,
+    KEY, Outlast, PATIENCE, Pair, check_echo, command, echo, ended, folder, pattern, secret_file, speaking,
+    unix_echo,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -44,9 +45,8 @@ fn many_streams_at_once_do_not_mix() {
 #[test]
 fn every_mode_and_every_security_carries() {
     let folder = folder();
-    let key = folder.path().join("key");
-    std::fs::write(&key, "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n").unwrap();
-    let key = key.to_str().unwrap();
+    let key = secret_file(folder.path(), "key", KEY);
+    let key = key.as_str();
     for flags in [
         &["--ack", "kernel"][..],
         &["--ack", "window"],
@@ -65,10 +65,9 @@ fn tls_with_both_certificates_carries() {
     let folder = folder();
     let certified = rcgen::generate_simple_self_signed(vec!["outlast.test".into()]).unwrap();
     let certificate = folder.path().join("certificate.pem");
-    let key = folder.path().join("key.pem");
     std::fs::write(&certificate, certified.cert.pem()).unwrap();
-    std::fs::write(&key, certified.signing_key.serialize_pem()).unwrap();
-    let (certificate, key) = (certificate.to_str().unwrap(), key.to_str().unwrap());
+    let key = secret_file(folder.path(), "key.pem", &certified.signing_key.serialize_pem());
+    let (certificate, key) = (certificate.to_str().unwrap(), key.as_str());
     let server = ["--tls-cert", certificate, "--tls-key", key];
     let client = ["--tls", "--tls-ca", certificate, "--tls-name", "outlast.test"];
     let pair = Pair::start(folder.path(), &echo().to_string(), &server, &client);

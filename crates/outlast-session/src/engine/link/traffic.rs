@@ -1,8 +1,10 @@
 //! What goes over a link: bytes in and out, as they are or under TLS, for threads and for tasks.
 
 use super::{Link, Waiting};
+use crate::proto::Fingerprint;
 use crate::sys::{self, Then};
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -254,6 +256,13 @@ impl Link {
             rustls::Connection::Server(server) => server.export_keying_material([0u8; 32], label, None),
         };
         secret.ok()
+    }
+
+    /// What the client's certificate is known by, if it has presented one.
+    pub(crate) fn peer_certificate(&self) -> Option<Fingerprint> {
+        let tls = self.tls.as_ref()?.lock();
+        let certificate = tls.peer_certificates()?.first()?;
+        Some(Sha256::digest(certificate.as_ref()).into())
     }
 }
 

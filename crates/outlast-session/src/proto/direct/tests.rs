@@ -20,6 +20,7 @@ fn ipv4(ip_options: usize, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 20 + ip_options];
     bytes[0] = 0x45 + u8::try_from(ip_options / 4).unwrap();
     bytes[9] = 6;
+    bytes[12..20].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -27,6 +28,7 @@ fn ipv4(ip_options: usize, payload: &[u8]) -> Vec<u8> {
 fn ipv6(extensions: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 40];
     bytes[0] = 0x60;
+    bytes[39] = 1;
     let mut next_field = 6;
     for kind in extensions {
         bytes[next_field] = *kind;
@@ -41,7 +43,7 @@ fn ipv6(extensions: &[u8], payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn syns_of_both_families_are_read() {
-    let expected = Ok(SavedSyn { source_port: 0xA1B2, tsval: Some(TSVAL) });
+    let expected = Ok(SavedSyn { source_port: 0xA1B2, tsval: Some(TSVAL), is_local: false });
     let syn = tcp(2, &LINUX_OPTIONS);
     assert_eq!(SavedSyn::parse(&ipv4(0, &syn)), expected);
     assert_eq!(SavedSyn::parse(&ipv4(40, &syn)), expected);
@@ -54,10 +56,24 @@ fn syns_of_both_families_are_read() {
 }
 
 #[test]
+fn a_syn_from_this_machine_is_known() {
+    let is_local = |bytes: &[u8]| SavedSyn::parse(bytes).unwrap().is_local;
+    let syn = tcp(2, &LINUX_OPTIONS);
+    let (mut v4, mut v6) = (ipv4(0, &syn), ipv6(&[], &syn));
+    for (source, expected) in [([127, 0, 0, 9], true), ([192, 0, 2, 2], true), ([192, 0, 2, 3], false)] {
+        v4[12..16].copy_from_slice(&source);
+        assert_eq!(is_local(&v4), expected, "{source:?}");
+    }
+    assert!(!is_local(&v6));
+    v6[23] = 1;
+    assert!(is_local(&v6));
+}
+
+#[test]
 fn a_syn_without_timestamps_is_still_a_syn() {
     for options in [&[][..], &[0, 8, 10, 1], &[1, 1, 1, 1], &[2, 4, 5, 0xB4]] {
         let syn = SavedSyn::parse(&ipv4(0, &tcp(2, options)));
-        assert_eq!(syn, Ok(SavedSyn { source_port: 0xA1B2, tsval: None }), "{options:?}");
+        assert_eq!(syn, Ok(SavedSyn { source_port: 0xA1B2, tsval: None, is_local: false }), "{options:?}");
     }
 }
 
@@ -109,7 +125,7 @@ fn random_bytes_never_panic() {
 }
 
 fn judge(claimed: u32, seen: u32) -> DirectVerdict {
-    let syn = SavedSyn { source_port: 1, tsval: Some(seen) };
+    let syn = SavedSyn { source_port: 1, tsval: Some(seen), is_local: false };
     DirectPath::default().judge(Some(claimed), None, Some(&syn))
 }
 
@@ -143,12 +159,18 @@ fn unrelated_numbers_hardly_ever_look_direct() {
 #[test]
 fn what_is_missing_is_not_direct() {
     let path = DirectPath::default();
-    let syn = SavedSyn { source_port: 7, tsval: Some(5) };
+    let syn = SavedSyn { source_port: 7, tsval: Some(5), is_local: false };
     let verdict = |claimed, port, syn: Option<&SavedSyn>| path.judge(claimed, port, syn);
     assert_eq!(verdict(None, None, Some(&syn)), DirectVerdict::NotDirect(NotDirect::NoProof));
     assert_eq!(verdict(Some(5), None, None), DirectVerdict::NotDirect(NotDirect::NoTimestamp));
     let bare = SavedSyn { tsval: None, ..syn };
     assert_eq!(verdict(Some(5), None, Some(&bare)), DirectVerdict::NotDirect(NotDirect::NoTimestamp));
+    let local = SavedSyn { is_local: true, ..syn };
+    assert!(path.judge(Some(5), Some(7), Some(&local)).is_direct());
+    for port in [None, Some(8)] {
+        let verdict = path.judge(Some(5), port, Some(&local));
+        assert_eq!(verdict, DirectVerdict::NotDirect(NotDirect::OtherPort));
+    }
     let strict = DirectPath { same_port: true, ..path };
     assert!(strict.judge(Some(5), Some(7), Some(&syn)).is_direct());
     for port in [None, Some(8)] {

@@ -99,6 +99,7 @@ fn sessions_at_rest() -> Vec<(&'static str, Detached)> {
         epoch: 1,
         security: SecurityKind::Open,
         key: None,
+        owner: None,
         peer: [192, 0, 2, 1].into(),
         outages: 0,
         sending: Sending::default(),
@@ -122,6 +123,16 @@ fn sessions_at_rest() -> Vec<(&'static str, Detached)> {
         ..fresh.clone()
     };
     vec![("fresh", fresh), ("busy", busy)]
+}
+
+#[test]
+fn a_session_at_rest_keeps_its_owner() {
+    for (_, session) in sessions_at_rest() {
+        let owned = Detached { owner: Some([9; 32]), ..session };
+        let bytes = owned.encode();
+        assert_eq!(Detached::decode(&bytes), Ok(owned));
+        assert!(Detached::decode(&bytes[..bytes.len() - 32]).is_err(), "it does not get lost");
+    }
 }
 
 fn messages() -> Vec<(&'static str, Vec<u8>)> {

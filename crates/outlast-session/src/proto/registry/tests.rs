@@ -160,6 +160,30 @@ fn without_proof_there_is_nothing_to_learn() {
 }
 
 #[test]
+fn a_session_belongs_to_the_certificate_that_opened_it() {
+    let mut registry = Registry::new(limits());
+    for number in 1..=3 {
+        registry.insert(id(number), number, 1, PEER).unwrap();
+    }
+    registry.set_owner(&id(1), Some([1; 32]));
+    registry.set_owner(&id(2), Some([2; 32]));
+    registry.end(&id(2), 0, None, at(0));
+    // PROTOCOL 6.10: also when it has ended; where nobody is known, whoever proves itself.
+    for (number, newcomer, expected) in [
+        (1, Some([1; 32]), true),
+        (1, Some([2; 32]), false),
+        (1, None, false),
+        (2, Some([2; 32]), true),
+        (2, Some([1; 32]), false),
+        (3, Some([1; 32]), true),
+        (3, None, true),
+        (4, None, true),
+    ] {
+        assert_eq!(registry.may_own(&id(number), newcomer.as_ref()), expected, "{number} {newcomer:?}");
+    }
+}
+
+#[test]
 fn why_a_session_ended_is_remembered_as_long_as_that_it_did() {
     let mut registry = Registry::new(limits());
     for number in [1, 2, 3] {

@@ -76,6 +76,43 @@ fn garbage_is_not_delivered() {
     });
 }
 
+/// PROTOCOL 4.6: what comes behind the end of a stream is no part of it, and ends the link.
+#[test]
+fn bytes_behind_an_end_are_not_delivered() {
+    let _shared = ALONE.read();
+    within(|| {
+        for at_once in [true, false] {
+            let listener = blocking::Listener::bind_with("127.0.0.1:0", &Arc::new(quick())).unwrap();
+            let mut raw = Raw::connect(listener.local_addr());
+            let mut bytes = bytes_of(&hello(fresh_id()));
+            bytes.extend(FrameHeader::data(4, 0).encode());
+            bytes.extend(b"good");
+            bytes.extend(frame(&Frame::End { end_offset: 4 }, 0));
+            let behind = [&FrameHeader::data(3, 0).encode()[..], b"bad"].concat();
+            if at_once {
+                bytes.extend(&behind);
+            }
+            raw.say(&bytes);
+            let mut session = listener.accept().unwrap();
+            let mut got = Vec::new();
+            session.read_to_end(&mut got).unwrap();
+            if !at_once {
+                raw.say(&behind);
+            }
+            // A writer that waits for acknowledgements takes input in. The link is given up; the stream ended where it
+            // was said to.
+            let writer = session.clone();
+            let writer = std::thread::spawn(move || (&writer).write_all(&[7; 1 << 20]));
+            raw.drain();
+            assert_eq!(got, b"good");
+            assert_eq!(session.read(&mut [0; 8]).unwrap(), 0);
+            assert_eq!(session.info().read_bytes, 4);
+            session.kill();
+            assert!(writer.join().unwrap().is_err());
+        }
+    });
+}
+
 /// A peer that reads and never acknowledges holds at most the ring.
 #[test]
 fn memory_for_a_peer_that_never_acknowledges_is_bounded() {

@@ -9,6 +9,7 @@ use outlast_session::proto::{
 };
 use outlast_session::{Config, Security, TlsConfig};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 fn resume(id: SessionId, epoch: u64) -> Hello {
     let mut hello = hello(id);
@@ -194,8 +195,12 @@ fn captured_psk_handshakes_are_of_no_use() {
 }
 
 fn tls_raw(address: SocketAddr) -> (Raw, [u8; 32]) {
+    tls_raw_as(certificates().client(None), address)
+}
+
+fn tls_raw_as(client: Arc<rustls::ClientConfig>, address: SocketAddr) -> (Raw, [u8; 32]) {
     let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
-    let mut connection = rustls::ClientConnection::new(certificates().client(None), name).unwrap();
+    let mut connection = rustls::ClientConnection::new(client, name).unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     while connection.is_handshaking() {
         connection.complete_io(&mut stream).unwrap();
@@ -242,6 +247,40 @@ fn tls_sessions_are_bound_to_key_and_connection() {
         let (_, step) = shake(&mut raw, resume(id, 2), Credentials::Tls { binding, key }, rand::random());
         assert_eq!(welcomed(step).welcome.epoch, 2);
         assert_eq!((victim.refused("bad_key"), victim.refused("unknown_session")), (2, 2));
+        victim.unharmed();
+    });
+}
+
+/// PROTOCOL 6.10: a key that was stolen is of no use to another client of the same authority.
+#[test]
+fn a_session_belongs_to_the_certificate_that_opened_it() {
+    let _shared = ALONE.read();
+    within(|| {
+        let (owner, other) = (certificates().client(Some(())), certificates().other_client());
+        let security = Security::Tls(TlsConfig {
+            client: Some(owner.clone()),
+            server_name: Some("localhost".into()),
+            server: Some(certificates().server(true)),
+        });
+        let victim = Victim::new(Config { security, ..quick() });
+        let address = victim.address();
+        let (id, nonce) = (fresh_id(), rand::random());
+        let (mut raw, binding) = tls_raw_as(owner.clone(), address);
+        let (_, step) = shake(&mut raw, hello(id), Credentials::Tls { binding, key: None }, nonce);
+        let key = welcomed(step).session_key;
+        // Everything is right but the certificate: the key, the nonce, the connection, the epoch.
+        for intent in [Intent::Resume, Intent::Abort, Intent::Open] {
+            let (mut raw, binding) = tls_raw_as(other.clone(), address);
+            let opens = intent == Intent::Open;
+            let key = key.clone().filter(|_| !opens);
+            let mut hello = resume(id, 2);
+            hello.intent = intent;
+            let (_, step) = shake(&mut raw, hello, Credentials::Tls { binding, key }, nonce);
+            assert_eq!(refusal(&step), if opens { Refusal::BadKey } else { Refusal::UnknownSession });
+        }
+        let (mut raw, binding) = tls_raw_as(owner, address);
+        let (_, step) = shake(&mut raw, resume(id, 2), Credentials::Tls { binding, key }, rand::random());
+        assert_eq!(welcomed(step).welcome.epoch, 2);
         victim.unharmed();
     });
 }

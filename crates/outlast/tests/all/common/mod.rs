@@ -53,6 +53,17 @@ pub fn command(runtime: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// A key that was drawn at random.
+pub const KEY: &str = "8e1fb6d03c52a7794410dfa9ee3c65b27d0915cc2be8f3606a94d71fa2085be3";
+
+/// A file that nobody else can read. Its path.
+pub fn secret_file(folder: &Path, name: &str, content: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, content).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 /// Runs `outlast` to its end.
 pub fn output(runtime: &Path, arguments: &[&str]) -> Output {
     command(runtime, arguments).output().unwrap()

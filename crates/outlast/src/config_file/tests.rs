@@ -1,0 +1,219 @@
+//! Files that are right, and files that are wrong.
+
+use super::*;
+use clap::ArgAction;
+
+fn parse(text: &str) -> Result<Vec<Job>> {
+    let (file, faults) = ConfigFile::parse(Path::new("f.toml"), text)?;
+    match faults.into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok(file.jobs()?.into_iter().map(|(_, job)| job).collect()),
+    }
+}
+
+fn parsed(text: &str) -> ConfigFile {
+    ConfigFile::parse(Path::new("f.toml"), text).unwrap().0
+}
+
+fn complaint(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+/// A value that the flag takes.
+fn sample(id: &str) -> &'static str {
+    match id {
+        "to" | "via" | "socks5" | "http_connect" | "transparent" | "metrics" => "\"127.0.0.1:1\"",
+        "address" => "\"unix:/tmp/x\"",
+        "allow_to" | "deny_to" | "allow" | "deny" => "[\"10.0.0.0/8\", \"192.0.2.1\"]",
+        "keep" | "detect" | "patience" | "drain_timeout" | "hand_over_timeout" => "\"1h\"",
+        "retain" => "\"1M\"",
+        "max_sessions" => "7",
+        "ack" => "\"inband\"",
+        "bind_from" => "\"127.0.0.1\"",
+        "log" => "\"debug\"",
+        "log_format" => "\"json\"",
+        "program" => "[\"./server\", \"--port\", \"80\", \"--\", \"-x\"]",
+        "restart" | "preload" => "\"never\"",
+        "keep_connections" => "\"listeners\"",
+        "success_codes" => "[0, 143, \"HUP\"]",
+        "intensity" | "log_keep" | "nice" | "oom_score_adjust" => "7",
+        "window" | "transient_after" | "backoff_min" | "backoff_max" | "hang_timeout" | "stop_timeout"
+        | "start_timeout" | "watchdog" => "\"2s\"",
+        "stop_signal" => "\"QUIT\"",
+        "log_size" => "\"1M\"",
+        "limit" => "[\"nofile=1000:2K\", \"core=0\"]",
+        "environment" => "[\"A=b=c\", \"D=\"]",
+        _ => "\"text\"",
+    }
+}
+
+/// Flags that contradict each other are tried apart; those that need others are tried with them.
+fn companions(id: &str) -> &'static str {
+    match id {
+        "allow_to" | "deny_to" => "to-any = true\n",
+        "tls_client_ca" => "tls-cert = \"a\"\ntls-key = \"b\"\n",
+        "tls_ca" | "tls_name" => "tls = true\n",
+        "watchdog" => "notify = true\n",
+        "log_size" | "log_keep" => "log-to = \"x\"\n",
+        _ => "",
+    }
+}
+
+#[test]
+fn every_flag_of_listen_connect_and_run_is_a_key() {
+    for name in ["listen", "connect", "run"] {
+        for argument in subcommand(name).get_arguments() {
+            let id = argument.get_id().as_str();
+            if matches!(id, "help" | "version") {
+                continue;
+            }
+            let key = argument.get_long().unwrap_or(id);
+            let value = match argument.get_action() {
+                ArgAction::SetTrue => "true",
+                _ => sample(id),
+            };
+            let extra = match (name, id) {
+                (_, "tls_cert") => "tls-key = \"k\"\ntls = true\n",
+                (_, "tls_key") => "tls-cert = \"k\"\ntls = true\n",
+                _ => companions(id),
+            };
+            let extra = if name == "listen" { extra.replace("tls = true\n", "") } else { extra.to_owned() };
+            let text = format!("[[{name}]]\n{extra}{key} = {value}\n");
+            let jobs = parse(&text).unwrap_or_else(|error| panic!("{text}{error}"));
+            let told = format!("{:?}", jobs[0]);
+            // A certificate without its key, or the other way round, is refused: no silence to compare with.
+            if let Ok(silent) = parse(&format!("[[{name}]]\n{extra}")) {
+                assert_ne!(told, format!("{:?}", silent[0]), "{key} changes nothing");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flag_of_the_process_is_a_key_at_the_top() {
+    for argument in Cli::command().get_arguments() {
+        let id = argument.get_id().as_str();
+        if matches!(id, "help" | "version" | "config") {
+            continue;
+        }
+        let key = argument.get_long().unwrap();
+        let value = match argument.get_action() {
+            ArgAction::SetTrue => "true",
+            _ => sample(id),
+        };
+        let file = parsed(&format!("{key} = {value}\n"));
+        let told = file.process(&ArgMatches::default()).unwrap_or_else(|error| panic!("{key}: {error}"));
+        assert_ne!(format!("{told:?}"), format!("{:?}", ProcessArgs::default()), "{key} changes nothing");
+    }
+}
+
+#[test]
+fn a_file_and_its_flags_mean_the_same() {
+    let text =
+        "[[connect]]\naddress = '127.0.0.1:5'\nvia = ['a:1', '*.b=c:2']\npatience = '30s'\ntls = true\n";
+    let Job::Connect(from_file) = parse(text).unwrap().remove(0) else { panic!() };
+    let flags = "outlast connect 127.0.0.1:5 --via a:1 --via *.b=c:2 --patience 30s --tls";
+    let matches = Cli::command().try_get_matches_from(flags.split(' ')).unwrap();
+    let Some(Command::Connect(from_flags)) = Cli::from_arg_matches(&matches).unwrap().command else {
+        panic!()
+    };
+    assert_eq!(format!("{from_file:?}"), format!("{from_flags:?}"));
+}
+
+#[test]
+fn a_program_is_not_given_what_nobody_knows() {
+    for key in ["bogus", "hang_timeout", "address"] {
+        let said = complaint(&format!("[[run]]\nprogram = ['true']\n{key} = 'x'\n"));
+        assert!(said.contains(&format!("unknown key {key:?}")), "{said}");
+    }
+}
+
+#[test]
+fn a_program_and_its_arguments_are_a_list_and_its_command_line_means_the_same() {
+    let text = "log = 'info'\nmetrics = '127.0.0.1:1'\n[[run]]\nprogram = ['sh', '-c', '--', 'x y']\n\
+                success-codes = [0, 143]\nnice = -3\nlimit = ['core=0', 'nofile=9']\n";
+    let file = parsed(text);
+    let Job::Run(from_file) = file.jobs().unwrap().remove(0).1 else { panic!() };
+    assert_eq!(from_file.program, ["sh", "-c", "--", "x y"]);
+    let line = file.command_lines(&ArgMatches::default()).remove(0);
+    assert!(line.contains(&"--log=info".into()) && !line.contains(&"--metrics=127.0.0.1:1".into()));
+    let matches = Cli::command().try_get_matches_from([OsString::from("outlast")].into_iter().chain(line));
+    let Some(Command::Run(from_line)) = Cli::from_arg_matches(&matches.unwrap()).unwrap().command else {
+        panic!()
+    };
+    assert_eq!(format!("{from_file:?}"), format!("{from_line:?}"));
+    let given = "outlast run --nice 5 -- other --nice 6";
+    let matches = Cli::command().try_get_matches_from(given.split(' ')).unwrap();
+    let Job::Run(run) = file.job_for("run", matches.subcommand().unwrap().1).unwrap() else { panic!() };
+    assert_eq!(
+        (run.program, run.surroundings.nice),
+        (vec!["other".into(), "--nice".into(), "6".into()], Some(5))
+    );
+}
+
+#[test]
+fn flags_take_precedence_over_the_file() {
+    let text = "log = 'info'\n[[listen]]\naddress = 'a:1'\nto = 'b:2'\nkeep = '1h'\nallow = ['10.0.0.0/8']\n";
+    let file = parsed(text);
+    let given = "outlast listen --keep 2h --allow 192.0.2.0/24 --log debug";
+    let matches = Cli::command().try_get_matches_from(given.split(' ')).unwrap();
+    let (name, matches_of) = matches.subcommand().unwrap();
+    let Job::Listen(listen) = file.job_for(name, matches_of).unwrap() else { panic!() };
+    assert_eq!(listen.address.as_deref(), Some("a:1"));
+    assert_eq!(listen.keep, Some(std::time::Duration::from_secs(7200)));
+    assert_eq!(
+        format!("{:?}", listen.allow.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "[\"192.0.2.0/24\"]"
+    );
+    assert_eq!(file.process(&matches).unwrap().log.as_deref(), Some("debug"));
+}
+
+#[test]
+fn mistakes_are_reported_with_their_line() {
+    for (text, expected) in [
+        ("[[listen]]\nadress = 'a:1'\n", "f.toml:2: unknown key \"adress\""),
+        (
+            "[[connect]]\n\npatiance = '1s'\n",
+            "f.toml:3: unknown key \"patiance\"; did you mean \"patience\"?",
+        ),
+        ("[[listen]]\nkeep = 'long'\n", "f.toml:2: invalid value 'long' for 'keep "),
+        ("[[lisen]]\nto = 'a:1'\n", "f.toml:1: there is no section [[lisen]]; did you mean [[listen]]?"),
+        ("[other]\nx = 1\n", "f.toml:1: there is no section [[other]], only"),
+        ("[[listen]]\nto = 5\n", "f.toml:2: "),
+        ("[[listen]]\nlog = 'info'\n", "f.toml:2: \"log\" belongs at the top"),
+        ("[listen]\nto = 'a:1'\n", "f.toml:1: write [[listen]] instead of [listen]"),
+        ("[[listen]]\nto-any = 'yes'\n", "f.toml:2: "),
+        ("[[listen]]\nto = { a = 1 }\n", "f.toml:2: \"to\" is a text, a number or a list"),
+        ("[[listen]]\nconfig = 'x'\n", "f.toml:2: unknown key \"config\""),
+        ("[[listen]]\nx = \n", "f.toml:2: "),
+        ("[[listen]]\nto = 'a:1'\nto = 'b:1'\n", "f.toml:3: "),
+        ("[[listen]]\nto = 'a:1'\nto-any = true\n", "f.toml:"),
+    ] {
+        let said = complaint(text);
+        assert!(said.starts_with(expected) && !said.contains('\n'), "{text:?}: {said}");
+    }
+    assert!(complaint("log = 'info'\n").contains("nothing to do"));
+}
+
+#[test]
+fn everything_that_is_wrong_is_told_at_once() {
+    let text = "lgo = 'info'\n[[lisen]]\n[[listen]]\nadress = 'a:1'\nkeep = 'long'\nto = { a = 1 }\n\
+                [[run]]\nprogram = 'true'\nwindow = '2s'\nlimit = 'nofile=few'\nmetrics = 'x'\n";
+    let (file, mut faults) = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
+    faults.extend(file.process(&ArgMatches::default()).err());
+    faults.extend(file.all_jobs().1);
+    let mut said: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    said.sort_by_key(|line| line.split(':').nth(1).unwrap().parse::<usize>().unwrap());
+    let expected = [
+        "f.toml:1: unknown key \"lgo\"; did you mean \"log\"?",
+        "f.toml:2: there is no section [[lisen]]",
+        "f.toml:4: unknown key \"adress\"; did you mean \"address\"?",
+        "f.toml:5: invalid value 'long'",
+        "f.toml:6: \"to\" is a text",
+        "f.toml:10: ",
+        "f.toml:11: \"metrics\" belongs at the top",
+    ];
+    assert_eq!(said.len(), expected.len(), "{said:#?}");
+    assert!(said.iter().zip(expected).all(|(said, expected)| said.starts_with(expected)), "{said:#?}");
+    assert!(said.iter().all(|line| !line.contains("--")), "{said:#?}");
+}
