@@ -161,10 +161,12 @@ pub struct Config {
     pub watch_network: bool,
     /// Server: most sessions, attached and detached. Default 65,536.
     pub sessions_max: usize,
-    /// Server: most sessions of one peer: an IPv4 address or an IPv6 network of 64 bits. Default 16,384: a NAT with an
-    /// office behind it.
+    /// Server: most sessions of one peer: an IPv4 address or an IPv6 network of 64 bits. Default 1,000: a NAT with an
+    /// office behind it. More where one client, or one gateway, has more: a stranger who opens them all must not use up
+    /// the descriptors.
     pub sessions_per_peer_max: usize,
-    /// Server: most handshakes under way. Default 1,024; more wait in the kernel's accept queue.
+    /// Server: most connections that have not proved yet who they are. Default 1,024. In a crowd those that say nothing are
+    /// reset first, and peers that have a session here have places of their own ([`Door`](crate::proto::Door)).
     pub handshakes_max: usize,
     /// Server: whose connections are taken; others are reset before anything is read from them. Default: everybody's.
     pub peer_filter: Option<PeerFilter>,
@@ -193,7 +195,7 @@ impl Default for Config {
             flush_delay: Duration::from_millis(1),
             watch_network: true,
             sessions_max: 65_536,
-            sessions_per_peer_max: 16_384,
+            sessions_per_peer_max: 1_000,
             handshakes_max: 1_024,
             peer_filter: None,
             seed: None,

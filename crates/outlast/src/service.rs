@@ -15,8 +15,8 @@ use crate::registry::Registry;
 use crate::server::{self, Outbox, Server};
 use crate::signals::{Request, Signals};
 use anyhow::Result;
-use outlast_session::Role;
 use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
+use outlast_session::{Memory, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +54,11 @@ pub struct Plans {
 pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
     descriptors::raise_limit();
     let mut signals = Signals::new()?;
+    let listening = plans.listen.iter().map(|plan| plan.memory_bytes);
+    let memory = listening.chain(plans.connect.iter().map(|plan| plan.memory_bytes)).flatten().max();
+    if let Some(bytes) = memory {
+        Memory::set_budget(bytes as u64);
+    }
     let registry = Arc::new(Registry::default());
     let mut servers = Vec::new();
     let mut fronts = Vec::new();

@@ -11,17 +11,21 @@
 //! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
 //! | noticing that nobody is there | [`Silence`] |
+//! | who may stand at a server's door, and for how long | [`Door`] |
 //! | the server's table of sessions | [`Registry`] |
+//! | how much memory sessions may hold, and who makes room | [`Budget`] |
 //! | a session without a process | [`Detached`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
 //!
 //! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
 
 mod auth;
+mod budget;
 mod clear;
 mod datagram;
 mod detached;
 mod direct;
+mod door;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -38,6 +42,7 @@ mod silence;
 mod wire;
 
 pub use auth::{BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
+pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, Holder};
 pub use clear::{client_in_the_clear, server_in_the_clear};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
@@ -48,6 +53,7 @@ pub(crate) use detached::Receiving;
 #[cfg(test)]
 pub(crate) use detached::Sending;
 pub use direct::{DIRECT_ELAPSED_MS_MAX, DirectPath, DirectVerdict, NotDirect, SavedSyn, SynError};
+pub use door::{Door, DoorEffect, DoorInput, DoorLimits, Progress, TurnedAway};
 pub use frame::{
     Control, FRAME_CONTROL_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEADER_BYTES, Frame, FrameError,
     FrameHeader, FrameKind,
@@ -59,7 +65,7 @@ pub use handshake::{
 pub use hello::{Hello, Intent, Welcome};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
-pub use registry::{AttachError, Decision, Policy, Registry, RegistryLimits, RegistryStats};
+pub use registry::{AttachError, Block, Decision, Policy, Registry, RegistryLimits, RegistryStats};
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{

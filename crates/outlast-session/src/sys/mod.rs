@@ -3,12 +3,14 @@
 //! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
 //! tested against the real kernel in `tests/kernel_facts.rs`.
 
+mod limits;
 mod netlink;
 mod pipe;
 mod poller;
 mod reactor;
 mod tcp;
 
+pub(crate) use limits::{SpareDescriptor, descriptors_max, descriptors_open, memory_bytes};
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};

@@ -34,4 +34,5 @@ mod run_upgrade_ends;
 mod segments;
 mod splice;
 mod stopping;
+mod strangers;
 mod transparent;
