@@ -139,6 +139,9 @@ pub struct Config {
     /// Most bytes retained per direction. A full ring means back-pressure. Default 4 MiB + 64 KiB: the largest
     /// send queue that Linux grows by itself and the one segment by which a queue can exceed it.
     pub retain_bytes_max: usize,
+    /// Whether more than that is retained where the path has room for more: as much as the kernel lets the send queue of
+    /// the link be (`net.ipv4.tcp_wmem`). Default false; `outlast` does so unless `--retain` is given.
+    pub retain_follows_path: bool,
     /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 512 KiB.
     pub window_buffer_bytes: usize,
     /// Client: how long to go on trying. Default: for ever.
@@ -184,6 +187,7 @@ impl Default for Config {
             ack: AckMode::Auto,
             security: Security::Open,
             retain_bytes_max: (4 << 20) + (64 << 10),
+            retain_follows_path: false,
             window_buffer_bytes: 512 << 10,
             patience: Patience::Forever,
             keep: Duration::from_secs(24 * 3600),

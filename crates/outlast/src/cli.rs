@@ -115,7 +115,7 @@ pub struct SessionArgs {
     /// Without a sign of life for so long, a link counts as lost [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub detect: Option<Duration>,
-    /// Most bytes kept per direction until they are acknowledged [default: 4160K]
+    /// Most bytes kept per direction until they are acknowledged [default: 4160K, or what the path takes (net.ipv4.tcp_wmem)]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub retain: Option<usize>,
     /// Most bytes that all sessions of this process hold in memory [default: a quarter of it, 1G at most]

@@ -245,6 +245,7 @@ fn base_config(args: &SessionArgs) -> Result<Config> {
     if let Some(detect) = args.detect {
         config.detect_timeout = detect;
     }
+    config.retain_follows_path = args.retain.is_none();
     if let Some(retain) = args.retain {
         config.retain_bytes_max = retain;
     }

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// The budget is this, or a quarter of the memory if that is less.
 const BUDGET_BYTES_MAX: u64 = 1 << 30;
+/// A link with more than that to be sent has what it can take.
+const PENDING_BYTES_MAX: u64 = 512 << 10;
 /// Sessions are looked through so often at most.
 const LOOK_PAUSE_MS: u64 = 50;
 
@@ -102,28 +104,48 @@ impl Drop for FrozenBytes {
     }
 }
 
-/// How full the sessions of one listener were when last looked at.
+/// What each block held when last looked at, and whether an opening had to be refused since.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<BTreeMap<Block, u64>>);
+pub(super) struct Shares(Mutex<BTreeMap<Block, u64>>, AtomicBool);
 
 impl Engine {
     /// A ring that has no room for `bytes` more may have it if there is memory.
     pub(super) fn want_room(&self, tx: &mut Tx, bytes: usize) {
         let bytes = bytes.max(1);
         let capacity = tx.sender.retain_bytes_max();
-        if tx.sender.room_bytes() >= bytes || capacity >= self.config.retain_bytes_max {
+        if tx.sender.room_bytes() >= bytes {
             return;
         }
         // Nobody may come back for it: a server takes no more than was under way.
         if tx.link.is_none() && self.role == Role::Server {
             return;
         }
+        let most = self.room_bytes_max(tx, capacity);
+        if capacity >= most {
+            return;
+        }
         let allowed = budget().buffer_bytes_max(used_bytes(), self.above_share.load(Ordering::Relaxed));
-        let allowed = allowed.min(self.config.retain_bytes_max);
+        let allowed = allowed.min(most);
         let wanted = tx.sender.retained_bytes().saturating_add(bytes).max(capacity.saturating_mul(2));
         if wanted.min(allowed) > capacity {
             tx.sender.set_retain_bytes_max(wanted.min(allowed));
         }
+    }
+
+    /// The most that may be retained: as it is set, or as much as the kernel lets the link's send queue be.
+    fn room_bytes_max(&self, tx: &Tx, capacity: usize) -> usize {
+        let set = self.config.retain_bytes_max;
+        // More room is of no use to a link that does not take what is there.
+        if capacity < set || !self.config.retain_follows_path || tx.sender.pending_bytes() > PENDING_BYTES_MAX
+        {
+            return set;
+        }
+        let Some(link) = tx.link.as_ref().filter(|link| link.mode() != LinkMode::Window) else { return set };
+        let queue_bytes = sys::buffer_bytes(&**link).map_or(0, |(send, _)| send);
+        // What the peer's application has not read is retained, too, where that acknowledges.
+        let queues = if link.mode().is_acked_by_peer() { 2 } else { 1 };
+        let bytes = queue_bytes.saturating_mul(queues).saturating_add(BUFFER_BYTES_LEAST as u64);
+        usize::try_from(bytes).map_or(set, |bytes| bytes.max(set))
     }
 
     /// From now on at most so many bytes are retained, or as many as are.
@@ -162,7 +184,11 @@ impl Acceptor {
     pub(super) fn has_memory_for(&self, block: Block) -> bool {
         let used_bytes = used_bytes();
         let held_bytes = self.shares.0.lock().get(&block).copied().unwrap_or_default();
-        budget().admits(used_bytes, held_bytes)
+        let admitted = budget().admits(used_bytes, held_bytes);
+        if !admitted {
+            self.shares.1.store(true, Ordering::Relaxed);
+        }
+        admitted
     }
 
     /// Looks at every session: what each block holds, who has to keep small, who has to go.
@@ -199,7 +225,8 @@ impl Acceptor {
                 Engine::limit_room(&mut tx, most);
             }
         }
-        for id in budget.shed(used_bytes, &blocks, &holders) {
+        let wanted = self.shares.1.swap(false, Ordering::Relaxed);
+        for id in budget.shed(used_bytes, wanted, &blocks, &holders) {
             let held_bytes =
                 holders.iter().find(|holder| holder.id == id).map_or(0, |holder| holder.held_bytes);
             // Only if it still has no link: a client that has just come back stays.

@@ -10,10 +10,11 @@
 //! * Below 3/4: every session may have what it is set to.
 //! * From 3/4 on blocks above their guarantee open no more sessions, and buffers of their sessions grow to 256 KiB
 //!   at most. From 9/10 on this holds for all blocks, and buffers grow to 64 KiB at most.
-//! * From 9/10 on sessions without a link are given up until 7/8 are in use. Only those of blocks above their
-//!   guarantee, those of the block that holds most first; within it first those that no application holds any more,
-//!   then those that have been without a link for longest. What such a session holds above 64 KiB counts double after
-//!   an hour.
+//! * From 9/10 on sessions without a link are given up until 7/8 are in use; where openings had to be refused, from 3/4
+//!   on until 11/16 are. Only those of blocks above their guarantee, those of the block that holds most first; within it
+//!   those that hold more than 64 KiB before those that do not, then those that no application holds any more, then
+//!   those that have been without a link for longest. What such a session holds above 64 KiB counts double after an
+//!   hour.
 //! * A session with a link is never given up.
 
 use super::registry::Block;
@@ -124,13 +125,21 @@ impl Budget {
         }
     }
 
-    /// Who has to go, in this order. `blocks`: what all sessions of a block hold, those with a link included.
-    pub fn shed(&self, used_bytes: u64, blocks: &BTreeMap<Block, u64>, holders: &[Holder]) -> Vec<SessionId> {
+    /// Who has to go, in this order. `wanted`: openings were refused for want of memory. `blocks`: what all sessions of a block hold, those with a link included.
+    pub fn shed(
+        &self,
+        used_bytes: u64,
+        wanted: bool,
+        blocks: &BTreeMap<Block, u64>,
+        holders: &[Holder],
+    ) -> Vec<SessionId> {
         let mut gone = Vec::new();
-        if !self.is_short(used_bytes) {
-            return gone;
-        }
-        let mut excess_bytes = used_bytes - self.part(7, 8).min(used_bytes);
+        let enough_bytes = match wanted {
+            true if self.is_scarce(used_bytes) => self.part(11, 16),
+            _ if self.is_short(used_bytes) => self.part(7, 8),
+            _ => return gone,
+        };
+        let mut excess_bytes = used_bytes.saturating_sub(enough_bytes);
         // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
         let mut weights = blocks.clone();
         let mut lines: BTreeMap<Block, Vec<&Holder>> = BTreeMap::new();
@@ -140,7 +149,10 @@ impl Budget {
             lines.entry(holder.block).or_default().push(holder);
         }
         for line in lines.values_mut() {
-            line.sort_by_key(|holder| (holder.released, holder.detached_for, Reverse(holder.id)));
+            line.sort_by_key(|holder| {
+                let much = holder.held_bytes > BUFFER_BYTES_LEAST as u64;
+                (much, holder.released, holder.detached_for, Reverse(holder.id))
+            });
         }
         while excess_bytes > 0 {
             let most = lines
@@ -189,7 +201,7 @@ mod tests {
         for holder in holders {
             *blocks.entry(holder.block).or_default() += holder.held_bytes;
         }
-        budget.shed(used_bytes, &blocks, holders).iter().map(|id| id.as_bytes()[0]).collect()
+        budget.shed(used_bytes, false, &blocks, holders).iter().map(|id| id.as_bytes()[0]).collect()
     }
 
     #[test]
@@ -221,6 +233,22 @@ mod tests {
         // One that no application holds goes first in its block.
         holders[5].released = true;
         assert_eq!(numbers(budget, 145 * MIB, &[(1, 11 * MIB)], &holders), [13, 39]);
+    }
+
+    /// Where somebody was refused room is made sooner; who holds next to nothing goes last.
+    #[test]
+    fn who_is_refused_makes_those_go_that_hold_much() {
+        let budget = Budget { bytes: 160 * MIB };
+        let holders = [holder(1, 1, 60 << 10, 9_000), holder(2, 1, 15 * MIB, 5), holder(3, 1, 15 * MIB, 9)];
+        let blocks = BTreeMap::from([(block(1), 125 * MIB)]);
+        let gone = |used_bytes, wanted| -> Vec<u8> {
+            let gone = budget.shed(used_bytes, wanted, &blocks, &holders);
+            gone.iter().map(|id| id.as_bytes()[0]).collect()
+        };
+        assert!(gone(119 * MIB, true).is_empty() && gone(125 * MIB, false).is_empty());
+        assert_eq!(gone(125 * MIB, true), [3]);
+        assert_eq!(gone(135 * MIB, true), [3, 2]);
+        assert_eq!(gone(145 * MIB, true), [3, 2, 1]);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Engine {
                 tx.hold = None;
             }
             tx.sender.shrink();
-            if !tx.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Window) {
+            if tx.link.as_ref().is_none_or(|link| link.mode() != LinkMode::Window) {
                 // Whoever has much to send again asks again.
                 Self::limit_room(&mut tx, ROOM_BYTES_FIRST);
             }

@@ -79,9 +79,9 @@ fn stand(target: SocketAddr, number: usize, blocks: u8) -> Socket {
     socket
 }
 
-/// What a silent connection holds, it would hold for a minute.
+/// What a silent connection holds, it would hold for longer than any test takes.
 fn patient(security: Security) -> Config {
-    Config { handshake_timeout: Duration::from_secs(60), security, ..quick() }
+    Config { handshake_timeout: Duration::from_secs(600), security, ..quick() }
 }
 
 /// The session's next byte needs a new link.
