@@ -199,7 +199,8 @@ impl Acceptor {
         let mut named = Vec::with_capacity(engines.len());
         for engine in &engines {
             let (peer, detached_for, released) = {
-                let ctl = engine.ctl();
+                // Its link is just changing: another time, then.
+                let Some(ctl) = engine.ctl.try_lock() else { continue };
                 let peer = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer);
                 let detached_for = ctl.lost_at.filter(|_| ctl.link.is_none()).map(|at| at.elapsed());
                 (peer, detached_for, ctl.released)

@@ -240,7 +240,9 @@ impl Thread {
         }
         // A datagram takes nothing along, such as a Welcome without which it does not count (PROTOCOL 5.5).
         engine.flush();
-        if engine.writer_waits.load(Ordering::Acquire) && !engine.make_room() {
+        // Without a link nothing makes room; the next one wakes the writer.
+        let waits = engine.writer_waits.load(Ordering::Acquire) && engine.link().is_some();
+        if waits && !engine.make_room() {
             // Look again at the next tick: the application has nothing else to wait for.
             self.helper.flush_soon(engine);
         }
