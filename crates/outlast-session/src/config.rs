@@ -139,6 +139,9 @@ pub struct Config {
     /// Most bytes retained per direction. A full ring means back-pressure. Default 4 MiB + 64 KiB: the largest
     /// send queue that Linux grows by itself and the one segment by which a queue can exceed it.
     pub retain_bytes_max: usize,
+    /// Whether more than that is retained where the path has room for more: as much as the kernel lets the send queue of
+    /// the link be (`net.ipv4.tcp_wmem`). Default false; `outlast` does so unless `--retain` is given.
+    pub retain_follows_path: bool,
     /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 512 KiB.
     pub window_buffer_bytes: usize,
     /// Client: how long to go on trying. Default: for ever.
@@ -161,10 +164,12 @@ pub struct Config {
     pub watch_network: bool,
     /// Server: most sessions, attached and detached. Default 65,536.
     pub sessions_max: usize,
-    /// Server: most sessions of one peer: an IPv4 address or an IPv6 network of 64 bits. Default 16,384: a NAT with an
-    /// office behind it.
+    /// Server: most sessions of one peer: an IPv4 address or an IPv6 network of 64 bits. Default 1,000: a NAT with an
+    /// office behind it. More where one client, or one gateway, has more: a stranger who opens them all must not use up
+    /// the descriptors.
     pub sessions_per_peer_max: usize,
-    /// Server: most handshakes under way. Default 1,024; more wait in the kernel's accept queue.
+    /// Server: most connections that have not proved yet who they are. Default 1,024. In a crowd those that say nothing are
+    /// reset first, and peers that have a session here have places of their own ([`Door`](crate::proto::Door)).
     pub handshakes_max: usize,
     /// Server: whose connections are taken; others are reset before anything is read from them. Default: everybody's.
     pub peer_filter: Option<PeerFilter>,
@@ -182,6 +187,7 @@ impl Default for Config {
             ack: AckMode::Auto,
             security: Security::Open,
             retain_bytes_max: (4 << 20) + (64 << 10),
+            retain_follows_path: false,
             window_buffer_bytes: 512 << 10,
             patience: Patience::Forever,
             keep: Duration::from_secs(24 * 3600),
@@ -193,7 +199,7 @@ impl Default for Config {
             flush_delay: Duration::from_millis(1),
             watch_network: true,
             sessions_max: 65_536,
-            sessions_per_peer_max: 16_384,
+            sessions_per_peer_max: 1_000,
             handshakes_max: 1_024,
             peer_filter: None,
             seed: None,

@@ -132,6 +132,19 @@ pub enum Error {
         /// Written by the application and not known to have arrived.
         unacked_bytes: u64,
     },
+    /// The session had no link, and this process needed the memory that it held for others.
+    #[error(
+        "session {id} had no link and was given up to make room: it held {held_bytes} bytes, and the sessions of this \
+         process nearly all that they may; {unacked_bytes} bytes are not known to be delivered"
+    )]
+    Shed {
+        /// The session.
+        id: SessionId,
+        /// What it held.
+        held_bytes: u64,
+        /// Written by the application and not known to have arrived.
+        unacked_bytes: u64,
+    },
     // ---- the system
     /// A system call failed in a way that is not the link's fault.
     #[error("{what}: {errno}")]
@@ -184,7 +197,10 @@ impl Error {
             | Error::Untrusted { .. }
             | Error::BytesMissing { .. }
             | Error::Reset { .. } => Blame::Peer,
-            Error::PatienceExhausted { .. } | Error::Connect { .. } | Error::Expired { .. } => Blame::Network,
+            Error::PatienceExhausted { .. }
+            | Error::Connect { .. }
+            | Error::Expired { .. }
+            | Error::Shed { .. } => Blame::Network,
             Error::Config(_) | Error::Closed { .. } | Error::ShutDown { .. } | Error::Killed { .. } => {
                 Blame::Caller
             }
@@ -214,7 +230,7 @@ impl From<Error> for io::Error {
                 io::ErrorKind::InvalidData
             }
             Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,
-            Error::Reset { .. } | Error::Expired { .. } | Error::Killed { .. } => {
+            Error::Reset { .. } | Error::Expired { .. } | Error::Shed { .. } | Error::Killed { .. } => {
                 io::ErrorKind::ConnectionReset
             }
             Error::PatienceExhausted { .. } => io::ErrorKind::TimedOut,

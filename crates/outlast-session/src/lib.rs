@@ -48,7 +48,7 @@ pub mod tokio;
 #[cfg(feature = "io")]
 pub use crate::{
     config::{AckMode, Config, Patience, PeerFilter, Security, TlsConfig},
-    engine::{Event, EventKind, Events, Info, Role, SessionState},
+    engine::{Event, EventKind, Events, Info, Memory, Role, SessionState},
     error::{Blame, Errno, Error, Result},
     outages::{Outage, OutageNews, Outages},
     targets::Targets,

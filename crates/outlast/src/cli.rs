@@ -118,9 +118,12 @@ pub struct SessionArgs {
     /// Without a sign of life for so long, a link counts as lost [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub detect: Option<Duration>,
-    /// Most bytes kept per direction until they are acknowledged [default: 4160K]
+    /// Most bytes kept per direction until they are acknowledged [default: 4160K, or what the path takes (net.ipv4.tcp_wmem)]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub retain: Option<usize>,
+    /// Most bytes that all sessions of this process hold in memory [default: a quarter of it, 1G at most]
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    pub memory: Option<usize>,
     /// Most sessions at a time; more are refused, or wait [default: 65536]
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
     pub max_sessions: Option<usize>,
@@ -154,6 +157,9 @@ pub struct ListenArgs {
     /// How long a session without a link is kept: the longest outage that it survives, and the longest time for which a client machine that vanished leaves locks in a database [default: 24h]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub keep: Option<Duration>,
+    /// Most sessions of one client address (IPv6: of one network of 64 bits); raise it where many come through one gateway [default: 1000]
+    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    pub max_sessions_per_address: Option<usize>,
     #[command(flatten)]
     pub session: SessionArgs,
     /// Certificates (PEM) to present; sessions then need TLS

@@ -88,7 +88,7 @@ pub fn code_of_session(error: &Error) -> Code {
         Error::BytesMissing { .. } => Code::DataLost,
         Error::PatienceExhausted { .. } | Error::Connect { .. } => Code::Network,
         Error::Config(_) => Code::Usage,
-        Error::Killed { .. } | Error::Expired { .. } => Code::Ended,
+        Error::Killed { .. } | Error::Expired { .. } | Error::Shed { .. } => Code::Ended,
         Error::System { .. } => Code::System,
         // A session that we closed ourselves and then used: that would be our mistake.
         _ => Code::Internal,
@@ -149,6 +149,7 @@ pub fn hint(error: &Error) -> &'static str {
         Error::Untrusted { what, .. } if what.contains("UnknownIssuer") => {
             "; --tls-ca names who has signed the server's certificate, or that certificate itself"
         }
+        Error::Shed { .. } => "; --memory decides how much sessions may hold",
         Error::Expired { .. } => "; --keep on the server decides how long to wait",
         _ => "",
     }

@@ -3,8 +3,9 @@
 use crate::admin::{Administered, Request};
 use crate::registry::{Failed, Registry, Totals};
 use outlast_session::tokio::Listener;
-use outlast_session::{Info, Role, SessionId, SessionState};
+use outlast_session::{Info, Memory, Role, SessionId, SessionState};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +26,15 @@ pub struct Numbers {
     pub sessions: Vec<Info>,
     pub totals: Totals,
     pub refusals: Vec<(&'static str, u64)>,
+    pub memory: Memory,
+}
+
+/// What its sessions hold.
+fn memory() -> Value {
+    let Memory { budget_bytes, used_bytes, shed_sessions, shed_bytes } = Memory::now();
+    json!({
+        "budget_bytes": budget_bytes, "used_bytes": used_bytes, "shed_sessions": shed_sessions, "shed_bytes": shed_bytes,
+    })
 }
 
 impl Instance {
@@ -55,7 +65,16 @@ impl Instance {
             totals.add(info);
         }
         let refusals = self.listeners.iter().flat_map(|listener| listener.refusals()).collect();
-        Numbers { sessions, totals, refusals }
+        Numbers { sessions, totals, refusals, memory: Memory::now() }
+    }
+
+    /// How many connections were turned away, by reason, all listeners together.
+    fn refusals(&self) -> BTreeMap<String, Value> {
+        let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+        for (reason, count) in self.listeners.iter().flat_map(|listener| listener.refusals()) {
+            *counts.entry(reason).or_default() += count;
+        }
+        counts.into_iter().map(|(reason, count)| (reason.to_owned(), count.into())).collect()
     }
 
     /// The answer to `status`.
@@ -66,6 +85,8 @@ impl Instance {
             "serves": self.serves,
             "draining": self.draining.load(Ordering::Relaxed),
             "up_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "memory": memory(),
+            "refusals": self.refusals().into_iter().collect::<serde_json::Map<String, Value>>(),
             "sessions": self.sessions().await,
             "failures": self.failures(),
         })

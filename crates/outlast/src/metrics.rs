@@ -71,6 +71,10 @@ fn registry(numbers: &Numbers) -> Registry {
         Unit::Bytes,
         gauge(unacked),
     );
+    let memory = &numbers.memory;
+    registry.register_with_unit("memory", "Held by all sessions", Unit::Bytes, gauge(memory.used_bytes));
+    let budget = gauge(memory.budget_bytes);
+    registry.register_with_unit("memory_budget", "What all sessions may hold", Unit::Bytes, budget);
     let pause = numbers.sessions.iter().filter_map(|info| info.pause_now_ms).max().unwrap_or(0);
     registry.register("pause_now_milliseconds", "Longest outage that is not over yet", gauge(pause));
 
@@ -79,6 +83,7 @@ fn registry(numbers: &Numbers) -> Registry {
         ("sessions_opened", "Sessions relayed since the start", totals.opened),
         ("sessions_completed", "Sessions that ended with everything delivered", totals.completed),
         ("sessions_failed", "Sessions that ended by an error", totals.failed),
+        ("sessions_shed", "Sessions without a link given up to make room", numbers.memory.shed_sessions),
         ("outages", "Links lost", totals.outages),
         ("pause_milliseconds", "Time without a link, all sessions together", totals.pause_total_ms),
         ("resent_bytes", "Bytes sent more than once", totals.resent_bytes),

@@ -19,6 +19,8 @@ pub struct ListenPlan {
     pub address: SocketAddr,
     pub target: Target,
     pub config: Arc<Config>,
+    /// What all sessions of the process may hold, if the user has said it.
+    pub memory_bytes: Option<usize>,
 }
 
 /// What is behind a session.
@@ -51,6 +53,8 @@ pub struct ConnectPlan {
     pub tls_files: Option<TlsFiles>,
     /// Has sessions noted that are to be given up if this process is killed.
     pub watch: Option<Watch>,
+    /// What all sessions of the process may hold, if the user has said it.
+    pub memory_bytes: Option<usize>,
 }
 
 /// One way for local programs to come in.
@@ -101,6 +105,9 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
     if let Some(keep) = args.keep {
         config.keep = keep;
     }
+    if let Some(sessions_max) = args.max_sessions_per_address {
+        config.sessions_per_peer_max = sessions_max;
+    }
     if let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) {
         without_psk(&args.session, "--tls-cert")?;
         let client_authorities = args.tls_client_ca.as_deref();
@@ -139,7 +146,7 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
     };
     let access = AccessList { allow: args.allow.clone(), deny: args.deny.clone() };
     config.peer_filter = Some(PeerFilter::new(move |address| access.allows(address)));
-    Ok(ListenPlan { address, target, config: Arc::new(config) })
+    Ok(ListenPlan { address, target, config: Arc::new(config), memory_bytes: memory(&args.session)? })
 }
 
 /// Checks the settings of `outlast connect`.
@@ -198,6 +205,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
         sessions_max: config.sessions_max,
         tls_files,
         watch: None,
+        memory_bytes: memory(&args.session)?,
         config: Arc::new(config),
     })
 }
@@ -239,6 +247,18 @@ fn own_address(ip: IpAddr) -> Result<SocketAddr> {
     })
 }
 
+/// Less would not even do for a handful of sessions.
+const MEMORY_BYTES_MIN: usize = 16 << 20;
+
+fn memory(args: &SessionArgs) -> Result<Option<usize>> {
+    match args.memory {
+        Some(bytes) if bytes < MEMORY_BYTES_MIN => Err(Failure::usage(format!(
+            "--memory is {bytes} bytes: sessions need at least {MEMORY_BYTES_MIN} (16M)"
+        ))),
+        other => Ok(other),
+    }
+}
+
 fn base_config(args: &SessionArgs) -> Result<Config> {
     let mut config = Config::default();
     if let Some(ack) = args.ack {
@@ -247,6 +267,7 @@ fn base_config(args: &SessionArgs) -> Result<Config> {
     if let Some(detect) = args.detect {
         config.detect_timeout = detect;
     }
+    config.retain_follows_path = args.retain.is_none();
     if let Some(retain) = args.retain {
         config.retain_bytes_max = retain;
     }
@@ -327,6 +348,7 @@ mod tests {
             ("listen 127.0.0.1:0", "--to host:port or --to-any"),
             ("listen 0.0.0.0:7000 --to-any", "as a proxy"),
             ("listen 127.0.0.1:0 --to a:1 --retain 1K", "retain"),
+            ("listen 127.0.0.1:0 --to a:1 --memory 1M", "at least 16777216"),
             ("listen 127.0.0.1:0 --to a:1 --psk-file /nowhere", "/nowhere: no such file"),
             ("connect --via a:1", "nothing to carry"),
             ("connect 127.0.0.1:1", "no server"),

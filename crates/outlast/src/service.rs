@@ -18,8 +18,8 @@ use crate::server::{self, Outbox, Server};
 use crate::signals::{Request, Signals};
 use crate::watcher::Watcher;
 use anyhow::Result;
-use outlast_session::Role;
 use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
+use outlast_session::{Memory, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +64,11 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     descriptors::raise_limit();
     let manager = Manager::of_this_process();
     let mut signals = Signals::new()?;
+    let listening = plans.listen.iter().map(|plan| plan.memory_bytes);
+    let memory = listening.chain(plans.connect.iter().map(|plan| plan.memory_bytes)).flatten().max();
+    if let Some(bytes) = memory {
+        Memory::set_budget(bytes as u64);
+    }
     let registry = Arc::new(Registry::default());
     let mut servers = Vec::new();
     let mut fronts = Vec::new();

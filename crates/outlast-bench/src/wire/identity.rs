@@ -79,6 +79,12 @@ impl Identity {
                 server: Some(Arc::new(self.server(None)?)),
             }),
         };
-        Ok(Arc::new(Config { ack: mode.setting(), security, ..Config::default() }))
+        Ok(Arc::new(Config {
+            ack: mode.setting(),
+            security,
+            // All clients are here.
+            sessions_per_peer_max: 65_536,
+            ..Config::default()
+        }))
     }
 }

@@ -4,7 +4,7 @@ use super::Session;
 use crate::config::Config;
 use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
-use crate::proto::{Detached, SessionId};
+use crate::proto::{Detached, Door, DoorEffect, DoorInput, SessionId};
 use crate::sys::{Poller, Ready};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -13,13 +13,13 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const LISTENER: u64 = 0;
 const FIRST_CONNECTION: u64 = 1;
-/// New sessions that wait for `accept`; beyond that they wait in the kernel.
-const ACCEPTED_MAX: usize = 1024;
-/// Pause before accepting again when there was no room.
+/// Accepted in one turn, before those have their turn that are there already.
+const ACCEPT_MAX: usize = 64;
+/// Pause before accepting again when that was not possible.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Accepts sessions, and carries those it has accepted over to their next links.
@@ -50,19 +50,14 @@ struct Table {
     accepted: VecDeque<Arc<Engine>>,
     /// Threads in `accept` that found no session.
     waiting: usize,
-    connections: HashMap<u64, Connection>,
+    connections: HashMap<u64, Shaking>,
+    /// Who may stay of them, and of those that a thread is just dealing with.
+    door: Door,
     next: u64,
-    /// The queue or the number of handshakes was full: accept again when there is room.
-    more_waiting: bool,
+    /// More may wait to be accepted: look again after this time.
+    more_waiting: Option<Duration>,
     /// The listener's own thread will wake up in time for the first deadline.
     guarded: bool,
-}
-
-/// A connection on its way to becoming a link.
-#[derive(Debug)]
-struct Connection {
-    shaking: Shaking,
-    deadline: Instant,
 }
 
 impl Listener {
@@ -118,8 +113,9 @@ impl Listener {
             accepted: VecDeque::new(),
             waiting: 0,
             connections: HashMap::new(),
+            door: acceptor.door(),
             next: FIRST_CONNECTION,
-            more_waiting: false,
+            more_waiting: None,
             guarded: false,
         };
         let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
@@ -144,13 +140,14 @@ impl Listener {
                 let mut table = shared.table.lock();
                 if let Some(engine) = table.accepted.pop_front() {
                     // Others may be there for what is left, and the listener's own thread for the rest.
-                    let pass_on = table.more_waiting
+                    let pass_on = table.more_waiting.is_some()
                         || (!table.guarded && !table.connections.is_empty())
                         || (table.waiting > 0 && !table.accepted.is_empty());
                     drop(table);
                     if pass_on {
                         shared.poller.wake();
                     }
+                    shared.acceptor.note_taken();
                     return Ok(Session::new(engine));
                 }
                 table.waiting += 1;
@@ -252,7 +249,7 @@ impl Shared {
             self.poller.wake();
             return Ok(());
         }
-        let mut accept = std::mem::take(&mut self.table.lock().more_waiting);
+        let mut accept = self.table.lock().more_waiting.take().is_some();
         for number in ready.numbers() {
             match number {
                 LISTENER => accept = true,
@@ -262,30 +259,22 @@ impl Shared {
         if accept {
             self.accept();
         }
-        self.expire();
+        self.tell_door(|_| DoorInput::Timeout);
         Ok(())
     }
 
     /// How long to sleep at most.
     fn timeout(&self) -> Option<Duration> {
         let table = self.table.lock();
-        if table.more_waiting {
-            return Some(ACCEPT_PAUSE);
-        }
-        let next = table.connections.values().map(|connection| connection.deadline).min()?;
-        Some(next.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)))
+        let due = table.door.poll_timeout().map(|at| at.saturating_sub(self.acceptor.now()));
+        // Not less than the clock of a sleep can tell.
+        let due = due.map(|due| due.max(Duration::from_millis(1)));
+        table.more_waiting.into_iter().chain(due).min()
     }
 
+    /// Takes in what waits in the kernel's queue. There may be more of it than can ever be dealt with.
     fn accept(&self) {
-        loop {
-            {
-                let mut table = self.table.lock();
-                table.more_waiting = table.connections.len() >= self.acceptor.config.handshakes_max
-                    || table.accepted.len() >= ACCEPTED_MAX;
-                if table.more_waiting {
-                    return;
-                }
-            }
+        for _ in 0..ACCEPT_MAX {
             match self.socket.accept() {
                 Ok((socket, peer)) => {
                     let Some(peer_addr) = peer.as_socket() else { continue };
@@ -293,11 +282,8 @@ impl Shared {
                         continue;
                     }
                     match self.acceptor.server_link(socket, peer_addr) {
-                        Ok(link) => {
-                            let deadline = Instant::now() + self.acceptor.config.handshake_timeout;
-                            // What it says first is there already, as a rule (TCP_DEFER_ACCEPT).
-                            self.progress(Connection { shaking: Shaking::new(link), deadline }, None);
-                        }
+                        // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no place.
+                        Ok(link) => self.progress(Shaking::new(link), None),
                         Err(error) => tracing::warn!(%error, "cannot use a connection"),
                     }
                 }
@@ -306,32 +292,41 @@ impl Shared {
                 Err(error) => {
                     // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
                     self.acceptor.note_not_accepted(&error);
-                    self.table.lock().more_waiting = true;
+                    self.acceptor.turn_one_away(&error, || {
+                        let (socket, peer) = self.socket.accept()?;
+                        let peer_addr = peer.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+                        Ok((socket, peer_addr))
+                    });
+                    self.table.lock().more_waiting = Some(ACCEPT_PAUSE);
                     return;
                 }
             }
         }
+        self.table.lock().more_waiting = Some(Duration::ZERO);
     }
 
     fn ready(&self, number: u64) {
-        let connection = self.table.lock().connections.remove(&number);
-        if let Some(connection) = connection {
-            self.progress(connection, Some(number));
+        let shaking = self.table.lock().connections.remove(&number);
+        if let Some(shaking) = shaking {
+            self.progress(shaking, Some(number));
         }
     }
 
-    /// Goes on with one connection, as far as it can go now. `known` is its number if it is being watched.
-    fn progress(&self, mut connection: Connection, known: Option<u64>) {
+    /// Goes on with one connection, as far as it can go now. `known` is its number if it stands at the door.
+    fn progress(&self, mut shaking: Shaking, known: Option<u64>) {
         // The link may go its own way in the step: a duplicate would be needed to take it out of the poll later.
-        let watched = known.and_then(|_| connection.shaking.socket());
-        let step = connection.shaking.step(&self.acceptor);
-        if !matches!(step, Ok(Shaken::Wait))
-            && let Some(socket) = &watched
-        {
-            self.poller.forget(socket.as_fd());
+        let watched = known.and_then(|_| shaking.socket());
+        let step = shaking.step(&self.acceptor);
+        if !matches!(step, Ok(Shaken::Wait)) {
+            if let Some(socket) = &watched {
+                self.poller.forget(socket.as_fd());
+            }
+            if let Some(conn) = known {
+                self.tell_door(|_| DoorInput::Left { conn });
+            }
         }
         match step {
-            Ok(Shaken::Wait) => self.wait_for(connection, known),
+            Ok(Shaken::Wait) => self.wait_for(shaking, known),
             Ok(Shaken::Opened(engine)) => self.table.lock().accepted.push_back(engine),
             Ok(Shaken::Done) => {}
             Err(error) => {
@@ -341,33 +336,50 @@ impl Shared {
         }
     }
 
-    /// Has the connection reported, once, when it can go on. It is in the table before that can happen.
-    fn wait_for(&self, connection: Connection, known: Option<u64>) {
-        let Some(socket) = connection.shaking.socket() else { return };
-        let write = connection.shaking.wants_write();
-        let number = {
-            let mut table = self.table.lock();
-            let number = known.unwrap_or(table.next);
-            if known.is_none() {
-                table.next = table.next.checked_add(1).unwrap_or(FIRST_CONNECTION);
-            }
-            table.connections.insert(number, connection);
-            number
+    /// Has the connection reported, once, when it can go on, if it may stay. It is in the table before that can happen.
+    fn wait_for(&self, shaking: Shaking, known: Option<u64>) {
+        let (Some(socket), Some(peer_addr)) = (shaking.socket(), shaking.link().map(|link| link.peer_addr))
+        else {
+            return;
         };
+        let (write, progress) = (shaking.wants_write(), shaking.progress());
+        let peer_known = known.is_none() && self.acceptor.knows(peer_addr);
+        let number = self.tell_door(|table| match known {
+            Some(conn) => DoorInput::Progressed { conn, progress },
+            None => {
+                let conn = table.next;
+                table.next = conn.checked_add(1).unwrap_or(FIRST_CONNECTION);
+                DoorInput::Accepted { conn, peer: peer_addr.ip(), known: peer_known, progress }
+            }
+        });
+        {
+            let mut table = self.table.lock();
+            if !table.door.holds(number) {
+                drop(table);
+                return;
+            }
+            table.connections.insert(number, shaking);
+        }
         if let Err(error) = self.poller.watch_once(socket.as_fd(), number, write, known.is_some()) {
             tracing::warn!(%error, "cannot watch a connection");
             self.table.lock().connections.remove(&number);
+            self.tell_door(|_| DoorInput::Left { conn: number });
         }
     }
 
-    fn expire(&self) {
-        let now = Instant::now();
+    /// Tells the door something, and resets whom it turns away. Returns the connection in question.
+    fn tell_door(&self, input: impl FnOnce(&mut Table) -> DoorInput) -> u64 {
+        let mut gone = Vec::new();
         let mut table = self.table.lock();
-        let before = table.connections.len();
-        // Closing a descriptor takes it out of the poll.
-        table.connections.retain(|_, connection| connection.deadline > now);
-        for _ in table.connections.len()..before {
-            self.acceptor.count_failed();
+        let input = input(&mut table);
+        table.door.handle(self.acceptor.now(), input);
+        while let Some(DoorEffect::Reset { conn, why }) = table.door.poll_effect() {
+            self.acceptor.note_turned_away(conn, why);
+            gone.extend(table.connections.remove(&conn));
         }
+        drop(table);
+        // Closing a descriptor takes it out of the poll.
+        drop(gone);
+        input.conn()
     }
 }

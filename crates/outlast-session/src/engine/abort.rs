@@ -34,7 +34,10 @@ impl Engine {
             Error::Killed { .. } => ctl.epoch > 0,
             // It said so itself, or cannot be reached.
             Error::Refused { .. } | Error::Reset { .. } => false,
-            Error::PatienceExhausted { .. } | Error::Connect { .. } | Error::Expired { .. } => false,
+            Error::PatienceExhausted { .. }
+            | Error::Connect { .. }
+            | Error::Expired { .. }
+            | Error::Shed { .. } => false,
             // Before the Welcome the peer may be anything.
             _ => ctl.welcomed,
         };
@@ -106,7 +109,7 @@ impl Engine {
     /// What a link is told that comes for a session which has just ended, with `failure` or without.
     pub(super) fn ended_refusal(&self, failure: Option<&Error>) -> Refuse {
         match failure {
-            Some(Error::Expired { .. }) => Refusal::Expired.into(),
+            Some(Error::Expired { .. } | Error::Shed { .. }) => Refusal::Expired.into(),
             _ => {
                 let offset = self.position().next_offset;
                 Refuse { refusal: Refusal::Ended { offset }, why: failure.map(reason_for_peer) }

@@ -4,6 +4,7 @@
 //! the session.
 
 use super::inbox::Inbox;
+use super::memory::ROOM_BYTES_FIRST;
 use super::pool::SharedPool;
 use super::rx::Segment;
 use super::server::ServerHooks;
@@ -85,6 +86,7 @@ impl Engine {
             ctl.outages = detached.outages;
             ctl.lost_at = Some(Instant::now());
             engine.tx.lock().sender = detached.sender(SharedPool, engine.config.retain_bytes_max);
+            Engine::limit_room(&mut engine.tx.lock(), ROOM_BYTES_FIRST);
             let mut rx = engine.rx.lock();
             rx.receiver = detached.receiver();
             let unread = &detached.receiving.unread;

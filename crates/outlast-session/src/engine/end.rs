@@ -341,7 +341,7 @@ fn how_it_fails(error: &Error) -> Happening {
     match error {
         Error::Killed { .. } => Happening::Killed,
         // Nobody came back in time, or could be reached.
-        Error::PatienceExhausted { .. } | Error::Expired { .. } => Happening::GaveUp,
+        Error::PatienceExhausted { .. } | Error::Expired { .. } | Error::Shed { .. } => Happening::GaveUp,
         _ => Happening::Refused,
     }
 }

@@ -23,6 +23,11 @@ impl Inbox {
         self.end - self.start
     }
 
+    /// The memory that it takes.
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// What is there.
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.buffer.get(self.start..self.end).unwrap_or_default()

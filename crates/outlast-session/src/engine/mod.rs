@@ -19,6 +19,7 @@ mod helper;
 mod inbox;
 mod info;
 mod link;
+mod memory;
 mod opening;
 mod place;
 mod pool;
@@ -39,6 +40,7 @@ pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
+pub use memory::Memory;
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use shaking::{Shaken, Shaking};
@@ -104,6 +106,8 @@ pub(crate) struct Engine {
     read_shut: AtomicBool,
     /// Bytes of either direction that were passed on without being copied.
     spliced_bytes: AtomicU64,
+    /// The network that it comes from holds more memory than it is guaranteed.
+    above_share: AtomicBool,
     /// Time that writers were held up.
     blocked_us: AtomicU64,
     udp: udp::UdpState,
@@ -181,7 +185,7 @@ impl Engine {
             this: this.clone(),
             opened_at: Instant::now(),
             tx: Mutex::new(Tx::new(retain_bytes_max)),
-            rx: Mutex::new(Rx::new(retain_bytes_max)),
+            rx: Mutex::new(Rx::new()),
             reader: Mutex::new(None),
             ctl: Mutex::new(Ctl {
                 life: Life::new(match role {
@@ -224,6 +228,7 @@ impl Engine {
             writer_waits: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             spliced_bytes: AtomicU64::new(0),
+            above_share: AtomicBool::new(false),
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
         })

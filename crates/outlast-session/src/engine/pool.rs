@@ -2,11 +2,19 @@
 
 use outlast_stream::{BufferPool, BufferSource};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Enough for the rings of a handful of busy sessions; idle memory beyond it goes back to the system.
 const POOLED_BYTES_MAX: usize = 16 << 20;
 
 static POOL: Mutex<BufferPool> = Mutex::new(BufferPool::new(POOLED_BYTES_MAX));
+/// In buffers that were taken and not given back.
+static TAKEN_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// What the pool has handed out.
+pub(super) fn pool_bytes() -> u64 {
+    TAKEN_BYTES.load(Ordering::Relaxed)
+}
 
 /// A handle to the pool; costs nothing to have one in every ring.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,10 +22,13 @@ pub(crate) struct SharedPool;
 
 impl BufferSource for SharedPool {
     fn take(&mut self, bytes: usize) -> Box<[u8]> {
-        POOL.lock().take(bytes)
+        let buffer = POOL.lock().take(bytes);
+        TAKEN_BYTES.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        buffer
     }
 
     fn give(&mut self, buffer: Box<[u8]>) {
+        TAKEN_BYTES.fetch_sub(buffer.len() as u64, Ordering::Relaxed);
         POOL.lock().give(buffer);
     }
 }

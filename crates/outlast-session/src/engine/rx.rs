@@ -3,6 +3,7 @@
 mod pump;
 
 use super::inbox::{INBOX_READ_BYTES, Inbox};
+use super::memory::FrozenBytes;
 use super::opening::{HandshakeEnd, Opening};
 use super::{Engine, Helper, Link, Progress, Waiting};
 use crate::error::{Error, Result};
@@ -30,6 +31,8 @@ pub(crate) enum Segment {
         link: Arc<Link>,
         /// Bytes still to be read from it.
         left_bytes: u64,
+        /// Those that it had at first.
+        _charge: FrozenBytes,
     },
 }
 
@@ -42,7 +45,6 @@ pub(crate) struct Rx {
     /// Counted by `receiver` already, not yet read by the application.
     pub(crate) backlog: VecDeque<Segment>,
     pub(crate) backlog_bytes: u64,
-    backlog_bytes_max: u64,
     /// Received on the present link, not yet looked at.
     pub(crate) inbox: Inbox,
     /// Bytes received on the present link, handshake included.
@@ -64,18 +66,22 @@ pub(super) enum Step {
 }
 
 impl Rx {
-    pub(crate) fn new(retain_bytes_max: usize) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             receiver: Receiver::default(),
             link: None,
             failure: None,
             backlog: VecDeque::new(),
             backlog_bytes: 0,
-            backlog_bytes_max: retain_bytes_max as u64,
             inbox: Inbox::default(),
             link_read_bytes: 0,
             opening: None,
         }
+    }
+
+    /// What is held for an application that has not read it yet.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.backlog_bytes + self.inbox.buffer_bytes() as u64
     }
 
     /// Everything before this was read by the application.
@@ -106,7 +112,7 @@ impl Rx {
             let segment = self.backlog.front_mut()?;
             let count = match segment {
                 Segment::Bytes(inbox) => inbox.read(buffer),
-                Segment::Frozen { link, left_bytes } => {
+                Segment::Frozen { link, left_bytes, .. } => {
                     let most = usize::try_from(*left_bytes).unwrap_or(usize::MAX).min(buffer.len());
                     let room = buffer.get_mut(..most).unwrap_or_default();
                     match sys::receive(&**link, room, false) {

@@ -1,15 +1,19 @@
 //! The server's side of making links: a table of sessions and what becomes of every connection that comes in.
 //!
 //! # Contract
-//! A shell accepts a connection, asks [`Acceptor::admits`], makes it a link with [`Acceptor::server_link`], under TLS drives
-//! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`].
+//! A shell accepts a connection at once, asks [`Acceptor::admits`], makes it a link with [`Acceptor::server_link`], under TLS drives
+//! [`Link::handshake`], then feeds what it receives to [`Acceptor::greet`] until there is an [`Outcome`]. How long and how
+//! many may take for that says the [`Acceptor::door`].
 
 mod hooks;
 mod listening;
+#[cfg(test)]
+mod tests;
 
 pub(super) use hooks::ServerHooks;
 pub(crate) use listening::bind;
 
+use super::memory::{self, Shares};
 use super::switch::PeerPosition;
 use super::tls::server_tls;
 use super::udp::Mailbox;
@@ -17,9 +21,9 @@ use super::{Engine, Event, Events, Info, Link, Role};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    Auth, BINDING_LABEL, Decision, Demand, DirectPath, DirectVerdict, Greeted, HANDSHAKE_BYTES_MAX, LinkMode,
-    Message, NotDirect, Policy, Refusal, Refuse, Registry, RegistryLimits, SavedSyn, ServerHandshake,
-    ServerStep, SessionId, State, Welcome,
+    Auth, BINDING_LABEL, Block, Decision, Demand, Descriptors, DirectPath, DirectVerdict, Door, DoorLimits,
+    Greeted, HANDSHAKE_BYTES_MAX, Intent, LinkMode, Message, NotDirect, Policy, Progress, Refusal, Refuse,
+    Registry, RegistryLimits, SavedSyn, ServerHandshake, ServerStep, SessionId, State, TurnedAway, Welcome,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -27,7 +31,8 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,6 +41,9 @@ const RETRY_AFTER_MS: u64 = 1000;
 
 /// The same while this server stops: the next one may be there in no time.
 const DRAINING_RETRY_AFTER_MS: u64 = 300;
+
+/// New sessions that wait for `accept`; beyond that openings are told to come back.
+const UNACCEPTED_MAX: usize = 1024;
 
 /// Between two warnings of a kind, as of failed handshakes.
 const WARN_PAUSE_MS: u64 = 10_000;
@@ -60,16 +68,28 @@ pub(crate) struct Acceptor {
     origin: Instant,
     policy: Policy,
     draining: AtomicBool,
+    /// The listener is gone.
+    pub(super) closed: AtomicBool,
+    /// Sessions that are open and that the application has not taken yet.
+    unaccepted: AtomicUsize,
     pub(super) events: broadcast::Sender<Event>,
     /// Connections that spoke something else, or nothing, or broke off.
     failed_handshakes: AtomicU64,
     /// When the last warning about them was written.
     warned_ms: AtomicU64,
+    /// Connections that had to make room for others before they had said who they are.
+    crowded_out: AtomicU64,
+    crowd_warned_ms: AtomicU64,
     accept_warned_ms: AtomicU64,
+    files_warned_ms: AtomicU64,
+    /// For telling clients that there are no others.
+    spare: Mutex<sys::SpareDescriptor>,
     /// Connections from addresses that are not to come.
     denied_peers: AtomicU64,
     /// Connections may have been accepted by the kernel before the listening socket had its options.
     has_early_connections: AtomicBool,
+    /// What its sessions hold.
+    pub(super) shares: Shares,
     /// Where acknowledgement datagrams arrive, if that mode is offered.
     mailbox: OnceLock<Arc<Mailbox>>,
 }
@@ -80,6 +100,7 @@ pub(crate) struct Greeting {
     handshake: ServerHandshake,
     input: Vec<u8>,
     read_bytes: u64,
+    progress: Progress,
     /// To be sent before anything more is received.
     pub(crate) output: Vec<u8>,
 }
@@ -95,6 +116,13 @@ pub(crate) enum Outcome {
     Resumed,
     /// Turned away, and told why if it would understand: close.
     Closed,
+}
+
+impl Greeting {
+    /// How far the other side has come.
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress
+    }
 }
 
 impl Acceptor {
@@ -119,24 +147,33 @@ impl Acceptor {
             }
         }
         let policy = Policy { modes, busy_retry_after_ms: RETRY_AFTER_MS, ..Policy::default() };
-        Arc::new_cyclic(|this| Self {
+        let acceptor = Arc::new_cyclic(|this: &Weak<Self>| Self {
             config,
             this: this.clone(),
             registry: Mutex::new(Registry::new(limits)),
             origin: Instant::now(),
             policy,
             draining: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            unaccepted: AtomicUsize::new(0),
             events: broadcast::channel(4096).0,
             failed_handshakes: AtomicU64::new(0),
             warned_ms: AtomicU64::new(0),
+            crowded_out: AtomicU64::new(0),
+            crowd_warned_ms: AtomicU64::new(0),
             accept_warned_ms: AtomicU64::new(0),
+            files_warned_ms: AtomicU64::new(0),
+            spare: Mutex::new(sys::SpareDescriptor::take()),
             denied_peers: AtomicU64::new(0),
             has_early_connections: AtomicBool::new(false),
+            shares: Shares::default(),
             mailbox: OnceLock::new(),
-        })
+        });
+        acceptor.join_budget();
+        acceptor
     }
 
-    pub(super) fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 
@@ -174,13 +211,47 @@ impl Acceptor {
             }
         };
         let handshake = ServerHandshake::new(demand, nonce);
-        Greeting { handshake, input: Vec::new(), read_bytes: 0, output: Vec::new() }
+        // Under TLS it has said much already.
+        let progress = if link.is_tls() { Progress::Begun } else { Progress::Silent };
+        Greeting { handshake, input: Vec::new(), read_bytes: 0, progress, output: Vec::new() }
+    }
+
+    /// A door for a listener's connections.
+    pub(crate) fn door(&self) -> Door {
+        Door::new(DoorLimits {
+            places: Descriptors { most: sys::descriptors_max() }.places(self.config.handshakes_max),
+            handshake_timeout: self.config.handshake_timeout,
+            ..DoorLimits::default()
+        })
+    }
+
+    /// Whether this peer has a session here.
+    pub(crate) fn knows(&self, peer_addr: SocketAddr) -> bool {
+        self.registry.lock().knows(peer_addr.ip())
+    }
+
+    /// A connection had to leave the door.
+    pub(crate) fn note_turned_away(&self, conn: u64, why: TurnedAway) {
+        match why {
+            TurnedAway::Crowded => &self.crowded_out,
+            TurnedAway::Late => &self.failed_handshakes,
+        }
+        .fetch_add(1, Ordering::Relaxed);
+        if why == TurnedAway::Crowded && is_due(&self.crowd_warned_ms) {
+            tracing::warn!(
+                "many connections say nothing, or not enough: the oldest are reset, sessions go on (told once in a while, \
+                 counted always)"
+            );
+        } else {
+            tracing::debug!(conn, ?why, "a connection ended before its handshake");
+        }
     }
 
     /// More was received on a connection. Takes the link when there is an outcome that needs it.
     pub(crate) fn greet(&self, greeting: &mut Greeting, link: &mut Option<Link>, bytes: &[u8]) -> Outcome {
         greeting.input.extend_from_slice(bytes);
         greeting.read_bytes += bytes.len() as u64;
+        greeting.progress = greeting.progress.max(Progress::Begun);
         let mut step = greeting.handshake.feed(&greeting.input);
         loop {
             step = match step {
@@ -189,12 +260,18 @@ impl Acceptor {
                 }
                 ServerStep::NeedMore => return Outcome::More,
                 ServerStep::Send { bytes, consumed_bytes } => {
+                    greeting.progress = greeting.progress.max(Progress::Greeted);
                     greeting.output.extend_from_slice(&bytes);
                     greeting.input.drain(..consumed_bytes.min(greeting.input.len()));
                     greeting.handshake.feed(&greeting.input)
                 }
                 ServerStep::NeedKey { id } => {
-                    let key = self.registry.lock().key(&id).cloned();
+                    let registry = self.registry.lock();
+                    let key = registry.key(&id).cloned();
+                    if registry.get(&id).is_some() {
+                        greeting.progress = Progress::Knows;
+                    }
+                    drop(registry);
                     greeting.handshake.provide_key(key)
                 }
                 ServerStep::Greeted(greeted) => {
@@ -234,6 +311,29 @@ impl Acceptor {
         }
     }
 
+    /// Nothing can be accepted for want of descriptors: one client is told so, with the one that is kept for that.
+    pub(crate) fn turn_one_away(
+        &self,
+        error: &io::Error,
+        accept: impl FnOnce() -> io::Result<(socket2::Socket, SocketAddr)>,
+    ) {
+        if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            return;
+        }
+        let told = self.spare.lock().lend(|| {
+            let (socket, peer_addr) = accept().ok()?;
+            // Under TLS it would not understand it.
+            if self.admits(peer_addr) && !matches!(self.config.security, Security::Tls(_)) {
+                let link = Link::new(socket, None, 0, LinkMode::Inband, peer_addr, true);
+                self.turn_away(Some(&link), Refusal::Busy { retry_after_ms: RETRY_AFTER_MS });
+            }
+            Some(())
+        });
+        if told.flatten().is_none() {
+            tracing::debug!("no descriptor to say so with");
+        }
+    }
+
     fn turn_away(&self, link: Option<&Link>, refuse: impl Into<Refuse>) -> Outcome {
         let refuse = refuse.into();
         self.count_refusal(&refuse.refusal);
@@ -269,6 +369,10 @@ impl Acceptor {
             tracing::warn!(%error, "cannot fix the buffers of a link");
             return self.turn_away(Some(&link), Refusal::ModeRefused);
         }
+        if hello.mode == LinkMode::Window && hello.intent == Intent::Open && memory::is_scarce() {
+            // A window needs all of its ring at any time.
+            return self.turn_away(Some(&link), Refusal::Busy { retry_after_ms: RETRY_AFTER_MS });
+        }
         if hello.mode == LinkMode::Window
             && !Engine::holds_window(&self.config, &link, hello.receive_buffer_bytes)
         {
@@ -276,17 +380,53 @@ impl Acceptor {
             return self.turn_away(Some(&link), Refusal::ModeRefused);
         }
         let link = Arc::new(link);
+        match self.book(&link, greeted, direct) {
+            Ok((engine, booked)) => self.enter(engine, greeting, &link, greeted, booked),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Finds the session, or makes it. True: the registry has the newcomer as its link already.
+    fn book(
+        &self,
+        link: &Arc<Link>,
+        greeted: &Greeted,
+        direct: DirectVerdict,
+    ) -> Result<(Arc<Engine>, bool), Outcome> {
+        let hello = &greeted.hello;
         let peer = link.peer_addr.ip();
+        memory::look();
+        let opens = hello.intent == Intent::Open;
+        let files = Descriptors { most: sys::descriptors_max() };
+        let own_number = u64::try_from(link.as_fd().as_raw_fd()).unwrap_or_default();
+        // The lowest that was free is what can be told otherwise.
+        let used = if opens { sys::descriptors_open().unwrap_or(own_number) } else { 0 };
+        if opens && !files.admits(used) && is_due(&self.files_warned_ms) {
+            tracing::warn!(
+                used,
+                limit = files.most,
+                "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; told once in a while)"
+            );
+        }
+        // Who raises the limit of an address means it.
+        let per_peer = self.config.sessions_per_peer_max;
+        let meant = if per_peer > RegistryLimits::default().sessions_per_peer_max { per_peer } else { 0 };
         let certificate = link.peer_certificate();
         let mut registry = self.registry.lock();
         // PROTOCOL 6.10: with another certificate it is not proven, whatever it knows.
         let auth =
             if registry.may_own(&hello.id, certificate.as_ref()) { greeted.auth } else { Auth::Unproven };
-        let draining = self.draining.load(Ordering::Relaxed);
-        let policy =
-            Policy { draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS), ..self.policy };
-        let decision = registry.decide(self.now(), hello, peer, auth, direct, &policy);
-        match decision {
+        let draining = self.draining.load(Ordering::Relaxed) || self.closed.load(Ordering::Acquire);
+        let policy = Policy {
+            draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS),
+            // The application does not keep up. The sessions that it has are none of that.
+            busy: self.unaccepted.load(Ordering::Acquire) >= UNACCEPTED_MAX
+                || !files.admits(used)
+                || !self.has_memory_for(Block::of(peer)),
+            sessions_per_block_max: files.sessions_per_block_max(used).max(meant),
+            ..self.policy
+        };
+        match registry.decide(self.now(), hello, peer, auth, direct, &policy) {
             Decision::Refuse(refusal) => {
                 let ended = matches!(refusal, Refusal::Ended { .. });
                 let why = registry.why_ended(&hello.id).filter(|_| ended).map(str::to_owned);
@@ -294,53 +434,70 @@ impl Acceptor {
                 tracing::info!(
                     session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), proof = ?auth, "refused"
                 );
-                say_no(&link, Refuse { refusal, why });
-                Outcome::Closed
+                say_no(link, Refuse { refusal, why });
+                Err(Outcome::Closed)
             }
             Decision::Create => {
                 let engine = Engine::new(hello.id, Role::Server, self.config.clone());
-                if registry.insert(hello.id, engine.clone(), hello.epoch, peer).is_err() {
-                    return Outcome::Closed;
-                }
-                registry.set_owner(&hello.id, certificate);
-                drop(registry);
                 engine.ctl().owner = certificate;
+                // Before anybody else can find it: its next Hello may be here already.
                 engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
                 engine.set_listener_events(self.events.clone());
-                match self.attach(&engine, greeting, &link, greeted) {
-                    Ok(()) => Outcome::Opened(engine),
-                    Err(refusal) => self.turn_away(Some(&link), refusal),
+                match registry.insert(hello.id, engine.clone(), hello.epoch, peer) {
+                    Ok(()) => {
+                        registry.set_owner(&hello.id, certificate);
+                        Ok((engine, true))
+                    }
+                    Err(_) => Err(Outcome::Closed),
                 }
             }
             Decision::Abort(engine) => {
                 drop(registry);
                 if engine.ctl().is_detached() {
-                    return self.turn_away(
-                        Some(&link),
-                        Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS },
-                    );
+                    let refusal = Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS };
+                    return Err(self.turn_away(Some(link), refusal));
                 }
-                say_no(&link, engine.aborted_by_peer(hello));
-                Outcome::Closed
+                say_no(link, engine.aborted_by_peer(hello));
+                Err(Outcome::Closed)
             }
-            Decision::Resume(engine) => {
-                drop(registry);
-                match self.attach(&engine, greeting, &link, greeted) {
-                    Ok(()) => Outcome::Resumed,
-                    Err(refusal) => self.turn_away(Some(&link), refusal),
-                }
-            }
+            Decision::Resume(engine) => Ok((engine, false)),
         }
     }
 
-    /// Puts the link into the service of its session. The newcomer has proved itself.
+    /// One more link for a session. The first to have one opens it, whichever of its Hellos that came with.
+    fn enter(
+        &self,
+        engine: Arc<Engine>,
+        greeting: &mut Greeting,
+        link: &Arc<Link>,
+        greeted: &Greeted,
+        booked: bool,
+    ) -> Outcome {
+        match self.attach(&engine, greeting, link, greeted, booked) {
+            Ok(State::Opening) => {
+                self.unaccepted.fetch_add(1, Ordering::AcqRel);
+                Outcome::Opened(engine)
+            }
+            Ok(_) => Outcome::Resumed,
+            Err(refusal) => self.turn_away(Some(link), refusal),
+        }
+    }
+
+    /// The application has taken a session that was opened.
+    pub(crate) fn note_taken(&self) {
+        self.unaccepted.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Puts the link into the service of its session. The newcomer has proved itself; `booked`: the registry has it as the
+    /// session's link already. Says what the session was until then.
     fn attach(
         &self,
         engine: &Arc<Engine>,
         greeting: &mut Greeting,
         link: &Arc<Link>,
         greeted: &Greeted,
-    ) -> Result<(), Refuse> {
+        booked: bool,
+    ) -> Result<State, Refuse> {
         let hello = &greeted.hello;
         let mut ctl = engine.ctl();
         if ctl.is_detached() {
@@ -356,9 +513,8 @@ impl Acceptor {
         if !engine.could_continue_at(hello.next_offset) {
             return Err(Refusal::OffsetOutOfRange.into());
         }
-        if ctl.life.state() != State::Opening
-            && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err()
-        {
+        let before = ctl.life.state();
+        if !booked && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err() {
             return Err(Refusal::StaleEpoch { current: ctl.epoch }.into());
         }
         if let Some(mailbox) = self.mailbox.get().filter(|_| hello.mode == LinkMode::Udp) {
@@ -403,7 +559,7 @@ impl Acceptor {
                 } else {
                     engine.resume_io();
                 }
-                Ok(())
+                Ok(before)
             }
             Err(error) => {
                 drop(ctl);
@@ -422,7 +578,7 @@ impl Acceptor {
         Events::new(self.events.subscribe())
     }
 
-    fn engines(&self) -> Vec<Arc<Engine>> {
+    pub(super) fn engines(&self) -> Vec<Arc<Engine>> {
         self.registry.lock().iter().map(|(_, engine)| engine.clone()).collect()
     }
 
@@ -446,6 +602,10 @@ impl Acceptor {
         let stats = self.registry.lock().stats();
         let mut counts: Vec<(&'static str, u64)> = stats.refusals().filter(|(_, count)| *count > 0).collect();
         counts.push(("failed_handshakes", self.failed_handshakes.load(Ordering::Relaxed)));
+        let crowded_out = self.crowded_out.load(Ordering::Relaxed);
+        if crowded_out > 0 {
+            counts.push(("crowded_out", crowded_out));
+        }
         let denied_peers = self.denied_peers.load(Ordering::Relaxed);
         if denied_peers > 0 {
             counts.push(("denied_peers", denied_peers));
@@ -473,6 +633,8 @@ impl Acceptor {
 
     /// The listener is gone: so is everything that only it could have carried on.
     pub(crate) fn close(&self) {
+        // First: a link that is lost from now on finds the listener gone (see `ServerHooks::lost`).
+        self.closed.store(true, Ordering::SeqCst);
         for engine in self.engines() {
             let detached = engine.ctl().link.is_none();
             if detached {

@@ -1,6 +1,8 @@
 //! A server's handshake on one connection, one non-blocking step at a time: the same for both shells.
 
 use super::{Acceptor, Engine, Greeting, Link, Outcome, Waiting};
+use crate::proto::Progress;
+use crate::sys;
 use std::io;
 use std::sync::Arc;
 
@@ -43,6 +45,18 @@ impl Shaking {
     pub(crate) fn wants_write(&self) -> bool {
         self.greeting.as_ref().is_some_and(|greeting| !greeting.output.is_empty())
             || self.link.as_ref().is_some_and(Link::handshake_wants_write)
+    }
+
+    /// How far the other side has come.
+    pub(crate) fn progress(&self) -> Progress {
+        match (&self.greeting, &self.link) {
+            (Some(greeting), _) => greeting.progress(),
+            // Within the handshake of TLS only the kernel knows.
+            (None, Some(link)) if sys::tcp_info(link).is_ok_and(|info| info.bytes_received > 0) => {
+                Progress::Begun
+            }
+            _ => Progress::Silent,
+        }
     }
 
     /// Goes on until the socket has nothing more.

@@ -74,6 +74,11 @@ impl Hold {
         self.way_bytes == 0
     }
 
+    /// Taken from the application, and not with the link yet.
+    pub(crate) fn way_bytes(&self) -> usize {
+        self.way_bytes
+    }
+
     /// Drops what need not be retained: all but the last `aside_bytes` that were sent.
     fn forget(&mut self, aside_bytes: usize) -> io::Result<()> {
         while self.held_bytes > aside_bytes + self.teed_bytes {
@@ -203,6 +208,7 @@ impl Engine {
             link.tune_for_bulk();
             if tx.sender.room_bytes() < ROUND_BYTES_MAX {
                 self.let_go(tx, hold)?;
+                self.want_room(tx, ROUND_BYTES_MAX);
             }
             let most = tx.sender.room_bytes().min(ROUND_BYTES_MAX);
             if most == 0 {

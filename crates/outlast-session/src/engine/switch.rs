@@ -1,5 +1,6 @@
 //! Changing the link: losing one, and carrying on with the next.
 
+use super::memory::{FrozenBytes, ROOM_BYTES_FIRST};
 use super::opening::{NoWelcome, Opening};
 use super::rx::Segment;
 use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, Tx};
@@ -117,6 +118,10 @@ impl Engine {
         tx.link = None;
         self.put_back(tx);
         tx.sender.unlink();
+        if self.role == Role::Server {
+            // Whoever comes back finds what was under way; what comes of the application meanwhile has to wait.
+            Self::limit_room(tx, ROOM_BYTES_FIRST);
+        }
         rx.link = None;
         // Before its Welcome a link has brought nothing of the stream.
         let opening = rx.opening.take().is_some();
@@ -139,7 +144,8 @@ impl Engine {
                 Ok(left_bytes) if left_bytes > 0 => {
                     rx.backlog_bytes += left_bytes;
                     rx.receiver.took(usize::try_from(left_bytes).unwrap_or(usize::MAX));
-                    rx.backlog.push_back(Segment::Frozen { link: link.clone(), left_bytes });
+                    let _charge = FrozenBytes::new(left_bytes);
+                    rx.backlog.push_back(Segment::Frozen { link: link.clone(), left_bytes, _charge });
                 }
                 Ok(_) => {}
                 // What is not counted comes again: only the peer itself says what it may forget.
@@ -221,6 +227,9 @@ impl Engine {
             let mut rx = self.rx.lock();
             if let Some(failure) = &tx.failure {
                 return Err(failure.clone());
+            }
+            if link.mode() == LinkMode::Window {
+                tx.sender.set_retain_bytes_max(self.config.retain_bytes_max);
             }
             let window = self.window_bytes(link, peer.receive_buffer_bytes);
             let confirmed = !opening;

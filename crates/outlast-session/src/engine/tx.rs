@@ -2,6 +2,7 @@
 
 mod reserve;
 
+use super::memory::ROOM_BYTES_FIRST;
 use super::pool::SharedPool;
 use super::splice::Hold;
 use super::{Engine, Helper, Link, Progress};
@@ -64,7 +65,7 @@ pub(crate) enum Flush {
 impl Tx {
     pub(crate) fn new(retain_bytes_max: usize) -> Self {
         Self {
-            sender: Sender::new(SharedPool, retain_bytes_max),
+            sender: Sender::new(SharedPool, retain_bytes_max.min(ROOM_BYTES_FIRST)),
             link: None,
             failure: None,
             hold: None,
@@ -113,6 +114,9 @@ impl Engine {
         }
         if tx.hold.is_some() {
             self.put_back(&mut tx);
+        }
+        if tx.sender.room_bytes() < bytes.len() {
+            self.want_room(&mut tx, bytes.len());
         }
         let joinable = self.config.coalesce && self.wrote.load(Ordering::Relaxed);
         if joinable && bytes.len() < BYPASS_BYTES_MIN {

@@ -11,7 +11,9 @@
 //! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
 //! | noticing that nobody is there | [`Silence`] |
+//! | who may stand at a server's door, and for how long | [`Door`] |
 //! | the server's table of sessions | [`Registry`] |
+//! | how much memory sessions may hold, and who makes room | [`Budget`] |
 //! | a session without a process | [`Detached`] |
 //! | the right to give a session up | [`LastWord`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
@@ -19,10 +21,12 @@
 //! Rules are numbered in `PROTOCOL.md`; `PROTOCOL 3.4` in a comment means the line below meets that rule.
 
 mod auth;
+mod budget;
 mod clear;
 mod datagram;
 mod detached;
 mod direct;
+mod door;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -42,6 +46,7 @@ mod silence;
 mod wire;
 
 pub use auth::{AbortKey, BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
+pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, Holder};
 pub use clear::{client_in_the_clear, server_in_the_clear};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
@@ -52,6 +57,7 @@ pub(crate) use detached::Receiving;
 #[cfg(test)]
 pub(crate) use detached::Sending;
 pub use direct::{DIRECT_ELAPSED_MS_MAX, DirectPath, DirectVerdict, NotDirect, SavedSyn, SynError};
+pub use door::{Door, DoorEffect, DoorInput, DoorLimits, Progress, TurnedAway};
 pub use frame::{
     Control, FRAME_CONTROL_BYTES_MAX, FRAME_DATA_BYTES_MAX, FRAME_HEADER_BYTES, Frame, FrameError,
     FrameHeader, FrameKind,
@@ -64,7 +70,7 @@ pub use hello::{Hello, Intent, Welcome};
 pub use last_word::{LAST_WORD_BYTES, LastWord};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
-pub use registry::{AttachError, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats};
+pub use registry::{AttachError, Block, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats};
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{

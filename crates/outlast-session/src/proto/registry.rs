@@ -8,12 +8,15 @@
 //! session by [`end`](Registry::end), and calls [`expire`](Registry::expire) when
 //! [`next_expiry`](Registry::next_expiry) says so. Times are durations since one origin of the shell's choice.
 //!
-//! Every count is bounded by [`RegistryLimits`]. Nothing that a session already holds is taken from it to make room:
-//! what is full turns newcomers away.
+//! Every count is bounded by [`RegistryLimits`]. A place that a session already has is not taken from it to make room:
+//! what is full turns newcomers away. Only when memory is short are sessions without a link
+//! [given up](Registry::shed), by the rules of the [`Budget`](super::Budget).
 
 mod peers;
 
-use self::peers::{PeerName, Peers};
+pub use self::peers::Block;
+pub(super) use self::peers::PeerName;
+use self::peers::Peers;
 use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
@@ -50,9 +53,9 @@ impl Default for RegistryLimits {
     fn default() -> Self {
         Self {
             sessions_max: 65_536,
-            sessions_per_peer_max: 16_384,
+            sessions_per_peer_max: 1_000,
             detached_max: 65_536,
-            detached_per_peer_max: 16_384,
+            detached_per_peer_max: 1_000,
             keep: Duration::from_secs(24 * 3600),
             tombstone_keep: Duration::from_secs(3600),
             tombstones_max: 16_384,
@@ -70,6 +73,10 @@ pub struct Policy {
     /// No new sessions are taken, because the server is about to stop; try again after so many milliseconds.
     /// Sessions that are there still get links: without one they could not deliver what they have.
     pub draining_retry_after_ms: Option<u64>,
+    /// No new sessions are taken for the time being, for want of something else than places.
+    pub busy: bool,
+    /// New sessions only from blocks that have fewer than so many.
+    pub sessions_per_block_max: usize,
     /// What a client is told that finds the server full.
     pub busy_retry_after_ms: u64,
 }
@@ -80,6 +87,8 @@ impl Default for Policy {
             modes: [true; 4],
             proof_required: true,
             draining_retry_after_ms: None,
+            busy: false,
+            sessions_per_block_max: usize::MAX,
             busy_retry_after_ms: 1000,
         }
     }
@@ -317,10 +326,19 @@ impl<T: Clone> Registry<T> {
         {
             return Err(Refusal::Quota);
         }
-        if self.sessions.len() >= limits.sessions_max || self.deadlines.len() >= limits.detached_max {
+        if policy.busy
+            || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max
+            || self.sessions.len() >= limits.sessions_max
+            || self.deadlines.len() >= limits.detached_max
+        {
             return Err(Refusal::Busy { retry_after_ms: policy.busy_retry_after_ms });
         }
         Ok(())
+    }
+
+    /// Whether the peer has a session here.
+    pub fn knows(&self, peer: IpAddr) -> bool {
+        self.peers.of(PeerName::of(peer)).sessions > 0
     }
 
     /// Counts a refusal that was decided elsewhere, in the handshake for example.
@@ -451,6 +469,15 @@ impl<T: Clone> Registry<T> {
             self.tombstones.remove(&id);
         }
         expired
+    }
+
+    /// Gives up a session before its time, to make room, unless it has a link. Latecomers hear that it has expired.
+    pub fn shed(&mut self, id: &SessionId, now: Duration) -> Option<T> {
+        self.sessions.get(id)?.deadline?;
+        let Entry { value, key, .. } = self.remove(id)?;
+        self.stats.expired += 1;
+        self.bury(*id, Tombstone { refusal: Refusal::Expired, why: None, key, deadline: now });
+        Some(value)
     }
 
     /// When [`expire`](Self::expire) has something to do next. What is kept for longer than time can be told, is

@@ -153,7 +153,22 @@ impl<S: BufferSource> Sender<S> {
     /// Bytes that can be pushed before the ring is full.
     #[inline]
     pub fn room_bytes(&self) -> usize {
-        self.ring.capacity_bytes_max() - self.retained_bytes()
+        self.ring.capacity_bytes_max().saturating_sub(self.retained_bytes())
+    }
+
+    /// At most so many bytes are retained.
+    pub fn retain_bytes_max(&self) -> usize {
+        self.ring.capacity_bytes_max()
+    }
+
+    /// Changes that from now on; what is retained already stays.
+    pub fn set_retain_bytes_max(&mut self, bytes: usize) {
+        self.ring.set_capacity_bytes_max(bytes);
+    }
+
+    /// Memory that the retained bytes take at the moment.
+    pub fn buffer_bytes(&self) -> usize {
+        self.ring.buffer_bytes()
     }
 
     /// Written by the application and not yet given to the present link.

@@ -3,6 +3,7 @@
 //! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
 //! tested against the real kernel here, and in `tests/all/`.
 
+mod limits;
 mod netlink;
 mod pipe;
 mod poller;
@@ -10,6 +11,7 @@ mod reactor;
 mod secret;
 mod tcp;
 
+pub(crate) use limits::{SpareDescriptor, descriptors_max, descriptors_open, memory_bytes};
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};

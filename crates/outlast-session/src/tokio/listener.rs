@@ -4,21 +4,25 @@ use super::Session;
 use crate::config::Config;
 use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
-use crate::proto::{Detached, SessionId};
+use crate::proto::{Detached, Door, DoorEffect, DoorInput, SessionId};
 use crate::sys;
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::net::{ToSocketAddrs, lookup_host};
-use ::tokio::sync::mpsc::error::TrySendError;
-use ::tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use ::tokio::sync::{Mutex, Notify, mpsc};
 use ::tokio::task::AbortHandle;
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// New sessions that wait for `accept`; beyond that they wait in the kernel.
-const ACCEPTED_MAX: usize = 1024;
+/// Pause before accepting again when that was not possible.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// How often a listener that is closing looks whether everybody has left its door.
+const CLOSING_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts sessions, and carries those it has accepted over to their next links.
 ///
@@ -27,9 +31,29 @@ const ACCEPTED_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Listener {
     acceptor: Arc<Acceptor>,
-    accepted: Mutex<mpsc::Receiver<Arc<Engine>>>,
-    task: AbortHandle,
+    accepted: Mutex<mpsc::UnboundedReceiver<Arc<Engine>>>,
+    closing: Arc<Closing>,
     local_addr: SocketAddr,
+}
+
+/// Whether the port is to be closed.
+#[derive(Debug, Default)]
+struct Closing {
+    yes: AtomicBool,
+    told: Notify,
+    /// It is.
+    done: AtomicBool,
+}
+
+impl Closing {
+    fn tell(&self) {
+        self.yes.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    fn is_told(&self) -> bool {
+        self.yes.load(Ordering::Acquire)
+    }
 }
 
 impl Listener {
@@ -83,9 +107,12 @@ impl Listener {
         let listener = sys::register(&Arc::new(socket)).map_err(failed)?;
         // Before the first client can ask for one.
         let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
-        let (sender, receiver) = mpsc::channel(ACCEPTED_MAX);
-        let task = ::tokio::spawn(accept_all(listener, acceptor.clone(), sender)).abort_handle();
-        Ok((Listener { acceptor, accepted: Mutex::new(receiver), task, local_addr }, adopted))
+        let (opened, receiver) = mpsc::unbounded_channel();
+        let hall = Hall { door: acceptor.door(), tasks: HashMap::new(), next: 1 };
+        let shared = Shared { acceptor: acceptor.clone(), hall: parking_lot::Mutex::new(hall), opened };
+        let closing = Arc::<Closing>::default();
+        ::tokio::spawn(accept_all(listener, Arc::new(shared), closing.clone()));
+        Ok((Listener { acceptor, accepted: Mutex::new(receiver), closing, local_addr }, adopted))
     }
 
     /// Waits for a new session. Resumed ones are carried on without being seen here.
@@ -94,7 +121,10 @@ impl Listener {
     /// [`Error::System`] when the listening socket broke.
     pub async fn accept(&self) -> Result<Session> {
         match self.accepted.lock().await.recv().await {
-            Some(engine) => Ok(Session::new(engine)),
+            Some(engine) => {
+                self.acceptor.note_taken();
+                Ok(Session::new(engine))
+            }
             None => Err(Error::system("accept", &io::Error::from_raw_os_error(libc::EBADF))),
         }
     }
@@ -127,12 +157,12 @@ impl Listener {
     /// Closes the port: nobody can connect any more, and [`accept`](Self::accept) fails once the sessions are taken that
     /// have been opened. The present ones stay as they are, for as long as their links last.
     pub fn stop_listening(&self) {
-        self.task.abort();
+        self.closing.tell();
     }
 
     /// Whether nobody can connect any more.
     pub fn is_closed(&self) -> bool {
-        self.task.is_finished()
+        self.closing.done.load(Ordering::Acquire)
     }
 
     /// Whether new sessions are refused; the present ones go on and can resume.
@@ -143,86 +173,135 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.task.abort();
+        self.closing.tell();
         self.acceptor.close();
     }
 }
 
-async fn accept_all(
-    listener: AsyncFd<sys::Shared>,
+/// Connections that have not proved yet who they are: a task each.
+#[derive(Debug)]
+struct Hall {
+    door: Door,
+    tasks: HashMap<u64, AbortHandle>,
+    next: u64,
+}
+
+/// What the tasks of a listener share.
+#[derive(Debug)]
+struct Shared {
     acceptor: Arc<Acceptor>,
-    sender: mpsc::Sender<Arc<Engine>>,
-) {
-    let handshakes = Arc::new(Semaphore::new(acceptor.config.handshakes_max));
-    loop {
-        let Ok(permit) = handshakes.clone().acquire_owned().await else { return };
-        let (socket, peer_addr) =
-            match listener.async_io(Interest::READABLE, |socket| sys::accept(socket)).await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
-                    acceptor.note_not_accepted(&error);
-                    ::tokio::time::sleep(Duration::from_millis(10)).await;
-                    continue;
-                }
-            };
+    hall: parking_lot::Mutex<Hall>,
+    opened: mpsc::UnboundedSender<Arc<Engine>>,
+}
+
+impl Shared {
+    /// Tells the door something, and resets whom it turns away: with its task a connection goes.
+    fn tell_door(&self, hall: &mut Hall, input: DoorInput) {
+        if let DoorInput::Left { conn } = input {
+            hall.tasks.remove(&conn);
+        }
+        hall.door.handle(self.acceptor.now(), input);
+        while let Some(DoorEffect::Reset { conn, why }) = hall.door.poll_effect() {
+            self.acceptor.note_turned_away(conn, why);
+            if let Some(task) = hall.tasks.remove(&conn) {
+                task.abort();
+            }
+        }
+    }
+
+    /// Resets those whose time is over; returns how long that need not be done again.
+    fn expire(&self) -> Option<Duration> {
+        let mut hall = self.hall.lock();
+        self.tell_door(&mut hall, DoorInput::Timeout);
+        let due = hall.door.poll_timeout()?.saturating_sub(self.acceptor.now());
+        Some(due.max(Duration::from_millis(1)))
+    }
+
+    /// One more that has not said enough yet. It is at the door before its task begins.
+    fn wait_for(self: &Arc<Self>, shaking: Shaking, peer_addr: SocketAddr) {
+        let known = self.acceptor.knows(peer_addr);
+        let mut hall = self.hall.lock();
+        let conn = hall.next;
+        hall.next = conn.wrapping_add(1);
+        let (peer, progress) = (peer_addr.ip(), shaking.progress());
+        self.tell_door(&mut hall, DoorInput::Accepted { conn, peer, known, progress });
+        if hall.door.holds(conn) {
+            let task = ::tokio::spawn(shake_hands(shaking, conn, self.clone()));
+            hall.tasks.insert(conn, task.abort_handle());
+        }
+    }
+
+    /// A connection's handshake is over: the session, if it has opened one.
+    fn conclude(&self, shaken: io::Result<Shaken>) {
+        match shaken {
+            // A listener that is gone has no use for it.
+            Ok(Shaken::Opened(engine)) => drop(self.opened.send(engine)),
+            Ok(Shaken::Wait | Shaken::Done) => {}
+            Err(error) => {
+                tracing::debug!(%error, "a connection ended before its handshake");
+                self.acceptor.count_failed();
+            }
+        }
+    }
+}
+
+/// Accepts at once, always: who may stay is for the door to say. Ends when the port is closed and nobody stands there.
+async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing: Arc<Closing>) {
+    let acceptor = &shared.acceptor;
+    let mut closed = pin!(closing.told.notified());
+    while !closing.is_told() {
+        let due = shared.expire();
+        let timeout = async {
+            match due {
+                Some(due) => ::tokio::time::sleep(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        let accepted = ::tokio::select! {
+            accepted = listener.async_io(Interest::READABLE, |socket| sys::accept(socket)) => accepted,
+            () = timeout => continue,
+            () = &mut closed => break,
+        };
+        let (socket, peer_addr) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
+                acceptor.note_not_accepted(&error);
+                acceptor.turn_one_away(&error, || sys::accept(listener.get_ref()));
+                ::tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
         if !acceptor.admits(peer_addr) {
             continue;
         }
         match acceptor.server_link(socket, peer_addr) {
             Ok(link) => {
                 let mut shaking = Shaking::new(link);
-                // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no task.
-                match begin(&mut shaking, &acceptor) {
-                    Ok(Shaken::Wait) => {
-                        ::tokio::spawn(shake_hands(shaking, acceptor.clone(), sender.clone(), permit));
-                    }
-                    shaken => {
-                        if let Some(engine) = conclude(shaken, &acceptor)
-                            && let Err(TrySendError::Full(engine)) = sender.try_send(engine)
-                        {
-                            // A queue that is full holds up new sessions, not those that resume.
-                            let sender = sender.clone();
-                            ::tokio::spawn(async move {
-                                let _ = sender.send(engine).await;
-                                drop(permit);
-                            });
-                        }
-                    }
+                // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no place.
+                match begin(&mut shaking, acceptor) {
+                    Ok(Shaken::Wait) => shared.wait_for(shaking, peer_addr),
+                    shaken => shared.conclude(shaken),
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot use a connection"),
         }
     }
-}
-
-async fn shake_hands(
-    mut shaking: Shaking,
-    acceptor: Arc<Acceptor>,
-    sender: mpsc::Sender<Arc<Engine>>,
-    permit: OwnedSemaphorePermit,
-) {
-    let shaken =
-        ::tokio::time::timeout(acceptor.config.handshake_timeout, shake(&mut shaking, &acceptor)).await;
-    drop(permit);
-    let silent = || Err(io::Error::from(io::ErrorKind::TimedOut));
-    if let Some(engine) = conclude(shaken.unwrap_or_else(|_| silent()), &acceptor) {
-        // A listener that is gone has no use for it.
-        let _ = sender.send(engine).await;
+    drop(listener);
+    closing.done.store(true, Ordering::Release);
+    while let Some(due) = shared.expire() {
+        ::tokio::time::sleep(due.min(CLOSING_PAUSE)).await;
     }
 }
 
-/// A connection's handshake is over: the session, if it has opened one.
-fn conclude(shaken: io::Result<Shaken>, acceptor: &Acceptor) -> Option<Arc<Engine>> {
-    match shaken {
-        Ok(Shaken::Opened(engine)) => Some(engine),
-        Ok(Shaken::Wait | Shaken::Done) => None,
-        Err(error) => {
-            tracing::debug!(%error, "a connection ended before its handshake");
-            acceptor.count_failed();
-            None
-        }
+/// Aborted when it is turned away: nothing is awaited once a session is open.
+async fn shake_hands(mut shaking: Shaking, conn: u64, shared: Arc<Shared>) {
+    let shaken = shake(&mut shaking, conn, &shared).await;
+    {
+        let mut hall = shared.hall.lock();
+        shared.tell_door(&mut hall, DoorInput::Left { conn });
     }
+    shared.conclude(shaken);
 }
 
 /// As far as the first step goes.
@@ -233,13 +312,17 @@ fn begin(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken> {
     shaking.step(acceptor)
 }
 
-async fn shake(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken> {
+async fn shake(shaking: &mut Shaking, conn: u64, shared: &Shared) -> io::Result<Shaken> {
     loop {
         let write = shaking.wants_write();
         let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
         link.ready(write).await?;
-        match shaking.step(acceptor)? {
-            Shaken::Wait => {}
+        match shaking.step(&shared.acceptor)? {
+            Shaken::Wait => {
+                let progress = shaking.progress();
+                let mut hall = shared.hall.lock();
+                shared.tell_door(&mut hall, DoorInput::Progressed { conn, progress });
+            }
             done => return Ok(done),
         }
     }

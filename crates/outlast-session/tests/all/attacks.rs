@@ -8,9 +8,12 @@
     clippy::print_stdout
 )]
 
+mod crowds;
+mod descriptors;
 mod floods;
 mod frames;
 mod handshakes;
+mod hoards;
 mod leaks;
 mod raw;
 mod theft;

@@ -22,6 +22,8 @@ struct InstanceView {
     serves: Vec<String>,
     draining: bool,
     up_ms: u64,
+    /// Not told by earlier versions.
+    memory: Option<MemoryView>,
     sessions: Vec<SessionView>,
     /// An earlier version has none.
     #[serde(default)]
@@ -34,6 +36,14 @@ struct FailureView {
     peer_addr: Option<String>,
     ago_ms: u64,
     why: String,
+}
+
+/// What all its sessions hold.
+#[derive(Debug, Deserialize)]
+struct MemoryView {
+    budget_bytes: u64,
+    used_bytes: u64,
+    shed_sessions: u64,
 }
 
 /// The answer of a process that keeps what an instance has left.
@@ -151,6 +161,9 @@ fn page(instances: &[&Value]) -> Result<String> {
         for line in &view.serves {
             text.push_str(&format!("  {}\n", clean(line)));
         }
+        if let Some(line) = view.memory.as_ref().and_then(MemoryView::line) {
+            text.push_str(&line);
+        }
         if view.sessions.is_empty() {
             text.push_str("  no sessions\n");
         } else {
@@ -164,6 +177,22 @@ fn page(instances: &[&Value]) -> Result<String> {
         text.push('\n');
     }
     Ok(text)
+}
+
+impl MemoryView {
+    /// Worth a line when it is nearly all in use, or was.
+    fn line(&self) -> Option<String> {
+        let Self { budget_bytes, used_bytes, shed_sessions } = self;
+        let told = *shed_sessions > 0 || *used_bytes >= budget_bytes / 4 * 3;
+        told.then(|| {
+            format!(
+                "  memory of sessions: {} of {} bytes (--memory); given up to make room: {}\n",
+                grouped(*used_bytes),
+                grouped(*budget_bytes),
+                grouped(*shed_sessions)
+            )
+        })
+    }
 }
 
 fn kept(view: &KeeperView) -> String {

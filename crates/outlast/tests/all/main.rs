@@ -39,5 +39,6 @@ mod run_upgrade_ends;
 mod segments;
 mod splice;
 mod stopping;
+mod strangers;
 mod transparent;
 mod watcher;

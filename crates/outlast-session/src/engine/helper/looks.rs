@@ -1,5 +1,6 @@
 //! How the helper looks at one session.
 
+use super::super::memory::ROOM_BYTES_FIRST;
 use super::super::{Engine, Farewell, Link};
 use crate::proto::LinkMode;
 use mio::Interest;
@@ -28,6 +29,7 @@ impl Engine {
         let room = {
             let mut tx = self.tx();
             self.learn_acked(&mut tx);
+            self.want_room(&mut tx, 1);
             tx.sender.room_bytes() > 0
         };
         if room || self.is_over() {
@@ -56,6 +58,10 @@ impl Engine {
                 tx.hold = None;
             }
             tx.sender.shrink();
+            if tx.link.as_ref().is_none_or(|link| link.mode() != LinkMode::Window) {
+                // Whoever has much to send again asks again.
+                Self::limit_room(&mut tx, ROOM_BYTES_FIRST);
+            }
         }
         let idle = match &tx.link {
             Some(link) if !acked => {

@@ -3,7 +3,7 @@
 use super::super::server::Acceptor;
 use super::super::silence::Silences;
 use super::super::udp::{Mailbox, REPEAT};
-use super::super::{Engine, Link};
+use super::super::{Engine, Link, memory};
 use super::looks::Idle;
 use super::{Helper, Repeated, WAKE};
 use crate::sys::RouteWatch;
@@ -208,6 +208,7 @@ impl Thread {
         if Instant::now() >= self.next_idle_check {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
             self.check_idle();
+            memory::look();
             self.acceptors.retain(|acceptor| acceptor.upgrade().is_some_and(|acceptor| acceptor.expire()));
             self.clients.retain(|client| client.strong_count() > 0);
         }
@@ -239,7 +240,9 @@ impl Thread {
         }
         // A datagram takes nothing along, such as a Welcome without which it does not count (PROTOCOL 5.5).
         engine.flush();
-        if engine.writer_waits.load(Ordering::Acquire) && !engine.make_room() {
+        // Without a link nothing makes room; the next one wakes the writer.
+        let waits = engine.writer_waits.load(Ordering::Acquire) && engine.link().is_some();
+        if waits && !engine.make_room() {
             // Look again at the next tick: the application has nothing else to wait for.
             self.helper.flush_soon(engine);
         }

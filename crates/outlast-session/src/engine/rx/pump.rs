@@ -50,7 +50,7 @@ impl Engine {
             let framed = rx.receiver.is_framed();
             // Behind the end of a framed stream there are still acknowledgements.
             let complete = rx.receiver.is_complete() && !framed;
-            if rx.failure.is_some() || rx.backlog_bytes >= rx.backlog_bytes_max || complete {
+            if rx.failure.is_some() || rx.backlog_bytes >= self.backlog_bytes_max() || complete {
                 return false;
             }
             let Some(link) = rx.link.clone() else { return false };

@@ -1,9 +1,10 @@
 //! What a listener's table hears of its sessions.
 
 use super::super::abort::reason_for_peer;
-use super::super::{Engine, Helper, Hooks};
+use super::super::{Engine, Helper, Hooks, memory};
 use super::Acceptor;
 use crate::error::Error;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// Books what happens to a server's session.
@@ -22,7 +23,13 @@ impl Hooks for ServerHooks {
         let epoch = engine.ctl().epoch;
         let now = acceptor.now();
         acceptor.registry.lock().detach(&engine.id, epoch, now);
+        if acceptor.closed.load(Ordering::SeqCst) {
+            // Somebody still shakes hands; nobody will in a moment.
+            engine.fail(Error::Closed { id: engine.id });
+            return;
+        }
         Helper::get().watch_expiry(&acceptor);
+        memory::look();
     }
 
     fn over(&self, engine: &Arc<Engine>) {

@@ -18,6 +18,7 @@ impl Engine {
         self.put_back(tx);
         if tx.sender.room_bytes() < bytes_max {
             self.learn_acked(tx);
+            self.want_room(tx, bytes_max);
         }
         Ok(tx.sender.reserve(bytes_max))
     }

@@ -1,14 +1,14 @@
 //! Who counts as one peer, and how many sessions each has.
 
 use alloc::collections::BTreeMap;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// What quotas count by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct PeerName(IpAddr);
+pub(in crate::proto) struct PeerName(IpAddr);
 
 impl PeerName {
-    pub(super) const fn of(address: IpAddr) -> Self {
+    pub(in crate::proto) const fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(address) => {
                 // RFC 4291, 2.5.1: the other half names an interface, and whoever has the network chooses it.
@@ -17,6 +17,27 @@ impl PeerName {
             }
             v4 => Self(v4),
         }
+    }
+}
+
+/// What shares are counted by, where one peer's limit is not enough: an IPv4 network of 24 bits, an IPv6 network of 48.
+/// That much is easily had at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(IpAddr);
+
+impl Block {
+    /// The block of an address.
+    pub const fn of(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let [a, b, c, _] = address.octets();
+                IpAddr::V4(Ipv4Addr::new(a, b, c, 0))
+            }
+            IpAddr::V6(address) => {
+                let [a, b, c, ..] = address.segments();
+                IpAddr::V6(Ipv6Addr::new(a, b, c, 0, 0, 0, 0, 0))
+            }
+        })
     }
 }
 
@@ -30,36 +51,52 @@ pub(super) struct PeerCounts {
 
 /// Everybody who has sessions.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Peers(BTreeMap<PeerName, PeerCounts>);
+pub(super) struct Peers {
+    peers: BTreeMap<PeerName, PeerCounts>,
+    blocks: BTreeMap<Block, usize>,
+}
 
 impl Peers {
     pub(super) fn of(&self, peer: PeerName) -> PeerCounts {
-        self.0.get(&peer).copied().unwrap_or_default()
+        self.peers.get(&peer).copied().unwrap_or_default()
+    }
+
+    /// Sessions of all peers of a block.
+    pub(super) fn in_block(&self, block: Block) -> usize {
+        self.blocks.get(&block).copied().unwrap_or_default()
     }
 
     /// One more session.
     pub(super) fn enter(&mut self, peer: PeerName) {
-        self.0.entry(peer).or_default().sessions += 1;
+        self.peers.entry(peer).or_default().sessions += 1;
+        *self.blocks.entry(Block::of(peer.0)).or_default() += 1;
     }
 
     /// One session less; it is not detached.
     pub(super) fn leave(&mut self, peer: PeerName) {
-        if let Some(counts) = self.0.get_mut(&peer) {
+        if let Some(counts) = self.peers.get_mut(&peer) {
             counts.sessions -= 1;
             if counts.sessions == 0 {
-                self.0.remove(&peer);
+                self.peers.remove(&peer);
+            }
+        }
+        let block = Block::of(peer.0);
+        if let Some(sessions) = self.blocks.get_mut(&block) {
+            *sessions -= 1;
+            if *sessions == 0 {
+                self.blocks.remove(&block);
             }
         }
     }
 
     /// One of the peer's sessions has lost its link.
     pub(super) fn detach(&mut self, peer: PeerName) {
-        self.0.entry(peer).or_default().detached += 1;
+        self.peers.entry(peer).or_default().detached += 1;
     }
 
     /// One of them has a link again, or is about to leave.
     pub(super) fn attach(&mut self, peer: PeerName) {
-        if let Some(counts) = self.0.get_mut(&peer) {
+        if let Some(counts) = self.peers.get_mut(&peer) {
             counts.detached -= 1;
         }
     }

@@ -450,3 +450,39 @@ fn check(registry: &Registry<u8>, model: &Model) {
         assert_eq!(counts.detached, of_peer.filter(|known| known.2.is_some()).count());
     }
 }
+
+#[test]
+fn only_sessions_without_a_link_are_shed_and_latecomers_are_told() {
+    let mut registry = Registry::new(limits());
+    registry.insert(id(1), 10, 1, PEER).unwrap();
+    assert_eq!(registry.shed(&id(1), at(1)), None, "it has a link");
+    registry.detach(&id(1), 1, at(1));
+    registry.attach(&id(1), 2, PEER).unwrap();
+    assert_eq!(registry.shed(&id(1), at(1)), None, "it has a link again");
+    registry.detach(&id(1), 2, at(2));
+    assert_eq!(registry.shed(&id(1), at(2)), Some(10));
+    assert_eq!(registry.shed(&id(1), at(2)), None);
+    assert_eq!(refusal(decide(&mut registry, 3, &resume(1, 3))), Refusal::Expired);
+    assert!(registry.is_empty() && !registry.knows(PEER));
+    assert_eq!(registry.stats().expired, 1);
+}
+
+/// When places are short a block has its share only, however many addresses it has; resumes are none of that.
+#[test]
+fn a_block_has_its_share() {
+    let mut registry = Registry::new(limits());
+    registry.insert(id(1), 10, 1, PEER).unwrap();
+    registry.insert(id(2), 20, 1, OTHER_PEER).unwrap();
+    assert!(registry.knows(PEER) && registry.knows(OTHER_PEER));
+    let short = Policy { sessions_per_block_max: 2, ..Policy::default() };
+    let mut opens = |from: [u8; 4], hello: &Hello| {
+        registry.decide(at(0), hello, IpAddr::from(from), Auth::Proven, DIRECT, &short)
+    };
+    assert_eq!(refusal(opens([192, 0, 2, 3], &opening(3))), Refusal::Busy { retry_after_ms: 1000 });
+    assert_eq!(opens([192, 0, 3, 3], &opening(3)), Decision::Create);
+    assert_eq!(opens([192, 0, 2, 3], &resume(1, 2)), Decision::Resume(10));
+    registry.end(&id(2), 0, None, at(1));
+    let decision =
+        registry.decide(at(1), &opening(3), IpAddr::from([192, 0, 2, 3]), Auth::Proven, DIRECT, &short);
+    assert_eq!(decision, Decision::Create);
+}

@@ -1,0 +1,284 @@
+//! The process's memory for sessions: counted where buffers change hands, and kept within a budget.
+//!
+//! What is counted: rings, inboxes, backlogs, and what the receive queues of frozen links hold. A write never is; only
+//! a ring that is full asks whether it may grow.
+
+use super::pool::pool_bytes;
+use super::server::Acceptor;
+use super::{Engine, Role, Tx};
+use crate::error::Error;
+use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Holder, LinkMode};
+use crate::sys;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// The budget is this, or a quarter of the memory if that is less.
+const BUDGET_BYTES_MAX: u64 = 1 << 30;
+/// A link with more than that to be sent has what it can take.
+const PENDING_BYTES_MAX: u64 = 512 << 10;
+/// Sessions are looked through so often at most.
+const LOOK_PAUSE_MS: u64 = 50;
+
+/// 0: not asked yet.
+static BUDGET_BYTES: AtomicU64 = AtomicU64::new(0);
+/// Received bytes that are left in the kernel, in queues of links that are gone.
+static FROZEN_BYTES: AtomicU64 = AtomicU64::new(0);
+static SHED_SESSIONS: AtomicU64 = AtomicU64::new(0);
+static SHED_BYTES: AtomicU64 = AtomicU64::new(0);
+static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
+/// It was said that there is not enough, and not yet that there is enough again.
+static SAID_SCARCE: AtomicBool = AtomicBool::new(false);
+static ACCEPTORS: Mutex<Vec<Weak<Acceptor>>> = Mutex::new(Vec::new());
+
+/// What the sessions of this process hold in memory, together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// How much they may hold.
+    pub budget_bytes: u64,
+    /// How much they hold.
+    pub used_bytes: u64,
+    /// Sessions without a link that were given up to make room, since the start.
+    pub shed_sessions: u64,
+    /// What those held.
+    pub shed_bytes: u64,
+}
+
+impl Memory {
+    /// How it is now.
+    pub fn now() -> Self {
+        Self {
+            budget_bytes: budget().bytes,
+            used_bytes: used_bytes(),
+            shed_sessions: SHED_SESSIONS.load(Ordering::Relaxed),
+            shed_bytes: SHED_BYTES.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets the budget of this process. By default it is a quarter of the memory or 1 GiB, whichever is less.
+    ///
+    /// When it is nearly in use, listeners take no new sessions from networks that hold much, buffers stay small, and
+    /// sessions without a link are given up. A session with a link never is.
+    pub fn set_budget(bytes: u64) {
+        BUDGET_BYTES.store(bytes.max(1), Ordering::Relaxed);
+    }
+}
+
+fn budget() -> Budget {
+    let bytes = match BUDGET_BYTES.load(Ordering::Relaxed) {
+        0 => {
+            let bytes = sys::memory_bytes().map_or(BUDGET_BYTES_MAX, |all| (all / 4).min(BUDGET_BYTES_MAX));
+            BUDGET_BYTES.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    };
+    Budget { bytes }
+}
+
+fn used_bytes() -> u64 {
+    pool_bytes() + FROZEN_BYTES.load(Ordering::Relaxed)
+}
+
+/// Whether rings must stay small, and openings are looked at closely.
+pub(super) fn is_scarce() -> bool {
+    budget().is_scarce(used_bytes())
+}
+
+/// Bytes that a frozen link's queue holds, for as long as it does.
+#[derive(Debug)]
+pub(crate) struct FrozenBytes(u64);
+
+impl FrozenBytes {
+    pub(super) fn new(bytes: u64) -> Self {
+        FROZEN_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        Self(bytes)
+    }
+}
+
+impl Drop for FrozenBytes {
+    fn drop(&mut self) {
+        FROZEN_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// What each block held when last looked at, and whether an opening had to be refused since.
+#[derive(Debug, Default)]
+pub(super) struct Shares(Mutex<BTreeMap<Block, u64>>, AtomicBool);
+
+impl Engine {
+    /// A ring that has no room for `bytes` more may have it if there is memory.
+    pub(super) fn want_room(&self, tx: &mut Tx, bytes: usize) {
+        let bytes = bytes.max(1);
+        let capacity = tx.sender.retain_bytes_max();
+        if tx.sender.room_bytes() >= bytes {
+            return;
+        }
+        // Nobody may come back for it: a server takes no more than was under way.
+        if tx.link.is_none() && self.role == Role::Server {
+            return;
+        }
+        let most = self.room_bytes_max(tx, capacity);
+        if capacity >= most {
+            return;
+        }
+        let allowed = budget().buffer_bytes_max(used_bytes(), self.above_share.load(Ordering::Relaxed));
+        let allowed = allowed.min(most);
+        let wanted = tx.sender.retained_bytes().saturating_add(bytes).max(capacity.saturating_mul(2));
+        if wanted.min(allowed) > capacity {
+            tx.sender.set_retain_bytes_max(wanted.min(allowed));
+        }
+    }
+
+    /// The most that may be retained: as it is set, or as much as the kernel lets the link's send queue be.
+    fn room_bytes_max(&self, tx: &Tx, capacity: usize) -> usize {
+        let set = self.config.retain_bytes_max;
+        // More room is of no use to a link that does not take what is there.
+        if capacity < set || !self.config.retain_follows_path || tx.sender.pending_bytes() > PENDING_BYTES_MAX
+        {
+            return set;
+        }
+        let Some(link) = tx.link.as_ref().filter(|link| link.mode() != LinkMode::Window) else { return set };
+        let queue_bytes = sys::buffer_bytes(&**link).map_or(0, |(send, _)| send);
+        // What the peer's application has not read is retained, too, where that acknowledges.
+        let queues = if link.mode().is_acked_by_peer() { 2 } else { 1 };
+        let bytes = queue_bytes.saturating_mul(queues).saturating_add(BUFFER_BYTES_LEAST as u64);
+        usize::try_from(bytes).map_or(set, |bytes| bytes.max(set))
+    }
+
+    /// From now on at most so many bytes are retained, or as many as are.
+    pub(super) fn limit_room(tx: &mut Tx, bytes: usize) {
+        let on_the_way = tx.hold.as_ref().map_or(0, |hold| hold.way_bytes());
+        let least = tx.sender.retained_bytes().saturating_add(on_the_way);
+        let limit = bytes.max(least);
+        if limit < tx.sender.retain_bytes_max() {
+            tx.sender.set_retain_bytes_max(limit);
+        }
+    }
+
+    /// As many bytes of input may be taken in for an application that does not read.
+    pub(super) fn backlog_bytes_max(&self) -> u64 {
+        let above_share = self.above_share.load(Ordering::Relaxed);
+        let allowed = budget().buffer_bytes_max(used_bytes(), above_share);
+        allowed.min(self.config.retain_bytes_max) as u64
+    }
+
+    /// What the session holds, as far as can be told without waiting for a reader or a writer.
+    fn held_bytes(&self) -> u64 {
+        let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);
+        sending + self.rx.try_lock().map_or(0, |rx| rx.held_bytes())
+    }
+}
+
+impl Acceptor {
+    /// Has the memory of its sessions looked after.
+    pub(super) fn join_budget(&self) {
+        let mut acceptors = ACCEPTORS.lock();
+        acceptors.retain(|acceptor| acceptor.strong_count() > 0);
+        acceptors.push(self.this.clone());
+    }
+
+    /// Whether there is memory for one more session from this block.
+    pub(super) fn has_memory_for(&self, block: Block) -> bool {
+        let used_bytes = used_bytes();
+        let held_bytes = self.shares.0.lock().get(&block).copied().unwrap_or_default();
+        let admitted = budget().admits(used_bytes, held_bytes);
+        if !admitted {
+            self.shares.1.store(true, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    /// Looks at every session: what each block holds, who has to keep small, who has to go.
+    fn look_at_memory(&self) {
+        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
+        let mut holders = Vec::new();
+        let engines = self.engines();
+        let mut named = Vec::with_capacity(engines.len());
+        for engine in &engines {
+            let (peer, detached_for, released) = {
+                // Its link is just changing: another time, then.
+                let Some(ctl) = engine.ctl.try_lock() else { continue };
+                let peer = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer);
+                let detached_for = ctl.lost_at.filter(|_| ctl.link.is_none()).map(|at| at.elapsed());
+                (peer, detached_for, ctl.released)
+            };
+            let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
+            let held_bytes = engine.held_bytes();
+            *blocks.entry(block).or_default() += held_bytes;
+            if let Some(detached_for) = detached_for {
+                holders.push(Holder { id: engine.id, block, held_bytes, released, detached_for });
+            }
+            named.push((engine, block));
+        }
+        let budget = budget();
+        let used_bytes = used_bytes();
+        for (engine, block) in named {
+            let above_share = blocks.get(&block).is_some_and(|bytes| *bytes > budget.guaranteed_bytes());
+            engine.above_share.store(above_share, Ordering::Relaxed);
+            let most = budget.buffer_bytes_max(used_bytes, above_share);
+            // A writer may have it in hand for as long as it likes: another time, then.
+            let Some(mut tx) = engine.tx.try_lock() else { continue };
+            // A window is as large as the two kernels' buffers, whatever there is.
+            if tx.link.as_ref().is_none_or(|link| link.mode() != LinkMode::Window) {
+                Engine::limit_room(&mut tx, most);
+            }
+        }
+        let wanted = self.shares.1.swap(false, Ordering::Relaxed);
+        for id in budget.shed(used_bytes, wanted, &blocks, &holders) {
+            let held_bytes =
+                holders.iter().find(|holder| holder.id == id).map_or(0, |holder| holder.held_bytes);
+            // Only if it still has no link: a client that has just come back stays.
+            let Some(engine) = self.registry.lock().shed(&id, self.now()) else { continue };
+            SHED_SESSIONS.fetch_add(1, Ordering::Relaxed);
+            SHED_BYTES.fetch_add(held_bytes, Ordering::Relaxed);
+            let info = engine.info();
+            let without_link = Duration::from_millis(info.pause_now_ms.unwrap_or_default());
+            tracing::warn!(
+                session = %id, peer = ?info.peer_addr, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
+                budget_bytes = budget.bytes,
+                "given up to make room: it had no link, and the sessions of this process hold nearly all the memory that \
+                 they may (--memory)"
+            );
+            engine.fail(Error::Shed { id, held_bytes, unacked_bytes: info.unacked_bytes });
+        }
+        *self.shares.0.lock() = blocks;
+    }
+}
+
+/// Keeps the budget. Called often; does nothing while there is enough.
+pub(super) fn look() {
+    let scarce = is_scarce();
+    if SAID_SCARCE.swap(scarce, Ordering::Relaxed) != scarce {
+        let Memory { budget_bytes, used_bytes, .. } = Memory::now();
+        if scarce {
+            tracing::warn!(
+                used_bytes,
+                budget_bytes,
+                "sessions hold three quarters of the memory that they may (--memory): networks that hold much open no more \
+                 for now, buffers stay small"
+            );
+        } else {
+            tracing::info!(used_bytes, budget_bytes, "there is memory for sessions again");
+        }
+    }
+    if !scarce {
+        return;
+    }
+    let now_ms = sys::coarse_now_ms();
+    let looked_ms = LOOKED_MS.load(Ordering::Relaxed);
+    if now_ms.saturating_sub(looked_ms) < LOOK_PAUSE_MS
+        || LOOKED_MS.compare_exchange(looked_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_err()
+    {
+        return;
+    }
+    let acceptors: Vec<Arc<Acceptor>> = ACCEPTORS.lock().iter().filter_map(Weak::upgrade).collect();
+    for acceptor in acceptors {
+        acceptor.look_at_memory();
+    }
+}
+
+/// A session starts with this, and a server's without a link may fill it.
+pub(super) const ROOM_BYTES_FIRST: usize = BUFFER_BYTES_LEAST;

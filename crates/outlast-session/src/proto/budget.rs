@@ -1,0 +1,275 @@
+//! How much a process may hold for its sessions, and who makes room when that is nearly all in use.
+//!
+//! # Contract
+//! The shell counts bytes where buffers are taken and given back, and asks: whether a new session may be opened
+//! ([`Budget::admits`]), how large a session's buffer may grow ([`Budget::buffer_bytes_max`]), which sessions without
+//! a link have to go ([`Budget::shed`]). Nothing is remembered here.
+//!
+//! # Policy
+//! * Each [`Block`] of addresses is guaranteed 1/16 of the budget.
+//! * Below 3/4: every session may have what it is set to.
+//! * From 3/4 on blocks above their guarantee open no more sessions, and buffers of their sessions grow to 256 KiB
+//!   at most. From 9/10 on this holds for all blocks, and buffers grow to 64 KiB at most.
+//! * From 9/10 on sessions without a link are given up until 7/8 are in use; where openings had to be refused, from 3/4
+//!   on until 11/16 are. Only those of blocks above their guarantee, those of the block that holds most first; within it
+//!   those that hold more than 64 KiB before those that do not, then those that no application holds any more, then
+//!   those that have been without a link for longest. What such a session holds above 64 KiB counts double after an
+//!   hour.
+//! * A session with a link is never given up.
+
+use super::registry::Block;
+use super::wire::SessionId;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::time::Duration;
+
+/// What any session may have, however little there is left: enough to keep a link busy.
+pub const BUFFER_BYTES_LEAST: usize = 64 << 10;
+/// What a session may have when there is not much left.
+const BUFFER_BYTES_SCARCE: usize = 256 << 10;
+/// After so long without a link bytes weigh double.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// The bytes that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// All of them.
+    pub bytes: u64,
+}
+
+/// The descriptors that there are.
+///
+/// A session needs one for its link, and its application as a rule one more, or several while much passes. So
+/// openings end long before descriptors do: a session that is there must be able to get its next link, and one that
+/// was welcomed what it was opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    /// How many the process may have (`RLIMIT_NOFILE`).
+    pub most: u64,
+}
+
+impl Descriptors {
+    /// Whether one more session may be opened when so many are in use: up to three quarters.
+    pub fn admits(&self, used: u64) -> bool {
+        used < self.most / 4 * 3
+    }
+
+    /// How many sessions one [`Block`] may have when so many are in use: from half of them on, 1/16 of all, as each takes two.
+    pub fn sessions_per_block_max(&self, used: u64) -> usize {
+        if used < self.most / 2 {
+            return usize::MAX;
+        }
+        usize::try_from(self.most / 16).unwrap_or(usize::MAX).max(16)
+    }
+
+    /// How many connections that have not proved who they are there may be: 15 %.
+    pub fn places(&self, wanted: usize) -> usize {
+        let share = usize::try_from(self.most / 20 * 3).unwrap_or(usize::MAX);
+        wanted.min(share).max(16)
+    }
+}
+
+/// What a session without a link holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Which session.
+    pub id: SessionId,
+    /// Where its client was last.
+    pub block: Block,
+    /// How much it holds.
+    pub held_bytes: u64,
+    /// The application has let go of it.
+    pub released: bool,
+    /// How long it has been without a link.
+    pub detached_for: Duration,
+}
+
+impl Holder {
+    fn weight(&self) -> u64 {
+        let least = BUFFER_BYTES_LEAST as u64;
+        let above = self.held_bytes.saturating_sub(least);
+        if self.detached_for >= STALE { self.held_bytes.saturating_add(above) } else { self.held_bytes }
+    }
+}
+
+impl Budget {
+    /// What is guaranteed to each block.
+    pub fn guaranteed_bytes(&self) -> u64 {
+        self.bytes / 16
+    }
+
+    /// From here on not everybody gets everything.
+    pub fn is_scarce(&self, used_bytes: u64) -> bool {
+        used_bytes >= self.part(3, 4)
+    }
+
+    /// From here on sessions without a link are given up.
+    pub fn is_short(&self, used_bytes: u64) -> bool {
+        used_bytes >= self.part(9, 10)
+    }
+
+    /// Whether one more session may be opened from a block that holds so much.
+    pub fn admits(&self, used_bytes: u64, block_bytes: u64) -> bool {
+        !self.is_short(used_bytes) && (!self.is_scarce(used_bytes) || block_bytes <= self.guaranteed_bytes())
+    }
+
+    /// The largest buffer of a session. `above_share`: its block holds more than it is guaranteed.
+    pub fn buffer_bytes_max(&self, used_bytes: u64, above_share: bool) -> usize {
+        if self.is_short(used_bytes) {
+            BUFFER_BYTES_LEAST
+        } else if self.is_scarce(used_bytes) && above_share {
+            BUFFER_BYTES_SCARCE
+        } else {
+            usize::MAX
+        }
+    }
+
+    /// Who has to go, in this order. `wanted`: openings were refused for want of memory. `blocks`: what all sessions of a block hold, those with a link included.
+    pub fn shed(
+        &self,
+        used_bytes: u64,
+        wanted: bool,
+        blocks: &BTreeMap<Block, u64>,
+        holders: &[Holder],
+    ) -> Vec<SessionId> {
+        let mut gone = Vec::new();
+        let enough_bytes = match wanted {
+            true if self.is_scarce(used_bytes) => self.part(11, 16),
+            _ if self.is_short(used_bytes) => self.part(7, 8),
+            _ => return gone,
+        };
+        let mut excess_bytes = used_bytes.saturating_sub(enough_bytes);
+        // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
+        let mut weights = blocks.clone();
+        let mut lines: BTreeMap<Block, Vec<&Holder>> = BTreeMap::new();
+        for holder in holders.iter().filter(|holder| holder.held_bytes > 0) {
+            let weight = weights.entry(holder.block).or_default();
+            *weight = weight.saturating_add(holder.weight() - holder.held_bytes);
+            lines.entry(holder.block).or_default().push(holder);
+        }
+        for line in lines.values_mut() {
+            line.sort_by_key(|holder| {
+                let much = holder.held_bytes > BUFFER_BYTES_LEAST as u64;
+                (much, holder.released, holder.detached_for, Reverse(holder.id))
+            });
+        }
+        while excess_bytes > 0 {
+            let most = lines
+                .keys()
+                .filter_map(|block| Some((*weights.get(block)?, *block)))
+                .filter(|(weight, _)| *weight > self.guaranteed_bytes())
+                .max();
+            let Some((_, block)) = most else { break };
+            let Some(holder) = lines.get_mut(&block).and_then(Vec::pop) else {
+                lines.remove(&block);
+                continue;
+            };
+            if let Some(weight) = weights.get_mut(&block) {
+                *weight = weight.saturating_sub(holder.weight());
+            }
+            excess_bytes = excess_bytes.saturating_sub(holder.held_bytes);
+            gone.push(holder.id);
+        }
+        gone
+    }
+
+    fn part(&self, of: u64, parts: u64) -> u64 {
+        self.bytes / parts * of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::Ipv4Addr;
+
+    const MIB: u64 = 1 << 20;
+
+    fn block(number: u8) -> Block {
+        Block::of(Ipv4Addr::new(10, 0, number, 1).into())
+    }
+
+    fn holder(number: u8, of: u8, held_bytes: u64, detached_s: u64) -> Holder {
+        let detached_for = Duration::from_secs(detached_s);
+        let id = SessionId::from_bytes([number; 16]);
+        Holder { id, block: block(of), held_bytes, released: false, detached_for }
+    }
+
+    fn numbers(budget: Budget, used_bytes: u64, live: &[(u8, u64)], holders: &[Holder]) -> Vec<u8> {
+        let mut blocks: BTreeMap<Block, u64> = live.iter().map(|(of, bytes)| (block(*of), *bytes)).collect();
+        for holder in holders {
+            *blocks.entry(holder.block).or_default() += holder.held_bytes;
+        }
+        budget.shed(used_bytes, false, &blocks, holders).iter().map(|id| id.as_bytes()[0]).collect()
+    }
+
+    #[test]
+    fn nobody_goes_while_there_is_enough() {
+        let budget = Budget { bytes: 160 * MIB };
+        assert!(
+            budget.admits(119 * MIB, 119 * MIB) && budget.buffer_bytes_max(119 * MIB, true) == usize::MAX
+        );
+        assert!(!budget.admits(120 * MIB, 11 * MIB) && budget.admits(120 * MIB, 10 * MIB));
+        assert_eq!(budget.buffer_bytes_max(120 * MIB, true), 256 << 10);
+        assert_eq!(budget.buffer_bytes_max(120 * MIB, false), usize::MAX);
+        assert!(!budget.admits(144 * MIB, 0));
+        assert_eq!(budget.buffer_bytes_max(144 * MIB, false), 64 << 10);
+        assert!(numbers(budget, 143 * MIB, &[], &[holder(1, 1, 100 * MIB, 9)]).is_empty());
+    }
+
+    /// The block that holds most gives first, and stops at its guarantee; live sessions count and stay.
+    #[test]
+    fn who_holds_most_goes_first_and_the_guarantee_holds() {
+        let budget = Budget { bytes: 160 * MIB };
+        let mut holders = alloc::vec![holder(1, 1, 9 * MIB, 100), holder(2, 1, MIB, 900)];
+        // A block within its guarantee loses nothing, however short it gets.
+        assert!(numbers(budget, 160 * MIB, &[], &holders).is_empty());
+        // With what its live sessions hold it is above: the longest without a link first.
+        assert_eq!(numbers(budget, 160 * MIB, &[(1, 11 * MIB)], &holders), [2, 1]);
+        // Another block holds more: it gives until it holds less, and only as much as is needed.
+        holders.extend((10..40).map(|number| holder(number, 2, 4 * MIB, u64::from(number))));
+        assert_eq!(numbers(budget, 145 * MIB, &[(1, 11 * MIB)], &holders), [39, 38]);
+        // One that no application holds goes first in its block.
+        holders[5].released = true;
+        assert_eq!(numbers(budget, 145 * MIB, &[(1, 11 * MIB)], &holders), [13, 39]);
+    }
+
+    /// Where somebody was refused room is made sooner; who holds next to nothing goes last.
+    #[test]
+    fn who_is_refused_makes_those_go_that_hold_much() {
+        let budget = Budget { bytes: 160 * MIB };
+        let holders = [holder(1, 1, 60 << 10, 9_000), holder(2, 1, 15 * MIB, 5), holder(3, 1, 15 * MIB, 9)];
+        let blocks = BTreeMap::from([(block(1), 125 * MIB)]);
+        let gone = |used_bytes, wanted| -> Vec<u8> {
+            let gone = budget.shed(used_bytes, wanted, &blocks, &holders);
+            gone.iter().map(|id| id.as_bytes()[0]).collect()
+        };
+        assert!(gone(119 * MIB, true).is_empty() && gone(125 * MIB, false).is_empty());
+        assert_eq!(gone(125 * MIB, true), [3]);
+        assert_eq!(gone(135 * MIB, true), [3, 2]);
+        assert_eq!(gone(145 * MIB, true), [3, 2, 1]);
+    }
+
+    #[test]
+    fn openings_end_before_descriptors_do() {
+        let files = Descriptors { most: 20_000 };
+        assert!(files.admits(14_999) && !files.admits(15_000));
+        assert_eq!(files.sessions_per_block_max(9_999), usize::MAX);
+        assert_eq!(files.sessions_per_block_max(10_000), 1_250);
+        assert_eq!((files.places(1024), files.places(10_000)), (1024, 3_000));
+        let few = Descriptors { most: 256 };
+        assert_eq!((few.sessions_per_block_max(200), few.places(1024)), (16, 36));
+        assert_eq!(Descriptors { most: u64::MAX }.places(1024), 1024);
+    }
+
+    #[test]
+    fn bytes_weigh_double_after_an_hour() {
+        let budget = Budget { bytes: 160 * MIB };
+        let fresh = holder(1, 1, 40 * MIB, 3599);
+        let stale = holder(2, 2, 30 * MIB, 3600);
+        assert_eq!(numbers(budget, 150 * MIB, &[], &[fresh, stale]), [2]);
+        let little = holder(3, 3, 60 << 10, 36_000);
+        assert_eq!(little.weight(), 60 << 10);
+    }
+}

@@ -1,0 +1,95 @@
+//! Nobody uses up the descriptors of a process: openings end first, and those that are there go on.
+
+use super::floods::descriptors;
+use super::raw::{Raw, Victim, bytes_of, fresh_id, hello, newcomer};
+use crate::common::{quick, within};
+use outlast_session::proto::{Message, Refusal};
+use outlast_session::{Config, blocking};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+/// The limit is the process's: a process of its own for the test of this name.
+fn alone(name: &str, test: fn()) {
+    const CHILD: &str = "OUTLAST_TEST_ALONE";
+    if std::env::var_os(CHILD).is_some() {
+        return within(test);
+    }
+    let path = format!("attacks::descriptors::{name}");
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([path.as_str(), "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn limit_descriptors(most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the pointer is to a live variable of the right type; nothing else runs in this process.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+fn resume(session: &mut blocking::Session) {
+    while !session.passivate().unwrap() {
+        std::thread::yield_now();
+    }
+    session.write_all(b"again").unwrap();
+    let mut echo = [0; 5];
+    session.read_exact(&mut echo).unwrap();
+}
+
+/// New sessions are refused before their Welcome while there is still enough for those that are there.
+#[test]
+fn openings_end_before_descriptors_do() {
+    alone("openings_end_before_descriptors_do", || {
+        limit_descriptors(400);
+        let victim = Victim::new(quick());
+        let config = Arc::new(quick());
+        let mut session = newcomer(victim.address(), &config).unwrap();
+        let mut open = Vec::new();
+        let refused = loop {
+            let mut raw = Raw::connect(victim.address());
+            raw.say(&bytes_of(&hello(fresh_id())));
+            match raw.hear() {
+                Some(Message::Welcome(_)) => open.push(raw),
+                Some(Message::Refuse(refuse)) => break refuse.refusal,
+                other => panic!("{other:?} after {}", open.len()),
+            }
+        };
+        assert!(matches!(refused, Refusal::Busy { .. }), "{refused:?}");
+        assert!(descriptors() < 350, "{} of 400", descriptors());
+        for _ in 0..3 {
+            resume(&mut session);
+        }
+        // A block, and this is one, has its share only: room for others is left.
+        assert!(descriptors() < 310, "{} of 400", descriptors());
+        drop(open);
+        for info in victim.listener.sessions() {
+            if info.pause_now_ms.is_some() {
+                victim.listener.kill(&info.id);
+            }
+        }
+        victim.unharmed();
+    });
+}
+
+/// Where there is really none left, a client is told so at once, and tries again.
+#[test]
+fn without_any_descriptor_clients_are_told() {
+    alone("without_any_descriptor_clients_are_told", || {
+        limit_descriptors(300);
+        let config = Config { handshakes_max: 16, ..quick() };
+        let victim = Victim::new(config);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        // All that there are, but the one that the listener keeps.
+        let taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        socket.connect(&victim.address().into()).unwrap();
+        let mut raw = Raw::over(std::net::TcpStream::from(socket));
+        raw.say(&bytes_of(&hello(fresh_id())));
+        let told = raw.verdict();
+        drop(taken);
+        assert!(matches!(told, Some(Refusal::Busy { .. })), "{told:?}");
+        victim.unharmed();
+    });
+}

@@ -1,0 +1,154 @@
+//! Clients that open sessions to a service that has much to say, and leave.
+
+use super::ALONE;
+use super::floods::many_descriptors;
+use super::raw::{Raw, bytes_of, fresh_id, hello};
+use crate::common::{quick, within};
+use outlast_session::proto::{FrameHeader, Intent, Message, Refusal};
+use outlast_session::{Config, Memory, Targets, blocking};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BUDGET_BYTES: u64 = 32 << 20;
+
+/// Serves zeroes without end, and an echo to whoever says "echo".
+fn serve(listener: &Arc<blocking::Listener>) {
+    let listener = listener.clone();
+    std::thread::spawn(move || {
+        while let Ok(mut session) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut four = [0; 4];
+                session.read_exact(&mut four)?;
+                let echo = &four == b"echo";
+                let zeroes = vec![0; 64 << 10];
+                loop {
+                    if echo {
+                        session.write_all(&four)?;
+                        session.read_exact(&mut four)?;
+                    } else {
+                        session.write_all(&zeroes)?;
+                    }
+                }
+                #[allow(unreachable_code)]
+                std::io::Result::Ok(())
+            });
+        }
+    });
+}
+
+/// A connection from a network of its own.
+fn from(block: u8, target: SocketAddr) -> Raw {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 9, block, 1), 0)).into()).unwrap();
+    // What is not read stays at the server.
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(&target.into()).unwrap();
+    Raw::over(std::net::TcpStream::from(socket))
+}
+
+/// Hundreds of sessions that ask for a download and are abandoned, or read nothing: what they hold stays within the
+/// budget, those without a link make room, and live sessions of others see nothing of it.
+#[test]
+fn what_abandoned_sessions_hold_is_bounded() {
+    let _alone = ALONE.write();
+    within(|| {
+        many_descriptors();
+        Memory::set_budget(BUDGET_BYTES);
+        let config = Arc::new(Config { retain_bytes_max: 4 << 20, ..quick() });
+        let listener = Arc::new(blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap());
+        serve(&listener);
+        let address = listener.local_addr();
+        let connect = |first: &[u8]| {
+            let mut session = blocking::Session::connect_with(&Targets::from(address), &config).unwrap();
+            session.write_all(first).unwrap();
+            session
+        };
+        let mut live = connect(b"echo");
+        let mut download = connect(b"give");
+        let mut four = [0; 4];
+        live.read_exact(&mut four).unwrap();
+        let mut first = None;
+        let mut standing = Vec::new();
+        let mut refused = 0;
+        for number in 0..200u8 {
+            let mut raw = from(1 + number % 2, address);
+            let id = fresh_id();
+            raw.say(&bytes_of(&hello(id)));
+            match raw.hear() {
+                Some(Message::Welcome(_)) => {}
+                Some(Message::Refuse(refuse)) => {
+                    assert!(matches!(refuse.refusal, Refusal::Busy { .. }), "{:?}", refuse.refusal);
+                    refused += 1;
+                    continue;
+                }
+                other => panic!("{other:?}"),
+            }
+            // A frame of data: "give".
+            let mut frame = FrameHeader::data(4, 0).encode().to_vec();
+            frame.extend_from_slice(b"give");
+            raw.say(&frame);
+            std::thread::sleep(Duration::from_millis(2));
+            if number % 4 == 0 {
+                standing.push(raw);
+            } else {
+                first.get_or_insert(id);
+            }
+            // The honest go on all the while.
+            live.write_all(&four).unwrap();
+            live.read_exact(&mut four).unwrap();
+            let mut piece = vec![1; 64 << 10];
+            download.read_exact(&mut piece).unwrap();
+            assert!(piece.iter().all(|byte| *byte == 0));
+            let memory = Memory::now();
+            assert!(memory.used_bytes <= BUDGET_BYTES, "{memory:?} after {number}");
+        }
+        println!("{refused} refused, {:?}", Memory::now());
+        assert_eq!((live.info().outages, download.info().outages), (0, 0));
+        // Those from elsewhere still get in.
+        let mut elsewhere = connect(b"echo");
+        elsewhere.read_exact(&mut four).unwrap();
+        // Some have made room, and a client that comes back then is told that it is too late.
+        assert!(Memory::now().shed_sessions > 0);
+        let first = first.unwrap();
+        if !listener.sessions().iter().any(|info| info.id == first) {
+            let mut late = hello(first);
+            (late.intent, late.epoch) = (Intent::Resume, 2);
+            let mut raw = from(1, address);
+            raw.say(&bytes_of(&late));
+            assert_eq!(raw.verdict(), Some(Refusal::Expired));
+        }
+        drop(standing);
+    });
+}
+
+/// A session that has lost its link takes no more from its service than was under way, or one small buffer.
+#[test]
+fn without_a_link_a_session_takes_no_more() {
+    let _alone = ALONE.write();
+    within(|| {
+        let config = Arc::new(Config { retain_bytes_max: 4 << 20, ..quick() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut raw = Raw::connect(listener.local_addr());
+        raw.say(&bytes_of(&hello(fresh_id())));
+        assert!(matches!(raw.hear(), Some(Message::Welcome(_))));
+        let session = listener.accept().unwrap();
+        drop(raw);
+        while session.info().pause_now_ms.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut writer = session.clone();
+        std::thread::spawn(move || {
+            let block = [7; 4096];
+            while writer.write_all(&block).is_ok() {}
+        });
+        let mut before = u64::MAX;
+        while session.info().unacked_bytes != before {
+            before = session.info().unacked_bytes;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(before, 64 << 10);
+        session.kill();
+    });
+}
