@@ -161,8 +161,9 @@ mod tests {
             drop(secret);
             assert_eq!(*clone, vec![7; bytes], "the clone has it still");
         }
-        let all: Vec<Secret> = (0..5000).map(|n| Secret::fill(32, |out| out.fill(n as u8))).collect();
-        assert!(all.iter().enumerate().all(|(n, secret)| **secret == [n as u8; 32]));
+        let byte = |n: usize| n.to_le_bytes()[0];
+        let all: Vec<Secret> = (0..5000).map(|n| Secret::fill(32, |out| out.fill(byte(n)))).collect();
+        assert!(all.iter().enumerate().all(|(n, secret)| **secret == [byte(n); 32]));
         drop(all);
         assert!(FREE.lock().iter().take(100).all(|slot| {
             // SAFETY: a free slot is mapped, and nobody writes to it while the list is locked.

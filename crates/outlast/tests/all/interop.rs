@@ -1,6 +1,11 @@
 //! A peer in Python that was written from PROTOCOL.md alone, against the real binary: what the document says is enough,
 //! and what we do is what it says. In both roles, while the peer breaks links.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a failed expectation is the message of a test"
+)]
 
 use crate::common::{KEY, Outlast, command, echo, ended, folder, pattern, secret_file};
 use std::io::{BufRead, BufReader, Read, Write};

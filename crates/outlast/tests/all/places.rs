@@ -1,6 +1,11 @@
 //! Where instances are found: wherever their user's surroundings have put them, and whatever other users do in /tmp.
 //! In a mount namespace with a /tmp and a /run of its own.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a failed expectation is the message of a test"
+)]
 
 use std::process::Command;
 

@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn keys_that_people_make_up_are_refused() {
-        let counting: [u8; 32] = core::array::from_fn(|n| n as u8);
-        let sevens: [u8; 32] = core::array::from_fn(|n| (n * 7) as u8);
+        let counting: [u8; 32] = core::array::from_fn(|n| n.to_le_bytes()[0]);
+        let sevens: [u8; 32] = core::array::from_fn(|n| (n * 7).to_le_bytes()[0]);
         for text in [
             hex(&[0; 32]),
             hex(&[0xab; 16]),
@@ -94,7 +94,7 @@ mod tests {
             let mut z = state;
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) as u8
+            (z ^ (z >> 31)).to_le_bytes()[0]
         };
         let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         for round in 0..5_000 {
