@@ -22,10 +22,13 @@ use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// So many refusals of an opening for a path that is not direct are believed.
 const NOT_DIRECT_MAX: u32 = 3;
+
+/// So many addresses are remembered for being silent.
+const PUT_OFF_MAX: usize = 64;
 
 /// What the attempts of one session remember from each other.
 #[derive(Debug)]
@@ -41,6 +44,14 @@ pub(crate) struct ClientState {
     pub(super) owed_abort: Option<String>,
     /// Openings that were refused because the path seemed not to be direct.
     not_direct: u32,
+    /// A link of mode `kernel` was welcomed: there was a direct path.
+    was_direct: bool,
+    /// Refusals in a row of links that the mode `auto` wanted to be `kernel` again.
+    fallbacks: u32,
+    /// Addresses that took a connection and gave no answer: they are tried when no other works.
+    put_off: Vec<SocketAddr>,
+    /// The server has asked for some time.
+    pub(super) not_before: Option<Instant>,
     /// Where links are made, if threads make them.
     pub(super) place: Option<Arc<Place>>,
 }
@@ -60,6 +71,10 @@ impl ClientState {
             open_nonce: rand::rng().random(),
             owed_abort: None,
             not_direct: 0,
+            was_direct: false,
+            fallbacks: 0,
+            put_off: Vec::new(),
+            not_before: None,
             place: None,
         }
     }
@@ -67,6 +82,34 @@ impl ClientState {
     /// Whether the server has to be told that the session was given up.
     pub(crate) fn owes_abort(&self) -> bool {
         self.owed_abort.is_some()
+    }
+
+    /// The server has welcomed a link. Whether the next one is `kernel` again.
+    pub(super) fn welcomed(&mut self, link: &Link) -> bool {
+        self.put_off.retain(|address| *address != link.peer_addr);
+        match link.mode() {
+            LinkMode::Kernel if self.auto => {
+                self.was_direct = true;
+                self.fallbacks = 0;
+                false
+            }
+            // PROTOCOL 7.3: a lost SYN spoils the proof, and the next one may not be lost.
+            LinkMode::Inband if !self.auto && self.was_direct && self.fallbacks < NOT_DIRECT_MAX => {
+                self.auto = true;
+                self.mode = LinkMode::Kernel;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The path is not direct, or seems not to be.
+    fn fall_back(&mut self) {
+        if self.auto {
+            self.fallbacks += 1;
+        }
+        self.auto = false;
+        self.mode = LinkMode::Inband;
     }
 
     /// The number of the next link.
@@ -147,6 +190,11 @@ pub(crate) enum Verdict {
         /// Not before so long has passed; zero: at once.
         after: Duration,
     },
+    /// No answer came: try the other addresses, then again.
+    Elsewhere {
+        /// Why this attempt failed.
+        error: String,
+    },
     /// The session has failed.
     Fatal(Error),
 }
@@ -185,7 +233,7 @@ impl Engine {
             };
             // Found on the old link: it may want another mode, or be the end of the session.
             drop(ctl);
-            self.no_welcome(answer, &old);
+            self.act_on_refusal(answer, &old);
         }
     }
 
@@ -321,7 +369,8 @@ impl Engine {
                 verdict => return verdict,
             }
         }
-        Verdict::Again { error: cause, after: Duration::ZERO }
+        self.put_off_address(link.peer_addr);
+        Verdict::Elsewhere { error: cause }
     }
 
     fn client_welcomed(&self, welcomed: Welcomed, link: &Arc<Link>, shake: &Shake) -> Verdict {
@@ -346,7 +395,7 @@ impl Engine {
             });
         }
         ctl.key = welcomed.session_key.clone().or_else(|| ctl.key.take());
-        ctl.welcomed = true;
+        self.note_welcome(&mut ctl, link);
         ctl.peer_udp_port = welcome.udp_port;
         let peer = PeerPosition {
             next_offset: welcome.next_offset,
@@ -365,6 +414,27 @@ impl Engine {
                 drop(ctl);
                 self.fatal(error)
             }
+        }
+    }
+
+    /// The server has welcomed `link`.
+    pub(super) fn note_welcome(&self, ctl: &mut Ctl, link: &Link) {
+        ctl.welcomed = true;
+        if ctl.client.welcomed(link) {
+            tracing::info!(session = %self.id, "the next link tries kernel again");
+        }
+    }
+
+    /// Addresses that are tried when no other works.
+    pub(crate) fn put_off(&self) -> Vec<SocketAddr> {
+        self.ctl.lock().client.put_off.clone()
+    }
+
+    /// This address has taken a connection, and no answer came.
+    pub(super) fn put_off_address(&self, address: SocketAddr) {
+        let put_off = &mut self.ctl.lock().client.put_off;
+        if !put_off.contains(&address) && put_off.len() < PUT_OFF_MAX {
+            put_off.push(address);
         }
     }
 
@@ -403,11 +473,18 @@ impl Engine {
                 && self.config.ack == AckMode::Auto
                 && link.mode() != LinkMode::Inband
             {
-                if ctl.client.auto {
-                    tracing::info!(session = %self.id, peer = %link.peer_addr, "the path is not direct: using inband");
+                let (first, peer) = (ctl.client.auto, link.peer_addr);
+                ctl.client.fall_back();
+                if first && ctl.client.was_direct {
+                    let lasts = ctl.client.fallbacks >= NOT_DIRECT_MAX;
+                    let then = if lasts { "from now on" } else { "for the next link" };
+                    tracing::warn!(
+                        session = %self.id, %peer,
+                        "the path was direct, and the server cannot see that it still is: using inband {then}"
+                    );
+                } else if first {
+                    tracing::info!(session = %self.id, %peer, "the path is not direct: using inband");
                 }
-                ctl.client.auto = false;
-                ctl.client.mode = LinkMode::Inband;
                 return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal

@@ -83,7 +83,7 @@ fn answer(server: &mut TcpStream, link: &Link, bytes: &[u8]) {
 }
 
 fn assert_tries_again(verdict: &Verdict) {
-    let Verdict::Again { error, .. } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Elsewhere { error } = verdict else { panic!("{verdict:?}") };
     assert_eq!(error, "the handshake took too long");
 }
 

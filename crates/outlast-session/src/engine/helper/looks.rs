@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering;
 pub(super) enum Idle {
     /// In use: look again later.
     Busy,
+    /// The server does not answer the opening.
+    Unwelcome(Arc<Link>),
     /// Everything is acknowledged, or nothing can be learned.
     Forget,
     /// The link still owes acknowledgements: watch it.
@@ -43,6 +45,12 @@ impl Engine {
         let Some(mut tx) = self.tx.try_lock() else { return Idle::Busy };
         if let Some(link) = &tx.link {
             link.guard(self.config.detect_timeout);
+        }
+        if let Some(link) = &tx.link
+            && !tx.sender.is_confirmed()
+        {
+            // Nothing can be forgotten before the Welcome.
+            return if link.age() < self.config.handshake_timeout { Idle::Busy } else { Idle::Unwelcome(link.clone()) };
         }
         let end_offset = tx.sender.end_offset();
         if tx.idle_end_offset != end_offset {
