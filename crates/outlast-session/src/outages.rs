@@ -48,7 +48,7 @@ pub struct Outage {
     pub session: SessionId,
     /// Where its link led.
     pub peer: Option<SocketAddr>,
-    /// How long it has had no link, or had none.
+    /// How long it has had no link that works, or had none: from the last that is known to have passed.
     pub pause: Duration,
     /// Why there was no link, when that was last tried.
     pub reason: String,

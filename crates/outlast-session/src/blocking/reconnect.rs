@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict, gap_reached,
-    new_session_id,
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
+    gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::targets::Targets;
@@ -19,13 +19,16 @@ const CONNECT_UNDISTURBED: Duration = Duration::from_secs(1);
 /// And then looks so often whether something has.
 const CONNECT_LOOK: Duration = Duration::from_millis(100);
 
+/// Why a second link is not made.
+const ANSWERED: &str = "the present link answers";
+
 /// Opens a session on the first address that works.
 pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone() }));
     let mut attempts_left = 8u32;
     loop {
-        match attempt(&engine, targets, None) {
+        match attempt(&engine, targets, Attempt::default()) {
             Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
             Verdict::Again { error, .. } if engine.has_other_mode() && attempts_left > 0 => {
@@ -44,9 +47,8 @@ pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Eng
     Ok(engine)
 }
 
-/// One round over all addresses of all targets, those last that were silent before. One that is connecting when there
-/// was a reason for hurry since `hurry` was read is given up.
-fn attempt(engine: &Arc<Engine>, targets: &Targets, hurry: Option<u64>) -> Verdict {
+/// One round over all addresses of all targets, those last that were silent before.
+fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     let mut last = String::from("no address");
     if gap_reached(Gap::Attempts, engine) {
         return Verdict::Again { error: last, after: Duration::ZERO };
@@ -66,7 +68,7 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, hurry: Option<u64>) -> Verdi
             }
         };
         for address in addresses.filter(|address| put_off.contains(address) == late) {
-            match attempt_address(engine, target, address, hurry) {
+            match attempt_address(engine, target, address, kind) {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
                 Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
@@ -81,13 +83,13 @@ fn attempt_address(
     engine: &Arc<Engine>,
     target: &str,
     address: SocketAddr,
-    hurry: Option<u64>,
+    kind: Attempt,
 ) -> Result<Verdict> {
     let timeout = engine.config.handshake_timeout;
     let deadline = Instant::now() + timeout;
     let socket = engine.client_socket(address, false)?;
     engine.note_place(&socket);
-    let outrun = || hurry.is_some_and(|hurry| engine.is_hurried(hurry));
+    let outrun = || kind.is_outrun(engine);
     connect_within(&socket, address, timeout, outrun).map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket, target, address)?;
     let failed = |error: io::Error| Error::system("shake hands", &error);
@@ -107,6 +109,9 @@ fn attempt_address(
             }
             Err(error) => return Err(failed(error)),
         }
+    }
+    if kind.is_needless(engine) {
+        return Ok(Verdict::Again { error: ANSWERED.into(), after: Duration::ZERO });
     }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
@@ -190,6 +195,21 @@ impl Hooks for Reconnector {
         }
     }
 
+    fn stuck(&self, engine: &Arc<Engine>) {
+        if !engine.begin_reconnecting() {
+            return;
+        }
+        let shared = Arc::new((engine.clone(), self.targets.clone()));
+        let failed = shared.clone();
+        let work = move || connect_beside(&shared.0, &shared.1);
+        engine.start_thread("outlast-beside", Duration::ZERO, work, move |_| {
+            let (engine, targets) = &*failed;
+            if !engine.end_beside() {
+                start_to_reconnect(engine, targets, engine.outage(), THREAD_PAUSE_MAX);
+            }
+        });
+    }
+
     fn over(&self, engine: &Arc<Engine>) {
         if engine.owes_abort() {
             start_to_abort(engine, &self.targets, Instant::now() + ABORT_MAX, Duration::ZERO);
@@ -226,11 +246,23 @@ fn reconnect(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
     outage.wait(engine, outage.first_delay(engine));
     while !engine.is_over() {
         let hurry = outage.begin(engine);
-        let verdict = attempt(engine, targets, Some(hurry));
+        let verdict = attempt(engine, targets, Attempt::after(hurry));
         match outage.attempted(engine, targets, verdict) {
             Next::Nothing => return,
             Next::AttemptAfter(delay) => outage.wait(engine, delay),
         }
+    }
+}
+
+/// Tries a second link while the first one seems to be stuck. If that is lost meanwhile: until there is one.
+fn connect_beside(engine: &Arc<Engine>, targets: &Targets) {
+    let mut outage = engine.outage();
+    let hurry = outage.begin(engine);
+    match attempt(engine, targets, Attempt::beside(hurry)) {
+        Verdict::Installed => {}
+        Verdict::Fatal(error) => engine.fail(error),
+        _ if engine.end_beside() => {}
+        _ => reconnect(engine, targets, &mut outage),
     }
 }
 
@@ -252,7 +284,7 @@ fn start_to_abort(engine: &Arc<Engine>, targets: &Targets, deadline: Instant, af
 /// Tells the server that the session was given up, as long as there is hope.
 fn abort(engine: &Arc<Engine>, targets: &Targets, deadline: Instant) {
     let mut backoff = engine.backoff();
-    while let Verdict::Again { error, after } = attempt(engine, targets, None) {
+    while let Verdict::Again { error, after } = attempt(engine, targets, Attempt::default()) {
         let delay = backoff.next_delay().max(after);
         if Instant::now() + delay >= deadline {
             return untold(engine, &error);

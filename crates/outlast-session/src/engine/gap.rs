@@ -38,11 +38,7 @@ mod testing {
     static PLANNED: Mutex<Vec<(Gap, SessionId, Role, Deed)>> = Mutex::new(Vec::new());
 
     /// What happens the next time that `engine` comes to `gap`. Plans for the same gap happen one after the other.
-    pub(crate) fn next_time(
-        gap: Gap,
-        engine: &Engine,
-        deed: impl FnOnce() -> bool + Send + 'static,
-    ) {
+    pub(crate) fn next_time(gap: Gap, engine: &Engine, deed: impl FnOnce() -> bool + Send + 'static) {
         PLANNED.lock().push((gap, engine.id, engine.role, Box::new(deed)));
     }
 

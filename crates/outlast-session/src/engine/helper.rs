@@ -51,7 +51,8 @@ struct Requests {
 impl Requests {
     fn is_empty(&self) -> bool {
         // All of them, by name: the thread goes to sleep if there is none.
-        let Self { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } = self;
+        let Self { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
+            self;
         flush.is_empty()
             && idle.is_empty()
             && linger.is_empty()

@@ -36,13 +36,13 @@ mod udp;
 
 pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
+pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use gap::Gap;
 pub(crate) use gap::reached as gap_reached;
-pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use helper::Helper;
-pub(crate) use retrying::{Next, Outage};
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
+pub(crate) use retrying::{Attempt, Next, Outage};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use shaking::{Shaken, Shaking};
@@ -172,6 +172,8 @@ pub(crate) trait Hooks: Send + Sync + std::fmt::Debug {
     fn lost(&self, engine: &Arc<Engine>, epoch: u64);
     /// The session is over, in order or not.
     fn over(&self, engine: &Arc<Engine>);
+    /// The peer does not answer what was sent to it; the link is as good as it was otherwise.
+    fn stuck(&self, _engine: &Arc<Engine>) {}
     /// Addresses or routes of this host changed.
     fn network_changed(&self, _engine: &Arc<Engine>) {}
 }

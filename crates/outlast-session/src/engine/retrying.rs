@@ -1,7 +1,7 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
-use super::{Ctl, Engine, EventKind};
 use super::client::Verdict;
+use super::{Ctl, Engine, EventKind};
 use crate::config::{AckMode, Patience};
 use crate::error::Error;
 use crate::proto::State;
@@ -30,6 +30,16 @@ impl Engine {
         let mut ctl = self.ctl.lock();
         let over = ctl.life.is_over() || ctl.life.state() == State::Passive;
         !over && !std::mem::replace(&mut ctl.reconnecting, true)
+    }
+
+    /// An attempt beside the present link has come to nothing. True if that link is still there: nothing has to be done.
+    pub(crate) fn end_beside(&self) -> bool {
+        let mut ctl = self.ctl.lock();
+        let linked = ctl.link.is_some();
+        if linked {
+            ctl.reconnecting = false;
+        }
+        linked
     }
 
     /// What an outage remembers from one attempt to the next.
@@ -113,6 +123,37 @@ impl Engine {
         let tx = self.tx.lock();
         let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
         Error::PatienceExhausted { targets: targets.to_string(), patience, last, unacked_bytes }
+    }
+}
+
+/// What an attempt at a link depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Attempt {
+    /// If it is still connecting when there was another reason for hurry since, it is given up.
+    hurry: Option<u64>,
+    /// It is made beside a link that seems to be stuck: whichever answers first carries on.
+    beside: bool,
+}
+
+impl Attempt {
+    /// One for an outage.
+    pub(crate) fn after(hurry: u64) -> Self {
+        Self { hurry: Some(hurry), beside: false }
+    }
+
+    /// One beside the present link.
+    pub(crate) fn beside(hurry: u64) -> Self {
+        Self { hurry: Some(hurry), beside: true }
+    }
+
+    /// Whether to give it up before the new connection is a link.
+    pub(crate) fn is_outrun(self, engine: &Engine) -> bool {
+        self.hurry.is_some_and(|hurry| engine.is_hurried(hurry)) || self.is_needless(engine)
+    }
+
+    /// Whether the present link has answered meanwhile.
+    pub(crate) fn is_needless(self, engine: &Engine) -> bool {
+        self.beside && engine.link().is_some_and(|link| !link.is_dead() && !link.is_unanswered())
     }
 }
 

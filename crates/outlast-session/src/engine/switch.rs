@@ -366,10 +366,11 @@ impl Engine {
             self.learn_acked(&mut tx);
             // All that is left of it is that the server lets it go, on this link. A reader who is asleep with the lock
             // has not read the peer's end.
-            let through = tx.sender.is_delivered()
-                && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete());
+            let through =
+                tx.sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete());
             let quiet = ctl.life.state() == State::Connected
                 && !through
+                && !tx.sender.is_lent()
                 && !tx.sender.has_output()
                 && (tx.sender.acked_offset() == tx.sender.end_offset() || link.mode() == LinkMode::Window)
                 && (link.mode() != LinkMode::Window

@@ -87,6 +87,8 @@ pub(crate) struct TcpInfo {
     pub bytes_received: u64,
     /// Since when nothing has come from the peer, neither data nor an acknowledgement; in the kernel's ticks.
     pub silent_ms: u32,
+    /// How often in a row the same data was sent again, without an answer.
+    pub retransmits: u8,
     /// Keepalive probes, or probes of a window that was closed, without an answer.
     pub probes: u8,
     /// Handed to the socket and never sent.
@@ -136,6 +138,7 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
         rtt_us,
         bytes_received: raw.bytes_received,
         silent_ms: last_data_ms.min(last_ack_ms),
+        retransmits: raw.retransmits,
         probes: raw.probes,
         unsent_bytes: u64::from(raw.notsent_bytes),
         has_peer_ended,

@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Begun, Engine, Gap, Helper, Hooks, Link, Next, Role, Shake, Verdict, gap_reached,
-    new_session_id,
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
+    gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::sys;
@@ -21,6 +21,11 @@ const OPENINGS_MAX: u32 = 8;
 /// An attempt is left alone for so long, whatever happens to the network.
 const CONNECT_UNDISTURBED: Duration = Duration::from_secs(1);
 
+/// And then looks so often whether something has.
+const CONNECT_LOOK: Duration = Duration::from_millis(100);
+/// Why a second link is not made.
+const ANSWERED: &str = "the present link answers";
+
 /// Read at a time while hands are shaken.
 const HANDSHAKE_READ_BYTES: usize = 4096;
 
@@ -30,7 +35,7 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
     let mut last = String::new();
     for _ in 0..OPENINGS_MAX {
-        match attempt(&engine, targets, None).await {
+        match attempt(&engine, targets, Attempt::default()).await {
             Verdict::Installed => {
                 if config.watch_network {
                     Helper::get().watch_network(&engine);
@@ -51,9 +56,8 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
     Err(Error::Connect { targets: targets.to_string(), last })
 }
 
-/// One round over all addresses of all targets, those last that were silent before. One that is connecting when there
-/// was a reason for hurry since `hurry` was read is given up.
-async fn attempt(engine: &Arc<Engine>, targets: &Targets, hurry: Option<u64>) -> Verdict {
+/// One round over all addresses of all targets, those last that were silent before.
+async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     let mut last = String::from("no address");
     if gap_reached(Gap::Attempts, engine) {
         return Verdict::Again { error: last, after: Duration::ZERO };
@@ -73,7 +77,7 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, hurry: Option<u64>) ->
             }
         };
         for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
-            match attempt_address(engine, target, address, hurry).await {
+            match attempt_address(engine, target, address, kind).await {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
                 Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
@@ -88,14 +92,14 @@ async fn attempt_address(
     engine: &Arc<Engine>,
     target: &str,
     address: SocketAddr,
-    hurry: Option<u64>,
+    kind: Attempt,
 ) -> Result<Verdict> {
     let deadline = ::tokio::time::Instant::now() + engine.config.handshake_timeout;
     let failed = |error: io::Error| Error::system("shake hands", &error);
     let connecting = ::tokio::select! {
         linked = timeout_at(deadline, connect_link(engine, target, address)) => linked,
         // The SYN may have gone a way that is no more: the next one need not.
-        () = outrun(engine, hurry) => return Err(failed(io::Error::from_raw_os_error(libc::ECANCELED))),
+        () = outrun(engine, kind) => return Err(failed(io::Error::from_raw_os_error(libc::ECANCELED))),
     };
     let link = match connecting {
         Ok(link) => link?,
@@ -109,17 +113,21 @@ async fn attempt_address(
         Ok(Err(error)) => return Err(failed(error)),
         Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     }
+    if kind.is_needless(engine) {
+        return Ok(Verdict::Again { error: ANSWERED.into(), after: Duration::ZERO });
+    }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
         Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline).await),
     }
 }
 
-/// Completes when there was a reason for hurry since `hurry` was read, and the attempt is not young any more.
-async fn outrun(engine: &Engine, hurry: Option<u64>) {
-    let Some(hurry) = hurry else { return std::future::pending().await };
+/// Completes when the attempt is not worth it any more, and not young.
+async fn outrun(engine: &Engine, kind: Attempt) {
     ::tokio::time::sleep(CONNECT_UNDISTURBED).await;
-    engine.hurried(hurry).await;
+    while !kind.is_outrun(engine) {
+        ::tokio::time::sleep(CONNECT_LOOK).await;
+    }
 }
 
 async fn connect_link(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Link> {
@@ -195,6 +203,13 @@ impl Hooks for Reconnector {
         }
     }
 
+    fn stuck(&self, engine: &Arc<Engine>) {
+        if engine.begin_reconnecting() {
+            let (engine, targets) = (engine.clone(), self.targets.clone());
+            self.runtime.spawn(async move { connect_beside(&engine, &targets).await });
+        }
+    }
+
     fn over(&self, engine: &Arc<Engine>) {
         if engine.owes_abort() {
             let (engine, targets) = (engine.clone(), self.targets.clone());
@@ -213,11 +228,26 @@ impl Hooks for Reconnector {
 
 /// Tries until there is a link, or no patience left, or the session is over.
 async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
+    reconnect_in(engine, targets, &mut engine.outage()).await;
+}
+
+/// Tries a second link while the first one seems to be stuck. If that is lost meanwhile: until there is one.
+async fn connect_beside(engine: &Arc<Engine>, targets: &Targets) {
     let mut outage = engine.outage();
+    let hurry = outage.begin(engine);
+    match attempt(engine, targets, Attempt::beside(hurry)).await {
+        Verdict::Installed => {}
+        Verdict::Fatal(error) => engine.fail(error),
+        _ if engine.end_beside() => {}
+        _ => reconnect_in(engine, targets, &mut outage).await,
+    }
+}
+
+async fn reconnect_in(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
     outage.waited(engine, outage.first_delay(engine)).await;
     while !engine.is_over() {
         let hurry = outage.begin(engine);
-        let verdict = attempt(engine, targets, Some(hurry)).await;
+        let verdict = attempt(engine, targets, Attempt::after(hurry)).await;
         match outage.attempted(engine, targets, verdict) {
             Next::Nothing => return,
             Next::AttemptAfter(delay) => outage.waited(engine, delay).await,
@@ -229,7 +259,7 @@ async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
 async fn abort(engine: &Arc<Engine>, targets: &Targets) {
     let deadline = Instant::now() + ABORT_MAX;
     let mut backoff = engine.backoff();
-    while let Verdict::Again { error, after } = attempt(engine, targets, None).await {
+    while let Verdict::Again { error, after } = attempt(engine, targets, Attempt::default()).await {
         let delay = backoff.next_delay().max(after);
         if Instant::now() + delay >= deadline {
             tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");

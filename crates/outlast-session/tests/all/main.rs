@@ -25,6 +25,7 @@ mod namespaces;
 mod openings;
 mod pauses;
 mod round_trips;
+mod second_link;
 mod security;
 mod simulation;
 mod udp_mode;

@@ -234,7 +234,7 @@ impl Thread {
     /// acknowledgement while the application looks away is watched for its end.
     fn check_idle(&mut self) {
         let mut watch = Vec::new();
-        let mut unwelcome = Vec::new();
+        let (mut unwelcome, mut stuck) = (Vec::new(), Vec::new());
         self.idle.retain(|engine| {
             let Some(engine) = engine.upgrade() else { return false };
             let idle = engine.check_idle();
@@ -242,12 +242,15 @@ impl Thread {
                 engine.request_ack();
                 watch.push((Arc::downgrade(&engine), link.clone(), *interest));
             }
-            let again = matches!(idle, Idle::Busy | Idle::Unwelcome(_) | Idle::Unacked { again: true, .. });
-            if let Idle::Unwelcome(link) = idle {
-                unwelcome.push((engine, link));
+            let again = !matches!(idle, Idle::Forget | Idle::Unacked { again: false, .. });
+            match idle {
+                Idle::Unwelcome(link) => unwelcome.push((engine, link)),
+                Idle::Stuck => stuck.push(engine),
+                _ => {}
             }
             again
         });
+        stuck.iter().for_each(|engine| engine.is_stuck());
         for (engine, link) in unwelcome {
             engine.give_up_opening(&link);
         }

@@ -47,7 +47,8 @@ fn a_task_does_not_sleep_over_a_network_change_either() {
             let slow = Duration::from_secs(100_000);
             let config = Config { backoff_base: slow, backoff_max: slow, ..quick(LinkMode::Inband) };
             let server = Server::new();
-            let client = crate::tokio::Session::connect_with(&server.targets(), &Arc::new(config)).await.unwrap();
+            let client =
+                crate::tokio::Session::connect_with(&server.targets(), &Arc::new(config)).await.unwrap();
             client.end_writing().unwrap();
             let mut first = tokio::task::spawn_blocking(move || (server.welcome(), server)).await.unwrap();
             client.established().await.unwrap();
@@ -134,7 +135,8 @@ fn a_task_that_waits_for_its_next_attempt_ends_with_its_session() {
             let config = Arc::new(quick(LinkMode::Inband));
             let client = crate::tokio::Session::connect_with(&server.targets(), &config).await.unwrap();
             client.end_writing().unwrap();
-            let (first, server) = tokio::task::spawn_blocking(move || (server.welcome(), server)).await.unwrap();
+            let (first, server) =
+                tokio::task::spawn_blocking(move || (server.welcome(), server)).await.unwrap();
             client.established().await.unwrap();
             let engine: Weak<Engine> = client.engine().weak();
             let link: Arc<Link> = client.engine().link().unwrap();
@@ -162,7 +164,8 @@ fn a_task_that_waits_for_its_next_attempt_ends_with_its_session() {
 fn a_server_that_asks_an_opening_for_time_gets_it() {
     within(|| {
         let server = Server::new();
-        let mut client = Session::connect_with(&server.targets(), &Arc::new(quick(LinkMode::Inband))).unwrap();
+        let mut client =
+            Session::connect_with(&server.targets(), &Arc::new(quick(LinkMode::Inband))).unwrap();
         client.write_all(b"x").unwrap();
         // Somebody has to find the answer.
         let reader = client.try_clone().unwrap();

@@ -1,9 +1,7 @@
 //! Both ends of sessions without a thread of theirs: a test says what happens when.
 
 use crate::config::Config;
-use crate::engine::{
-    Acceptor, Begun, Engine, Link, Role, Shaken, Shaking, Verdict, new_session_id,
-};
+use crate::engine::{Acceptor, Begun, Engine, Link, Role, Shaken, Shaking, Verdict, new_session_id};
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
