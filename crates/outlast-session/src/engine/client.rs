@@ -6,11 +6,14 @@
 //! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
-use super::place::Place;
+mod state;
+
+pub(crate) use state::ClientState;
+
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
 use super::{Ctl, Engine, Link, Waiting, set_link_options};
-use crate::config::{AckMode, Config, Security};
+use crate::config::{AckMode, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
@@ -22,107 +25,10 @@ use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// So many refusals of an opening for a path that is not direct are believed.
 const NOT_DIRECT_MAX: u32 = 3;
-
-/// So many addresses are remembered for being silent.
-const PUT_OFF_MAX: usize = 64;
-
-/// What the attempts of one session remember from each other.
-#[derive(Debug)]
-pub(crate) struct ClientState {
-    /// Mode for the next link; changes from `kernel` to `inband` when a path is not direct.
-    mode: LinkMode,
-    pub(super) auto: bool,
-    /// Numbers given to links so far.
-    epochs: u64,
-    /// The nonce of all openings of this session (over TLS it becomes the session's key).
-    open_nonce: [u8; 32],
-    /// Why the session was given up, as long as the server has to be told.
-    pub(super) owed_abort: Option<String>,
-    /// Openings that were refused because the path seemed not to be direct.
-    not_direct: u32,
-    /// A link of mode `kernel` was welcomed: there was a direct path.
-    was_direct: bool,
-    /// Refusals in a row of links that the mode `auto` wanted to be `kernel` again.
-    fallbacks: u32,
-    /// Addresses that took a connection and gave no answer: they are tried when no other works.
-    put_off: Vec<SocketAddr>,
-    /// The server has asked for some time.
-    pub(super) not_before: Option<Instant>,
-    /// Where links are made, if threads make them.
-    pub(super) place: Option<Arc<Place>>,
-}
-
-impl ClientState {
-    pub(crate) fn new(config: &Config) -> Self {
-        let tls = matches!(config.security, Security::Tls(_));
-        let (mode, auto) = match config.ack {
-            AckMode::Fixed(mode) => (mode, false),
-            AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
-            AckMode::Auto => (LinkMode::Kernel, true),
-        };
-        Self {
-            mode,
-            auto,
-            epochs: 0,
-            open_nonce: rand::rng().random(),
-            owed_abort: None,
-            not_direct: 0,
-            was_direct: false,
-            fallbacks: 0,
-            put_off: Vec::new(),
-            not_before: None,
-            place: None,
-        }
-    }
-
-    /// Whether the server has to be told that the session was given up.
-    pub(crate) fn owes_abort(&self) -> bool {
-        self.owed_abort.is_some()
-    }
-
-    /// The server has welcomed a link. Whether the next one is `kernel` again.
-    pub(super) fn welcomed(&mut self, link: &Link) -> bool {
-        self.put_off.retain(|address| *address != link.peer_addr);
-        match link.mode() {
-            LinkMode::Kernel if self.auto => {
-                self.was_direct = true;
-                self.fallbacks = 0;
-                false
-            }
-            // PROTOCOL 7.3: a lost SYN spoils the proof, and the next one may not be lost.
-            LinkMode::Inband if !self.auto && self.was_direct && self.fallbacks < NOT_DIRECT_MAX => {
-                self.auto = true;
-                self.mode = LinkMode::Kernel;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// The path is not direct, or seems not to be.
-    fn fall_back(&mut self) {
-        if self.auto {
-            self.fallbacks += 1;
-        }
-        self.auto = false;
-        self.mode = LinkMode::Inband;
-    }
-
-    /// The number of the next link.
-    pub(super) fn next_epoch(&mut self) -> u64 {
-        self.epochs += 1;
-        self.epochs
-    }
-
-    /// Another attempt of ours got there first, or its Welcome was lost: the next number is higher.
-    pub(super) fn saw_epoch(&mut self, epoch: u64) {
-        self.epochs = self.epochs.max(epoch);
-    }
-}
 
 /// A name for a new session.
 pub(crate) fn new_session_id() -> SessionId {
@@ -422,19 +328,6 @@ impl Engine {
         ctl.welcomed = true;
         if ctl.client.welcomed(link) {
             tracing::info!(session = %self.id, "the next link tries kernel again");
-        }
-    }
-
-    /// Addresses that are tried when no other works.
-    pub(crate) fn put_off(&self) -> Vec<SocketAddr> {
-        self.ctl.lock().client.put_off.clone()
-    }
-
-    /// This address has taken a connection, and no answer came.
-    pub(super) fn put_off_address(&self, address: SocketAddr) {
-        let put_off = &mut self.ctl.lock().client.put_off;
-        if !put_off.contains(&address) && put_off.len() < PUT_OFF_MAX {
-            put_off.push(address);
         }
     }
 

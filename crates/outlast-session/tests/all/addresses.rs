@@ -1,6 +1,4 @@
 //! Several addresses, and one of them takes connections and says nothing.
-// A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common::{Protection, psk, quick, within};
 use outlast_session::{AckMode, Config, LinkMode, Security, Targets, blocking, tokio as async_face};

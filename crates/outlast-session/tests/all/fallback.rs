@@ -1,6 +1,4 @@
 //! A path that was direct, and for one link could not be seen to be: the one after it is as before.
-// A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common::quick;
 use outlast_lab::{Fault, Host, Lab, Link, Target};

@@ -1,6 +1,4 @@
 //! A pause is as long as nothing passes: the time until that is noticed is part of it, at both ends.
-// A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common::{HANG, quick};
 use outlast_lab::{Fault, Lab, Target};

@@ -1,9 +1,7 @@
 //! A link that seems to be stuck gets a second one beside it, long before it counts as lost; whichever answers first
 //! carries on.
-// A failed expectation is the message.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::common::{HANG, quick, within};
+use crate::common::{quick, within};
 use outlast_lab::{Host, Lab, Link, Nat, WireSpec};
 use outlast_session::{Config, Targets, blocking, tokio as async_face};
 use std::io::{Read, Write};
@@ -12,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Nothing here may be owed to it.
-const DETECT: Duration = Duration::from_secs(60);
+const DETECT: Duration = Duration::from_secs(600);
 
 struct Scene {
     _lab: Lab,
@@ -103,19 +101,17 @@ fn what_a_task_writes_arrives_as_well() {
     });
 }
 
-/// Answers take several times as long as before: the kernel sends everything again, and a second link is tried, but the
-/// first one answers.
+/// Answers take much longer than before: the kernel sends everything again, and a second link is tried, but the first one
+/// answers before that is connected.
 #[test]
 fn a_slow_link_is_kept() {
     outlast_lab::require!("delays packets");
     let scene = Scene::new("second3");
     let (client, server) = scene.pair();
-    scene.wire.set_spec(WireSpec::delay_ms(900)).unwrap();
-    let began = std::time::Instant::now();
+    scene.wire.set_spec(WireSpec::delay_ms(1500)).unwrap();
     for _ in 0..2 {
         round_trip(&client, &server);
     }
-    assert!(began.elapsed() < 3 * HANG);
     assert_eq!((client.info().outages, server.info().outages), (0, 0));
     assert_eq!((client.info().epoch, server.info().epoch), (1, 1));
 }

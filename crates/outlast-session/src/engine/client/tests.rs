@@ -3,6 +3,7 @@
 
 use super::super::{Role, SessionState};
 use super::*;
+use crate::config::Config;
 use crate::proto::{Decoded, Message, Welcome, decode, refuse};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -172,9 +172,8 @@ impl Endpoint {
             // The next header carries it along.
             None if self.sender.pending_bytes() > 0 => {}
             None if self.sender.can_push_frame() => {
-                if self.sender.push_frame(&Frame::Ack, consumed_offset) {
-                    self.told_offset = self.told_offset.max(consumed_offset);
-                }
+                let told = self.sender.push_frame(&Frame::Ack, consumed_offset);
+                self.told_offset = self.told_offset.max(if told { consumed_offset } else { 0 });
             }
             None => {}
         }
