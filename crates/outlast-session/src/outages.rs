@@ -48,7 +48,7 @@ pub struct Outage {
     pub session: SessionId,
     /// Where its link led.
     pub peer: Option<SocketAddr>,
-    /// How long it has had no link, or had none.
+    /// How long it has had no link that works, or had none: from the last that is known to have passed.
     pub pause: Duration,
     /// Why there was no link, when that was last tried.
     pub reason: String,
@@ -84,11 +84,21 @@ impl Outages {
     }
 
     /// Something happened to a client's session.
-    pub(crate) fn note(&self, session: SessionId, peer: Option<SocketAddr>, event: &EventKind) {
+    /// `since`: when the last passed that is known to have.
+    pub(crate) fn note(
+        &self,
+        session: SessionId,
+        peer: Option<SocketAddr>,
+        since: Option<std::time::Instant>,
+        event: &EventKind,
+    ) {
         let mut table = self.0.table.lock();
         let news = match event {
             EventKind::Lost { cause } => {
-                let lost = Lost { since: Instant::now(), peer, reason: cause.clone(), told: false };
+                let now = Instant::now();
+                let noticed_after = since.map_or(Duration::ZERO, |since| since.elapsed());
+                let since = now.checked_sub(noticed_after).unwrap_or(now);
+                let lost = Lost { since, peer, reason: cause.clone(), told: false };
                 let known = table.lost.insert(session, lost);
                 table.untold += usize::from(known.is_none_or(|known| known.told));
                 table.untold == 1
@@ -168,14 +178,14 @@ mod tests {
     }
 
     fn lost(outages: &Outages, number: u8) {
-        outages.note(id(number), None, &EventKind::Lost { cause: "reset".into() });
+        outages.note(id(number), None, None, &EventKind::Lost { cause: "reset".into() });
     }
 
     fn resumed(outages: &Outages, number: u8) {
         let peer = "192.0.2.1:1".parse().unwrap();
         let (mode, pause) = (LinkMode::Kernel, Duration::ZERO);
         let event = EventKind::Resumed { epoch: 2, mode, pause, resent_bytes: 0, peer };
-        outages.note(id(number), None, &event);
+        outages.note(id(number), None, None, &event);
     }
 
     fn names(outages: &[Outage]) -> Vec<SessionId> {
@@ -193,7 +203,7 @@ mod tests {
         let began = Instant::now();
         lost(&outages, 1);
         let retry = EventKind::Retry { attempt: 1, error: "no route".into(), next: LONG };
-        outages.note(id(1), None, &retry);
+        outages.note(id(1), None, None, &retry);
         let told = outages.next(LONG).await;
         assert_eq!(began.elapsed().as_secs(), LONG.as_secs());
         let OutageNews::Lasting(lasting) = told else { panic!("{told:?}") };
@@ -213,11 +223,11 @@ mod tests {
         lost(&outages, 1);
         lost(&outages, 2);
         resumed(&outages, 1);
-        outages.note(id(2), None, &EventKind::Closed);
+        outages.note(id(2), None, None, &EventKind::Closed);
         assert!(is_silent(&outages).await);
         lost(&outages, 3);
         assert!(matches!(outages.next(LONG).await, OutageNews::Lasting(_)));
-        outages.note(id(3), None, &EventKind::Failed(Error::killed(id(3))));
+        outages.note(id(3), None, None, &EventKind::Failed(Error::killed(id(3))));
         assert!(is_silent(&outages).await);
         assert!(outages.0.table.lock().lost.is_empty());
     }

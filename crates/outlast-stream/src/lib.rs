@@ -26,4 +26,4 @@ mod ring;
 pub use backoff::Backoff;
 pub use pool::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, BufferPool, BufferSource, Heap};
 pub use random::SplitMix64;
-pub use ring::RetainRing;
+pub use ring::{Lent, RetainRing};

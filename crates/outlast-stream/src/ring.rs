@@ -42,6 +42,30 @@ pub struct RetainRing<S: BufferSource = Heap> {
     capacity_bytes_max: usize,
     reserved_at: usize,
     reserved_bytes: usize,
+    /// The capacity that the ring has again when its buffer is back; 0 while that is here.
+    lent_capacity_bytes: usize,
+}
+
+/// A ring's buffer on its way: the space reserved in it can be filled while the ring is used elsewhere.
+///
+/// Made by [`RetainRing::lend`]; give it [back](RetainRing::give_back) to that ring.
+#[derive(Debug)]
+pub struct Lent {
+    buffer: Box<[u8]>,
+    at: usize,
+    bytes: usize,
+}
+
+impl Lent {
+    /// The space last reserved.
+    pub fn reserved(&self) -> &[u8] {
+        &self.buffer[self.at..self.at + self.bytes]
+    }
+
+    /// As [`reserved`](Self::reserved), to be filled.
+    pub fn reserved_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.at..self.at + self.bytes]
+    }
 }
 
 impl RetainRing<Heap> {
@@ -66,6 +90,7 @@ impl<S: BufferSource> RetainRing<S> {
             capacity_bytes_max,
             reserved_at: 0,
             reserved_bytes: 0,
+            lent_capacity_bytes: 0,
         }
     }
 
@@ -143,6 +168,9 @@ impl<S: BufferSource> RetainRing<S> {
 
     /// Forgets the oldest bytes until `bytes` more fit, or the ring is empty.
     pub fn make_room(&mut self, bytes: usize) {
+        if self.is_lent() {
+            return;
+        }
         let excess = self.retained_bytes.saturating_add(bytes).saturating_sub(self.capacity_bytes_max);
         self.forget(excess.min(self.retained_bytes));
     }
@@ -171,7 +199,7 @@ impl<S: BufferSource> RetainRing<S> {
     /// Both pieces are empty when any of the bytes asked for is not held: check the positions a peer names
     /// against [`start_offset`](Self::start_offset) and [`end_offset`](Self::end_offset) first.
     pub fn slices(&self, from_offset: u64, to_offset: u64) -> (&[u8], &[u8]) {
-        let held = from_offset >= self.start_offset && to_offset <= self.end_offset();
+        let held = from_offset >= self.start_offset && to_offset <= self.end_offset() && !self.is_lent();
         let from = usize::try_from(from_offset.wrapping_sub(self.start_offset));
         let to = usize::try_from(to_offset.wrapping_sub(self.start_offset));
         let (true, true, Ok(from), Ok(to)) = (held, from_offset <= to_offset, from, to) else {
@@ -190,6 +218,9 @@ impl<S: BufferSource> RetainRing<S> {
     /// whatever the buffer held before. A later `reserve` or `push` takes an uncommitted reservation back;
     /// a `trim_to` does not.
     pub fn reserve(&mut self, bytes_min: usize, bytes_max: usize) -> &mut [u8] {
+        if self.is_lent() {
+            return &mut [];
+        }
         self.reserved_bytes = 0;
         self.rewind_if_empty();
         let bytes_min = bytes_min.max(1);
@@ -218,16 +249,19 @@ impl<S: BufferSource> RetainRing<S> {
 
     /// The space last reserved and not committed yet.
     pub fn reserved(&self) -> &[u8] {
-        &self.buffer[self.reserved_at..self.reserved_at + self.reserved_bytes]
+        self.buffer.get(self.reserved_at..self.reserved_at + self.reserved_bytes).unwrap_or_default()
     }
 
     /// As [`reserved`](Self::reserved), to be filled.
     pub fn reserved_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer[self.reserved_at..self.reserved_at + self.reserved_bytes]
+        self.buffer.get_mut(self.reserved_at..self.reserved_at + self.reserved_bytes).unwrap_or_default()
     }
 
     /// Appends the first `bytes` of the space last reserved, at most all of it; returns how many these were.
     pub fn commit(&mut self, bytes: usize) -> usize {
+        if self.is_lent() {
+            return 0;
+        }
         let bytes = bytes.min(self.reserved_bytes);
         self.reserved_bytes = 0;
         if bytes == 0 {
@@ -244,10 +278,39 @@ impl<S: BufferSource> RetainRing<S> {
         bytes
     }
 
+    /// Hands the buffer out, with the space last reserved. No byte is moved.
+    ///
+    /// Until it is [back](Self::give_back) the ring is full and shows no bytes, but its positions count and can be
+    /// trimmed. `None` if nothing is reserved.
+    pub fn lend(&mut self) -> Option<Lent> {
+        if self.reserved_bytes == 0 || self.is_lent() {
+            return None;
+        }
+        self.lent_capacity_bytes = core::mem::replace(&mut self.capacity_bytes_max, 0);
+        let buffer = core::mem::take(&mut self.buffer);
+        Some(Lent { buffer, at: self.reserved_at, bytes: self.reserved_bytes })
+    }
+
+    /// Whether the buffer is elsewhere.
+    #[inline]
+    pub const fn is_lent(&self) -> bool {
+        self.lent_capacity_bytes > 0
+    }
+
+    /// Takes the buffer back that was lent; what was reserved in it can be committed.
+    pub fn give_back(&mut self, lent: Lent) {
+        debug_assert!(self.is_lent(), "a buffer that is not this ring's");
+        self.capacity_bytes_max = core::mem::take(&mut self.lent_capacity_bytes);
+        self.buffer = lent.buffer;
+    }
+
     /// Gives memory back that is not needed: all of it when the ring is empty, else down to the next size.
     ///
     /// For idle moments: a ring that is still busy will only grow again.
     pub fn shrink(&mut self) {
+        if self.is_lent() {
+            return;
+        }
         self.reserved_bytes = 0;
         if self.is_empty() {
             self.rewind_if_empty();
@@ -295,6 +358,9 @@ impl<S: BufferSource> RetainRing<S> {
 
     #[inline(never)]
     fn push_slow(&mut self, bytes: &[u8]) -> usize {
+        if self.is_lent() {
+            return 0;
+        }
         self.reserved_bytes = 0;
         self.rewind_if_empty();
         let taken = bytes.len().min(self.free_bytes());
@@ -313,6 +379,7 @@ impl<S: BufferSource> RetainRing<S> {
 
     #[inline(never)]
     fn push_overwriting_slow(&mut self, bytes: &[u8]) {
+        debug_assert!(!self.is_lent(), "nothing can be pushed while the buffer is elsewhere");
         let unkept = bytes.len().saturating_sub(self.capacity_bytes_max);
         self.make_room(bytes.len());
         if unkept > 0 {

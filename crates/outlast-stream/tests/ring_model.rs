@@ -117,10 +117,33 @@ fn reserve<S: BufferSource>(random: &mut SplitMix64, ring: &mut RetainRing<S>, m
         ring.trim_to(offset);
         model.start = usize::try_from(offset - model.base).unwrap();
     }
+    if random.one_in(3)
+        && let Some(lent) = ring.lend()
+    {
+        meanwhile(random, ring, model);
+        assert_eq!(lent.reserved(), bytes);
+        ring.give_back(lent);
+        model.check(ring);
+    }
     let filled = usize::try_from(random.below(bytes.len() as u64 + 1)).unwrap();
     assert_eq!(ring.commit(filled), filled);
     model.stream.extend_from_slice(&bytes[..filled]);
     assert_eq!(ring.commit(1), 0, "a reservation is committed once");
+}
+
+/// The application has the buffer: the ring takes nothing and shows nothing, but forgets.
+fn meanwhile<S: BufferSource>(random: &mut SplitMix64, ring: &mut RetainRing<S>, model: &mut Model) {
+    assert!(ring.is_lent() && ring.lend().is_none());
+    let held = ring.end_offset() - ring.start_offset();
+    assert_eq!((ring.push(b"x"), ring.free_bytes(), ring.commit(1)), (0, 0, 0));
+    assert_eq!(ring.slices(ring.start_offset(), ring.end_offset()).0.len(), 0);
+    assert!(ring.reserve(1, 10).is_empty());
+    ring.make_room(1);
+    ring.shrink();
+    assert_eq!(ring.end_offset() - ring.start_offset(), held);
+    let offset = ring.start_offset() + random.below(held + 1);
+    ring.trim_to(offset);
+    model.start = usize::try_from(offset - model.base).unwrap();
 }
 
 #[test]

@@ -1,14 +1,26 @@
 //! Making links with blocking calls: the first one in the caller's thread, later ones in a thread of the outage.
 
 use crate::config::Config;
-use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, new_session_id};
+use crate::engine::{
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
+    gap_reached, new_session_id,
+};
 use crate::error::{Error, Result};
 use crate::targets::Targets;
-use outlast_stream::Backoff;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// A thread that could not be started is tried again after so long.
+const THREAD_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// An attempt is left alone for so long, whatever happens to the network.
+const CONNECT_UNDISTURBED: Duration = Duration::from_secs(1);
+/// And then looks so often whether something has.
+const CONNECT_LOOK: Duration = Duration::from_millis(100);
+
+/// Why a second link is not made.
+const ANSWERED: &str = "the present link answers";
 
 /// Opens a session on the first address that works.
 pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
@@ -16,7 +28,7 @@ pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Eng
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone() }));
     let mut attempts_left = 8u32;
     loop {
-        match attempt(&engine, targets) {
+        match attempt(&engine, targets, Attempt::default()) {
             Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
             Verdict::Again { error, .. } if engine.has_other_mode() && attempts_left > 0 => {
@@ -26,7 +38,7 @@ pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Eng
             Verdict::Again { error: last, .. } => {
                 return Err(Error::Connect { targets: targets.to_string(), last });
             }
-            Verdict::More(_) => {}
+            Verdict::More(_) | Verdict::Elsewhere { .. } => {}
         }
     }
     if config.watch_network {
@@ -35,10 +47,19 @@ pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Eng
     Ok(engine)
 }
 
-/// One round over all addresses of all targets.
-fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
+/// One round over all addresses of all targets, those last that were silent before.
+fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     let mut last = String::from("no address");
-    for target in targets.iter() {
+    if gap_reached(Gap::Attempts, engine) {
+        return Verdict::Again { error: last, after: Duration::ZERO };
+    }
+    let put_off = engine.put_off();
+    let targets: Vec<&str> = targets.iter().collect();
+    // Once again for those that were silent.
+    let late_from = targets.len();
+    let rounds = if put_off.is_empty() { 1 } else { 2 };
+    for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
+        let late = index >= late_from;
         let addresses = match target.to_socket_addrs() {
             Ok(addresses) => addresses,
             Err(error) => {
@@ -46,27 +67,30 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
                 continue;
             }
         };
-        for address in addresses {
-            let verdict = match attempt_address(engine, target, address) {
-                Ok(verdict) => verdict,
-                Err(Error::System { errno, .. }) => {
-                    last = format!("{address}: {errno}");
-                    continue;
-                }
-                Err(error) => Verdict::Fatal(error),
-            };
-            return verdict;
+        for address in addresses.filter(|address| put_off.contains(address) == late) {
+            match attempt_address(engine, target, address, kind) {
+                Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
+                Ok(verdict) => return verdict,
+                Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
+                Err(error) => return Verdict::Fatal(error),
+            }
         }
     }
     Verdict::Again { error: last, after: Duration::ZERO }
 }
 
-fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
+fn attempt_address(
+    engine: &Arc<Engine>,
+    target: &str,
+    address: SocketAddr,
+    kind: Attempt,
+) -> Result<Verdict> {
     let timeout = engine.config.handshake_timeout;
     let deadline = Instant::now() + timeout;
     let socket = engine.client_socket(address, false)?;
     engine.note_place(&socket);
-    connect_within(&socket, address, timeout).map_err(|error| Error::system("connect", &error))?;
+    let outrun = || kind.is_outrun(engine);
+    connect_within(&socket, address, timeout, outrun).map_err(|error| Error::system("connect", &error))?;
     let link = engine.client_link(socket, target, address)?;
     let failed = |error: io::Error| Error::system("shake hands", &error);
     loop {
@@ -86,6 +110,9 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
             Err(error) => return Err(failed(error)),
         }
     }
+    if kind.is_needless(engine) {
+        return Ok(Verdict::Again { error: ANSWERED.into(), after: Duration::ZERO });
+    }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
         Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline)),
@@ -93,23 +120,34 @@ fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> R
 }
 
 /// Connects a socket. A limit on the socket costs one system call, going non-blocking and back costs five.
-fn connect_within(socket: &socket2::Socket, address: SocketAddr, timeout: Duration) -> io::Result<()> {
+fn connect_within(
+    socket: &socket2::Socket,
+    address: SocketAddr,
+    timeout: Duration,
+    outrun: impl Fn() -> bool,
+) -> io::Result<()> {
     // Links are sent to without waiting, so that it means nothing later.
-    socket.set_write_timeout(Some(timeout))?;
+    socket.set_write_timeout(Some(timeout.min(CONNECT_UNDISTURBED)))?;
     let deadline = Instant::now() + timeout;
     match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
-            Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+        // The kernel goes on connecting: it took a while, or a signal handler ran.
+        Err(error)
+            if error.raw_os_error() == Some(libc::EINPROGRESS)
+                || error.kind() == io::ErrorKind::Interrupted => {}
+        other => return other,
+    }
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if crate::sys::wait_writable(socket, left.min(CONNECT_LOOK))? {
+            return socket.take_error()?.map_or(Ok(()), Err);
         }
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-            // A signal handler ran; the kernel goes on connecting.
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !crate::sys::wait_writable(socket, left)? {
-                return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
-            }
-            socket.take_error()?.map_or(Ok(()), Err)
+        if left <= CONNECT_LOOK {
+            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         }
-        other => other,
+        if outrun() {
+            // The SYN may have gone a way that is no more: the next one need not.
+            return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+        }
     }
 }
 
@@ -151,73 +189,110 @@ struct Reconnector {
 }
 
 impl Hooks for Reconnector {
-    fn lost(&self, engine: &Arc<Engine>) {
+    fn lost(&self, engine: &Arc<Engine>, _epoch: u64) {
+        if engine.begin_reconnecting() {
+            start_to_reconnect(engine, &self.targets, engine.outage(), Duration::ZERO);
+        }
+    }
+
+    fn stuck(&self, engine: &Arc<Engine>) {
         if !engine.begin_reconnecting() {
             return;
         }
-        let (session, targets) = (engine.clone(), self.targets.clone());
-        engine.start_thread("outlast-resume", move || reconnect(&session, &targets));
+        let shared = Arc::new((engine.clone(), self.targets.clone()));
+        let failed = shared.clone();
+        let work = move || connect_beside(&shared.0, &shared.1);
+        engine.start_thread("outlast-beside", Duration::ZERO, work, move |_| {
+            let (engine, targets) = &*failed;
+            if !engine.end_beside() {
+                start_to_reconnect(engine, targets, engine.outage(), THREAD_PAUSE_MAX);
+            }
+        });
     }
 
     fn over(&self, engine: &Arc<Engine>) {
-        if !engine.owes_abort() {
-            return;
+        if engine.owes_abort() {
+            start_to_abort(engine, &self.targets, Instant::now() + ABORT_MAX, Duration::ZERO);
         }
-        let (session, targets) = (engine.clone(), self.targets.clone());
-        engine.start_thread("outlast-abort", move || abort(&session, &targets));
     }
 
     fn network_changed(&self, engine: &Arc<Engine>) {
         engine.interrupt_backoff();
         if engine.is_at_home() && engine.path_changed() {
-            self.lost(engine);
+            let epoch = engine.ctl().epoch;
+            self.lost(engine, epoch);
         }
     }
+}
+
+/// Has a thread make links. Whoever called has claimed that, and keeps the claim if it takes several attempts to start it.
+fn start_to_reconnect(engine: &Arc<Engine>, targets: &Targets, mut outage: Outage, after: Duration) {
+    let shared = Arc::new((engine.clone(), targets.clone()));
+    let again = shared.clone();
+    let mut failures = outage.clone();
+    let work = move || reconnect(&shared.0, &shared.1, &mut outage);
+    engine.start_thread("outlast-resume", after, work, move |error| {
+        let (engine, targets) = &*again;
+        let error = format!("cannot start a thread: {error}");
+        let pause = THREAD_PAUSE_MAX.min(engine.config.backoff_max);
+        if let Next::AttemptAfter(delay) = failures.failed(engine, targets, error, pause) {
+            start_to_reconnect(engine, targets, failures, delay.max(Duration::from_millis(1)));
+        }
+    });
 }
 
 /// Tries until there is a link, or no patience left, or the session is over.
-fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
-    let mut backoff = engine.backoff();
-    let mut attempts = 0;
-    loop {
-        let (error, after) = match attempt(engine, targets) {
-            Verdict::Installed => return,
-            Verdict::Fatal(error) => {
-                engine.fail(error);
-                return;
-            }
-            Verdict::Again { error, after } => (error, after),
-            Verdict::More(_) => continue,
-        };
-        attempts += 1;
-        if engine.is_over() {
-            return;
+fn reconnect(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
+    outage.wait(engine, outage.first_delay(engine));
+    while !engine.is_over() {
+        let hurry = outage.begin(engine);
+        let verdict = attempt(engine, targets, Attempt::after(hurry));
+        match outage.attempted(engine, targets, verdict) {
+            Next::Nothing => return,
+            Next::AttemptAfter(delay) => outage.wait(engine, delay),
         }
-        if !engine.patience_left() {
-            engine.fail(engine.give_up(targets, error));
-            return;
-        }
-        let delay = next_delay(&mut backoff, after);
-        engine.note_retry(attempts, &error, delay);
-        engine.wait_backoff(delay);
     }
 }
 
+/// Tries a second link while the first one seems to be stuck. If that is lost meanwhile: until there is one.
+fn connect_beside(engine: &Arc<Engine>, targets: &Targets) {
+    let mut outage = engine.outage();
+    let hurry = outage.begin(engine);
+    match attempt(engine, targets, Attempt::beside(hurry)) {
+        Verdict::Installed => {}
+        Verdict::Fatal(error) => engine.fail(error),
+        _ if engine.end_beside() => {}
+        _ => reconnect(engine, targets, &mut outage),
+    }
+}
+
+/// Has a thread tell the server that the session was given up.
+fn start_to_abort(engine: &Arc<Engine>, targets: &Targets, deadline: Instant, after: Duration) {
+    let shared = Arc::new((engine.clone(), targets.clone()));
+    let again = shared.clone();
+    let work = move || abort(&shared.0, &shared.1, deadline);
+    engine.start_thread("outlast-abort", after, work, move |error| {
+        let (engine, targets) = &*again;
+        if Instant::now() + THREAD_PAUSE_MAX < deadline {
+            start_to_abort(engine, targets, deadline, THREAD_PAUSE_MAX);
+        } else {
+            untold(engine, &format!("cannot start a thread: {error}"));
+        }
+    });
+}
+
 /// Tells the server that the session was given up, as long as there is hope.
-fn abort(engine: &Arc<Engine>, targets: &Targets) {
-    let deadline = Instant::now() + ABORT_MAX;
+fn abort(engine: &Arc<Engine>, targets: &Targets, deadline: Instant) {
     let mut backoff = engine.backoff();
-    while let Verdict::Again { error, after } = attempt(engine, targets) {
-        let delay = next_delay(&mut backoff, after);
+    while let Verdict::Again { error, after } = attempt(engine, targets, Attempt::default()) {
+        let delay = backoff.next_delay().max(after);
         if Instant::now() + delay >= deadline {
-            tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");
-            return;
+            return untold(engine, &error);
         }
         std::thread::sleep(delay);
     }
 }
 
-/// The pause before the next attempt: the back-off's, or what the server asked for.
-pub(crate) fn next_delay(backoff: &mut Backoff, after: Duration) -> Duration {
-    backoff.next_delay().max(after)
+fn untold(engine: &Engine, error: &str) {
+    tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");
 }

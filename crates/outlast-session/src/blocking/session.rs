@@ -3,12 +3,12 @@
 use super::reconnect;
 use crate::config::Config;
 use crate::engine::{
-    Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Progress, Tx, Waiting,
+    Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Progress, Waiting,
 };
 use crate::error::{Error, Result};
 use crate::proto::{Detached, SessionId};
 use crate::targets::Targets;
-use parking_lot::MutexGuard;
+use outlast_stream::Lent;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::ops::{Deref, DerefMut};
@@ -82,7 +82,7 @@ impl Session {
         Self { handle: Arc::new(handle) }
     }
 
-    fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.handle.engine
     }
 
@@ -272,7 +272,8 @@ impl Session {
     }
 
     /// Room for up to `bytes_max` bytes right where they will be retained: fill it, then [`Reservation::commit`].
-    /// Saves the copy that `write` makes. At least one byte, possibly fewer than asked for.
+    /// Saves the copy that `write` makes. At least one byte, possibly fewer than asked for. Other writers wait meanwhile, and
+    /// what is written already and not sent; links, reads and other sessions do not.
     ///
     /// # Errors
     /// As `write`.
@@ -282,7 +283,7 @@ impl Session {
             let mut tx = self.engine().tx();
             let room_bytes = self.engine().reserve(&mut tx, bytes_max)?.len();
             if room_bytes > 0 || bytes_max == 0 {
-                return Ok(Reservation { session: self, tx: Some(tx), bytes: room_bytes });
+                return Ok(Reservation { session: self, lent: Engine::lend(&mut tx) });
             }
             match self.engine().no_room(tx, None) {
                 Progress::Done(_) => {}
@@ -428,28 +429,39 @@ impl Write for Session {
 #[derive(Debug)]
 pub struct Reservation<'a> {
     session: &'a Session,
-    tx: Option<MutexGuard<'a, Tx>>,
-    bytes: usize,
+    /// None where nothing was asked for.
+    lent: Option<Lent>,
 }
 
 impl Reservation<'_> {
     /// The first `bytes` of the room become part of the stream.
     pub fn commit(mut self, bytes: usize) {
-        if let Some(tx) = self.tx.take() {
-            self.session.engine().commit(tx, bytes.min(self.bytes));
+        self.give_back(bytes);
+    }
+
+    fn give_back(&mut self, bytes: usize) {
+        if let Some(lent) = self.lent.take() {
+            let bytes = bytes.min(lent.reserved().len());
+            self.session.engine().give_back(lent, bytes);
         }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.give_back(0);
     }
 }
 
 impl Deref for Reservation<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.tx.as_ref().map_or(&[], |tx| tx.sender.reserved())
+        self.lent.as_ref().map_or(&[], Lent::reserved)
     }
 }
 
 impl DerefMut for Reservation<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.tx.as_mut().map_or(&mut [], |tx| tx.sender.reserved_mut())
+        self.lent.as_mut().map_or(&mut [], Lent::reserved_mut)
     }
 }

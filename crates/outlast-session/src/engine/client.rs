@@ -6,11 +6,14 @@
 //! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
-use super::place::Place;
+mod state;
+
+pub(crate) use state::ClientState;
+
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
 use super::{Ctl, Engine, Link, Role, Waiting, set_link_options};
-use crate::config::{AckMode, Config, Security};
+use crate::config::{AckMode, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
@@ -29,70 +32,6 @@ const LAST_WORD_EPOCH: u64 = 1 << 62;
 
 /// So many refusals of an opening for a path that is not direct are believed.
 const NOT_DIRECT_MAX: u32 = 3;
-
-/// What the attempts of one session remember from each other.
-#[derive(Debug)]
-pub(crate) struct ClientState {
-    /// Mode for the next link; changes from `kernel` to `inband` when a path is not direct.
-    mode: LinkMode,
-    pub(super) auto: bool,
-    /// Numbers given to links so far.
-    epochs: u64,
-    /// The nonce of all openings of this session (over TLS it becomes the session's key).
-    open_nonce: [u8; 32],
-    /// Why the session was given up, as long as the server has to be told.
-    pub(super) owed_abort: Option<String>,
-    /// With what, if that is all there is of a session of another process.
-    last_word: Option<LastWord>,
-    /// Openings that were refused because the path seemed not to be direct.
-    not_direct: u32,
-    /// Where links are made, if threads make them.
-    pub(super) place: Option<Arc<Place>>,
-}
-
-impl ClientState {
-    pub(crate) fn new(config: &Config) -> Self {
-        let tls = matches!(config.security, Security::Tls(_));
-        let (mode, auto) = match config.ack {
-            AckMode::Fixed(mode) => (mode, false),
-            AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
-            AckMode::Auto => (LinkMode::Kernel, true),
-        };
-        Self {
-            mode,
-            auto,
-            epochs: 0,
-            open_nonce: rand::rng().random(),
-            owed_abort: None,
-            last_word: None,
-            not_direct: 0,
-            place: None,
-        }
-    }
-
-    /// Whether the server has to be told that the session was given up.
-    pub(crate) fn owes_abort(&self) -> bool {
-        self.owed_abort.is_some()
-    }
-
-    /// All that is left to do is to say that the session was given up.
-    pub(super) fn only_abort(&mut self, word: LastWord, reason: String) {
-        self.epochs = LAST_WORD_EPOCH;
-        self.last_word = Some(word);
-        self.owed_abort = Some(reason);
-    }
-
-    /// The number of the next link.
-    pub(super) fn next_epoch(&mut self) -> u64 {
-        self.epochs += 1;
-        self.epochs
-    }
-
-    /// Another attempt of ours got there first, or its Welcome was lost: the next number is higher.
-    pub(super) fn saw_epoch(&mut self, epoch: u64) {
-        self.epochs = self.epochs.max(epoch);
-    }
-}
 
 /// A name for a new session.
 pub(crate) fn new_session_id() -> SessionId {
@@ -160,6 +99,11 @@ pub(crate) enum Verdict {
         /// Not before so long has passed; zero: at once.
         after: Duration,
     },
+    /// No answer came: try the other addresses, then again.
+    Elsewhere {
+        /// Why this attempt failed.
+        error: String,
+    },
     /// The session has failed.
     Fatal(Error),
 }
@@ -198,7 +142,7 @@ impl Engine {
             };
             // Found on the old link: it may want another mode, or be the end of the session.
             drop(ctl);
-            self.no_welcome(answer, &old);
+            self.act_on_refusal(answer, &old);
         }
     }
 
@@ -356,7 +300,8 @@ impl Engine {
                 verdict => return verdict,
             }
         }
-        Verdict::Again { error: cause, after: Duration::ZERO }
+        self.put_off_address(link.peer_addr);
+        Verdict::Elsewhere { error: cause }
     }
 
     fn client_welcomed(&self, welcomed: Welcomed, link: &Arc<Link>, shake: &Shake) -> Verdict {
@@ -381,7 +326,7 @@ impl Engine {
             });
         }
         ctl.key = welcomed.session_key.clone().or_else(|| ctl.key.take());
-        ctl.welcomed = true;
+        self.note_welcome(&mut ctl, link);
         ctl.peer_udp_port = welcome.udp_port;
         let peer = PeerPosition {
             next_offset: welcome.next_offset,
@@ -400,6 +345,14 @@ impl Engine {
                 drop(ctl);
                 self.fatal(error)
             }
+        }
+    }
+
+    /// The server has welcomed `link`.
+    pub(super) fn note_welcome(&self, ctl: &mut Ctl, link: &Link) {
+        ctl.welcomed = true;
+        if ctl.client.welcomed(link) {
+            tracing::info!(session = %self.id, "the next link tries kernel again");
         }
     }
 
@@ -438,11 +391,18 @@ impl Engine {
                 && self.config.ack == AckMode::Auto
                 && link.mode() != LinkMode::Inband
             {
-                if ctl.client.auto {
-                    tracing::info!(session = %self.id, peer = %link.peer_addr, "the path is not direct: using inband");
+                let (first, peer) = (ctl.client.auto, link.peer_addr);
+                ctl.client.fall_back();
+                if first && ctl.client.was_direct {
+                    let lasts = ctl.client.fallbacks >= NOT_DIRECT_MAX;
+                    let then = if lasts { "from now on" } else { "for the next link" };
+                    tracing::warn!(
+                        session = %self.id, %peer,
+                        "the path was direct, and the server cannot see that it still is: using inband {then}"
+                    );
+                } else if first {
+                    tracing::info!(session = %self.id, %peer, "the path is not direct: using inband");
                 }
-                ctl.client.auto = false;
-                ctl.client.mode = LinkMode::Inband;
                 return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal

@@ -15,7 +15,10 @@ use crate::proto::{Detached, Happening, Receiving, SecurityKind};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often to look whether an application is through with a reservation.
+const LENT_LOOK: Duration = Duration::from_millis(5);
 
 impl Config {
     pub(crate) fn security_kind(&self) -> SecurityKind {
@@ -35,6 +38,10 @@ impl Engine {
     /// The session is over, or a client's: only that knows where its servers are.
     pub(crate) fn detach(&self) -> Result<Detached> {
         let mut ctl = self.ctl.lock();
+        while self.tx.lock().sender.is_lent() {
+            // What is written there belongs to the session as well. Whoever gives it back wakes nobody for it.
+            self.changed.wait_for(&mut ctl, LENT_LOOK);
+        }
         if let Some(failure) = &ctl.failure {
             return Err(failure.clone());
         }
@@ -85,6 +92,7 @@ impl Engine {
             ctl.welcomed = true;
             ctl.outages = detached.outages;
             ctl.lost_at = Some(Instant::now());
+            ctl.paused_at = ctl.lost_at;
             engine.tx.lock().sender = detached.sender(SharedPool, engine.config.retain_bytes_max);
             Engine::limit_room(&mut engine.tx.lock(), ROOM_BYTES_FIRST);
             let mut rx = engine.rx.lock();

@@ -239,7 +239,8 @@ impl Engine {
             rx.failure = Some(error.clone());
             rx.link = None;
         }
-        if let Some(at) = ctl.lost_at.take() {
+        ctl.lost_at = None;
+        if let Some(at) = ctl.paused_at.take() {
             let pause = at.elapsed();
             ctl.pause_longest = ctl.pause_longest.max(pause);
             ctl.pause_total += pause;
@@ -252,6 +253,7 @@ impl Engine {
         let hooks = ctl.hooks.take();
         ctl.events = None;
         self.changed.notify_all();
+        self.hurry.notify_waiters();
         drop(ctl);
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
             hooks.over(&engine);
@@ -301,18 +303,19 @@ impl Engine {
 
     pub(super) fn send_control(&self, frame: Option<Frame<'_>>) {
         let consumed_offset = self.received_offset.load(Ordering::Acquire);
-        let mut told = true;
+        let (mut told, mut full) = (true, false);
         let mode = {
             let mut tx = self.tx.lock();
             let Some(link) = &tx.link else { return };
             let mode = link.mode();
             if mode == LinkMode::Inband {
                 // The header of the next data frame carries the acknowledgement along, and counts it as told.
-                told = frame.is_some() || tx.sender.pending_bytes() == 0;
+                told = frame.is_some() || tx.sender.ready_bytes() == 0;
                 // A data frame may have told it meanwhile.
                 let news = frame.is_some() || consumed_offset > self.ack_told_offset.load(Ordering::Relaxed);
                 if told && news {
-                    tx.sender.push_frame(&frame.unwrap_or(Frame::Ack), consumed_offset);
+                    told = tx.sender.push_frame(&frame.unwrap_or(Frame::Ack), consumed_offset);
+                    full = !told;
                 }
             }
             mode
@@ -324,6 +327,8 @@ impl Engine {
         }
         if told {
             self.ack_told_offset.fetch_max(consumed_offset, Ordering::Relaxed);
+        } else if full {
+            // The link is: what is due is looked for when it takes more.
         } else if self.ack_told_offset.load(Ordering::Relaxed) < consumed_offset {
             Helper::get().flush_soon(self);
         }

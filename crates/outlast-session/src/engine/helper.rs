@@ -25,10 +25,13 @@ use mio::{Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thread::Thread;
 
 const WAKE: Token = Token(0);
+
+/// A link, and what it is to be watched for.
+type Watched = (Weak<Engine>, Arc<Link>, Interest);
 
 /// What the thread is asked to do.
 #[derive(Debug, Default)]
@@ -36,13 +39,31 @@ struct Requests {
     flush: Vec<Weak<Engine>>,
     idle: Vec<Weak<Engine>>,
     linger: Vec<Arc<Engine>>,
-    watch: Vec<(Weak<Engine>, Arc<Link>, Interest)>,
+    watch: Vec<Watched>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
     mailboxes: Vec<Weak<Mailbox>>,
     repeats: Vec<Repeated>,
     listened: Vec<Listened>,
     jobs: Jobs,
+}
+
+impl Requests {
+    fn is_empty(&self) -> bool {
+        // All of them, by name: the thread goes to sleep if there is none.
+        let Self { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
+            self;
+        flush.is_empty()
+            && idle.is_empty()
+            && linger.is_empty()
+            && watch.is_empty()
+            && acceptors.is_empty()
+            && clients.is_empty()
+            && mailboxes.is_empty()
+            && repeats.is_empty()
+            && listened.is_empty()
+            && jobs.0.is_empty()
+    }
 }
 
 /// A datagram that is sent again until it is confirmed (`udp`).
@@ -68,9 +89,9 @@ impl Repeated {
     }
 }
 
-/// Threads to be started here, in the helper's network namespace.
+/// Threads to be started here, in the helper's network namespace, and when.
 #[derive(Default)]
-struct Jobs(Vec<Job>);
+struct Jobs(Vec<(Instant, Job)>);
 
 impl std::fmt::Debug for Jobs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -183,9 +204,9 @@ impl Helper {
         self.ask(false, |requests| requests.listened.push(listened));
     }
 
-    /// Do this here, at once.
-    pub(super) fn run(&self, job: Job) {
-        self.ask(true, |requests| requests.jobs.0.push(job));
+    /// Start this thread after so long; at once if that is nothing, for those that belong here.
+    pub(super) fn start_thread(&self, after: Duration, job: Job) {
+        self.ask(true, |requests| requests.jobs.0.push((Instant::now() + after, job)));
     }
 
     /// Let this listener's detached sessions expire.

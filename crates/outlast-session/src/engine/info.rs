@@ -76,7 +76,7 @@ pub struct Info {
     pub blocked_ms: u64,
     /// Links lost so far.
     pub outages: u64,
-    /// How long the present outage has lasted; none while connected.
+    /// How long the present outage has lasted, from the last that is known to have passed; none while connected.
     pub pause_now_ms: Option<u64>,
     /// The longest outage so far, the present one included.
     pub pause_longest_ms: u64,
@@ -147,7 +147,7 @@ pub enum EventKind {
         epoch: u64,
         /// How it acknowledges.
         mode: LinkMode,
-        /// From the loss to now.
+        /// From the last that is known to have passed to now: the time until the loss was noticed is part of it.
         pause: Duration,
         /// Bytes that this side has to send again.
         resent_bytes: u64,

@@ -27,6 +27,9 @@ const SHORT_PATH_US: u32 = 300;
 /// 9 Gbit/s at the longest of these paths.
 const SHORT_PATH_SEND_BUFFER_BYTES: usize = 256 << 10;
 
+/// The kernel's clock for what it has heard is coarse: less says nothing.
+const KERNEL_TICKS: Duration = Duration::from_millis(20);
+
 /// What to do when there is nothing to receive yet.
 #[derive(Debug)]
 pub(crate) enum Waiting<'a, 'b> {
@@ -65,6 +68,11 @@ pub(crate) struct Link {
     fin_seen: AtomicBool,
     /// Why it was given up.
     cause: OnceLock<String>,
+    made_ms: u64,
+    /// For how long it was listened to in vain.
+    unheard_ms: AtomicU64,
+    /// Since when it is known to wait for the peer's answer to something; 0: it does not.
+    waits_since_ms: AtomicU64,
 }
 
 impl Link {
@@ -95,6 +103,9 @@ impl Link {
             guarded: AtomicBool::new(guarded),
             fin_seen: AtomicBool::new(false),
             cause: OnceLock::new(),
+            made_ms: sys::coarse_now_ms(),
+            unheard_ms: AtomicU64::new(0),
+            waits_since_ms: AtomicU64::new(0),
         }
     }
 
@@ -110,6 +121,63 @@ impl Link {
     /// Why connecting has failed, once it is decided.
     pub(crate) fn connect_error(&self) -> io::Result<()> {
         self.socket.take_error()?.map_or(Ok(()), Err)
+    }
+
+    /// How long ago it was made.
+    pub(crate) fn age(&self) -> Duration {
+        Duration::from_millis(sys::coarse_now_ms().saturating_sub(self.made_ms))
+    }
+
+    /// Nothing was heard for so long, and asking did not help.
+    pub(crate) fn note_unheard(&self, time: Duration) {
+        self.unheard_ms.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For how long nothing has passed that should have, when the link is lost: since the peer was heard last, if
+    /// something of ours is under way to it or asks for it. Nothing if the link worked to its end.
+    pub(crate) fn stuck_for(&self) -> Duration {
+        let kernel = sys::tcp_info(self).ok().and_then(|info| {
+            let under_way =
+                || sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > info.unsent_bytes);
+            let silent = Duration::from_millis(info.silent_ms.into());
+            (silent >= KERNEL_TICKS && (info.probes > 0 || under_way())).then_some(silent)
+        });
+        let frames = Duration::from_millis(self.unheard_ms.load(Ordering::Relaxed));
+        kernel.unwrap_or_default().max(frames).min(self.age())
+    }
+
+    /// Whether something was sent that the peer's kernel has not acknowledged.
+    pub(crate) fn has_under_way(&self) -> bool {
+        let unsent_bytes = sys::tcp_info(self).map_or(0, |info| info.unsent_bytes);
+        sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > unsent_bytes)
+    }
+
+    /// Whether the kernel sends the same again and again and hears nothing. It does so the later, the longer the path is.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        sys::tcp_info(self).is_ok_and(|info| info.retransmits > 0)
+    }
+
+    /// One look: whether something of ours was under way, unanswered, at every look in the last `time`.
+    pub(crate) fn is_stuck(&self, time: Duration) -> bool {
+        let now_ms = sys::coarse_now_ms().max(1);
+        let Ok(info) = sys::tcp_info(self) else { return false };
+        let under_way = sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > info.unsent_bytes);
+        let since_ms = self.waits_since_ms.load(Ordering::Relaxed);
+        let waited_ms = now_ms.saturating_sub(since_ms);
+        if !under_way {
+            self.waits_since_ms.store(0, Ordering::Relaxed);
+            return false;
+        }
+        if since_ms == 0 || u64::from(info.silent_ms) < waited_ms {
+            self.waits_since_ms.store(now_ms, Ordering::Relaxed);
+            return false;
+        }
+        info.retransmits > 0 && Duration::from_millis(waited_ms) >= time
+    }
+
+    /// It was found stuck, and somebody does what can be done: the next time is later.
+    pub(crate) fn wait_anew(&self) {
+        self.waits_since_ms.store(0, Ordering::Relaxed);
     }
 
     /// Our end of the connection. Asked for when somebody wants to know: it costs a system call.

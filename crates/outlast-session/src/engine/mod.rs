@@ -15,6 +15,7 @@ mod abort;
 mod client;
 mod detach;
 mod end;
+mod gap;
 mod helper;
 mod inbox;
 mod info;
@@ -37,10 +38,13 @@ mod udp;
 pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
 pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
+pub(crate) use gap::Gap;
+pub(crate) use gap::reached as gap_reached;
 pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub use memory::Memory;
+pub(crate) use retrying::{Attempt, Next, Outage};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use shaking::{Shaken, Shaking};
@@ -143,6 +147,8 @@ pub(crate) struct Ctl {
     detached: bool,
     pub(crate) failure: Option<Error>,
     pub(crate) lost_at: Option<Instant>,
+    /// When the last passed that is known to have, before it was noticed that the link is lost.
+    paused_at: Option<Instant>,
     outages: u64,
     pause_longest: Duration,
     pause_total: Duration,
@@ -168,10 +174,12 @@ pub(crate) enum Farewell {
 
 /// What a shell or a listener does about changes. Called without any lock of the engine held.
 pub(crate) trait Hooks: Send + Sync + std::fmt::Debug {
-    /// The link is gone.
-    fn lost(&self, engine: &Arc<Engine>);
+    /// The link of this epoch is gone. There may be a later one already: others are not held up meanwhile.
+    fn lost(&self, engine: &Arc<Engine>, epoch: u64);
     /// The session is over, in order or not.
     fn over(&self, engine: &Arc<Engine>);
+    /// The peer does not answer what was sent to it; the link is as good as it was otherwise.
+    fn stuck(&self, _engine: &Arc<Engine>) {}
     /// Addresses or routes of this host changed.
     fn network_changed(&self, _engine: &Arc<Engine>) {}
 }
@@ -207,6 +215,7 @@ impl Engine {
                 detached: false,
                 failure: None,
                 lost_at: None,
+                paused_at: None,
                 outages: 0,
                 pause_longest: Duration::ZERO,
                 pause_total: Duration::ZERO,
@@ -278,7 +287,7 @@ impl Engine {
             && self.role == Role::Client
             && ctl.outages > 0
         {
-            outages.note(self.id, ctl.last_peer, &kind);
+            outages.note(self.id, ctl.last_peer, ctl.paused_at, &kind);
         }
         for sender in [&ctl.events, &ctl.listener_events].into_iter().flatten() {
             // Nobody listening is fine.
@@ -342,7 +351,7 @@ impl Engine {
 
     /// A snapshot.
     pub(crate) fn info(&self) -> Info {
-        let (state, mode, epoch, outages, longest, total, lost_at, local_addr, peer_addr) = {
+        let (state, mode, epoch, outages, longest, total, paused_at, local_addr, peer_addr) = {
             let ctl = self.ctl.lock();
             let link = ctl.link.as_ref();
             (
@@ -352,12 +361,12 @@ impl Engine {
                 ctl.outages,
                 ctl.pause_longest,
                 ctl.pause_total,
-                ctl.lost_at,
+                ctl.paused_at,
                 link.and_then(|link| link.local_addr()),
                 link.map(|link| link.peer_addr).or(ctl.last_peer),
             )
         };
-        let pause_now = lost_at.map(|at| at.elapsed());
+        let pause_now = paused_at.map(|at| at.elapsed());
         let mut tx = self.tx.lock();
         self.learn_acked(&mut tx);
         let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
@@ -406,3 +415,6 @@ impl Engine {
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

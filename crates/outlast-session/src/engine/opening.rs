@@ -79,9 +79,20 @@ impl Engine {
     pub(crate) fn handshake_ended(&self, link: &Arc<Link>, end: HandshakeEnd) {
         let end = end.and_then(|()| self.opened(link));
         if let Err(answer) = end
-            && let Verdict::Again { error, .. } = self.no_welcome(answer, link)
+            && let Some(error) = self.act_on_refusal(answer, link)
         {
             self.lost(link, &error);
+        }
+    }
+
+    /// Does what follows from an answer that is no Welcome. If there is to be another attempt: why.
+    pub(super) fn act_on_refusal(&self, answer: NoWelcome, link: &Arc<Link>) -> Option<String> {
+        match self.no_welcome(answer, link) {
+            Verdict::Again { error, after } => {
+                self.hold_off(after);
+                Some(error)
+            }
+            _ => None,
         }
     }
 
@@ -113,7 +124,7 @@ impl Engine {
         {
             return Err(NoWelcome::Unusable(self.window_error(link)));
         }
-        ctl.welcomed = true;
+        self.note_welcome(ctl, link);
         ctl.key = welcomed.session_key;
         ctl.peer_udp_port = welcome.udp_port;
         tx.sender.confirm(self.window_bytes(link, welcome.receive_buffer_bytes));
@@ -139,8 +150,14 @@ impl Engine {
         self.take_welcome(ctl, tx, rx, link).err()
     }
 
+    /// A server that says nothing to an opening for as long as handshakes may take is given up for now.
+    pub(super) fn give_up_opening(&self, link: &Arc<Link>) {
+        self.put_off_address(link.peer_addr);
+        self.lost(link, "the server does not answer");
+    }
+
     /// What follows from an answer that is no Welcome.
-    pub(super) fn no_welcome(&self, answer: NoWelcome, link: &Arc<Link>) -> Verdict {
+    fn no_welcome(&self, answer: NoWelcome, link: &Arc<Link>) -> Verdict {
         match answer {
             NoWelcome::Said(step) => self.client_refused(&step, link),
             NoWelcome::Tls(error) => self.tls_failed(link, &error),

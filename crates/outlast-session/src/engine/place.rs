@@ -7,15 +7,24 @@
 //!
 //! Tasks are different: they run wherever the threads of their runtime are.
 
+use super::gap::{self, Gap};
 use super::{Engine, Helper};
 use crate::sys;
 use parking_lot::Mutex;
+use std::io;
 use std::os::fd::AsFd;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, SendError, Sender};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
-/// Starts one thread.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+/// A thread of a session to be started.
+pub(super) struct Job {
+    engine: Arc<Engine>,
+    name: &'static str,
+    work: Box<dyn FnOnce() + Send>,
+    /// Told why it could not be started.
+    failed: Box<dyn FnOnce(&io::Error) + Send>,
+}
 
 /// A network namespace with sessions in it.
 #[derive(Debug)]
@@ -53,11 +62,9 @@ impl Place {
             return Some(known);
         }
         let (starter, jobs) = mpsc::channel::<Job>();
-        let spawned = std::thread::Builder::new().name("outlast-starter".into()).spawn(move || {
-            for job in jobs {
-                job();
-            }
-        });
+        let spawned = std::thread::Builder::new()
+            .name("outlast-starter".into())
+            .spawn(move || jobs.into_iter().for_each(Job::spawn));
         if let Err(error) = spawned {
             tracing::warn!(%error, "cannot start a thread for a network namespace");
             return None;
@@ -69,15 +76,38 @@ impl Place {
 
     fn start(&self, job: Job) {
         if sys::netns_cookie_here() == Some(self.cookie) {
-            return job();
+            return job.spawn();
         }
         match &self.starter {
-            None => Helper::get().run(job),
+            None => Helper::get().start_thread(Duration::ZERO, job),
             Some(starter) => {
-                if starter.send(job).is_err() {
-                    tracing::error!("the thread for a network namespace is gone");
+                if let Err(SendError(job)) = starter.send(job) {
+                    (job.failed)(&io::Error::other("the thread for a network namespace is gone"));
                 }
             }
+        }
+    }
+}
+
+impl Job {
+    /// In the session's network namespace.
+    pub(super) fn start(self) {
+        let place = self.engine.ctl().client.place.clone();
+        match place {
+            Some(place) => place.start(self),
+            None => self.spawn(),
+        }
+    }
+
+    /// In the calling thread's.
+    fn spawn(self) {
+        let spawned = if gap::reached(Gap::StartsThread, &self.engine) {
+            Err(io::Error::from_raw_os_error(libc::EAGAIN))
+        } else {
+            std::thread::Builder::new().name(self.name.into()).spawn(self.work)
+        };
+        if let Err(error) = spawned {
+            (self.failed)(&error);
         }
     }
 }
@@ -96,17 +126,20 @@ impl Engine {
         self.ctl().client.place.as_ref().is_none_or(|place| place.starter.is_none())
     }
 
-    /// Runs `work` in a thread of its own, in the session's network namespace.
-    pub(crate) fn start_thread(&self, name: &'static str, work: impl FnOnce() + Send + 'static) {
-        let job: Job = Box::new(move || {
-            if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(work) {
-                tracing::error!(%error, "cannot start a thread to make links");
-            }
-        });
-        let place = self.ctl().client.place.clone();
-        match place {
-            Some(place) => place.start(job),
-            None => job(),
+    /// Runs `work` in a thread of its own, in the session's network namespace, after so long. If the thread cannot be
+    /// started, `failed` is told, by any thread and without a lock.
+    pub(crate) fn start_thread(
+        self: &Arc<Self>,
+        name: &'static str,
+        after: Duration,
+        work: impl FnOnce() + Send + 'static,
+        failed: impl FnOnce(&io::Error) + Send + 'static,
+    ) {
+        let job = Job { engine: self.clone(), name, work: Box::new(work), failed: Box::new(failed) };
+        if after.is_zero() {
+            job.start();
+        } else {
+            Helper::get().start_thread(after, job);
         }
     }
 }

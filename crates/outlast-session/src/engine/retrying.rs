@@ -1,7 +1,8 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
+use super::client::Verdict;
 use super::{Ctl, Engine, EventKind};
-use crate::config::AckMode;
+use crate::config::{AckMode, Patience};
 use crate::error::Error;
 use crate::proto::State;
 use crate::targets::Targets;
@@ -9,7 +10,7 @@ use outlast_stream::Backoff;
 use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Engine {
     /// Whether the last refusal changed the mode, so that another attempt at once makes sense.
@@ -31,17 +32,25 @@ impl Engine {
         !over && !std::mem::replace(&mut ctl.reconnecting, true)
     }
 
+    /// An attempt beside the present link has come to nothing. True if that link is still there: nothing has to be done.
+    pub(crate) fn end_beside(&self) -> bool {
+        let mut ctl = self.ctl.lock();
+        let linked = ctl.link.is_some();
+        if linked {
+            ctl.reconnecting = false;
+        }
+        linked
+    }
+
+    /// What an outage remembers from one attempt to the next.
+    pub(crate) fn outage(&self) -> Outage {
+        Outage { backoff: self.backoff(), attempts: 0, hurry: self.ctl.lock().hurry }
+    }
+
     /// A fresh back-off for one outage.
     pub(crate) fn backoff(&self) -> Backoff {
         let seed = self.config.seed.unwrap_or_else(|| rand::rng().random());
         Backoff::new(self.config.backoff_base, self.config.backoff_max, seed)
-    }
-
-    /// Sleeps between two attempts, unless the network changes or the session ends.
-    pub(crate) fn wait_backoff(&self, delay: Duration) {
-        let deadline = std::time::Instant::now() + delay;
-        let hurry = self.ctl.lock().hurry;
-        self.wait_change(Some(deadline), |ctl| ctl.failure.is_some() || ctl.hurry != hurry);
     }
 
     /// The network changed: whoever waits to try again does so now.
@@ -57,7 +66,7 @@ impl Engine {
     }
 
     /// An attempt failed: says so.
-    pub(crate) fn note_retry(&self, attempt: u32, error: &str, next: Duration) {
+    fn note_retry(&self, attempt: u32, error: &str, next: Duration) {
         let ctl = self.ctl.lock();
         self.emit(&ctl, EventKind::Retry { attempt, error: error.to_owned(), next });
     }
@@ -72,15 +81,163 @@ impl Engine {
         }
     }
 
-    /// Texts for an error about all addresses.
-    pub(crate) fn give_up(&self, targets: &Targets, last: String) -> Error {
+    /// Whether there was a reason to try again since `hurry` was read.
+    pub(crate) fn is_hurried(&self, hurry: u64) -> bool {
+        self.ctl.lock().hurry != hurry
+    }
+
+    /// Completes when there is one, or the session is over.
+    pub(crate) async fn hurried(&self, hurry: u64) {
+        loop {
+            let mut told = std::pin::pin!(self.hurry.notified());
+            told.as_mut().enable();
+            if self.is_hurried(hurry) || self.is_over() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// The server asks for some time before the next attempt.
+    pub(super) fn hold_off(&self, after: Duration) {
+        if !after.is_zero() {
+            self.ctl.lock().client.not_before = Instant::now().checked_add(after);
+        }
+    }
+
+    /// For how long a client has patience left; none if it never loses it.
+    fn patience_left(&self) -> Option<Duration> {
+        let lost_at = self.ctl.lock().lost_at;
+        match (self.config.patience, lost_at) {
+            (Patience::For(limit), Some(at)) => Some(limit.saturating_sub(at.elapsed())),
+            _ => None,
+        }
+    }
+
+    /// An error about all addresses.
+    fn give_up(&self, targets: &Targets, last: String) -> Error {
         let patience = match self.config.patience {
-            crate::config::Patience::For(limit) => limit,
-            crate::config::Patience::Forever => Duration::MAX,
+            Patience::For(limit) => limit,
+            Patience::Forever => Duration::MAX,
         };
         let tx = self.tx.lock();
         let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
         Error::PatienceExhausted { targets: targets.to_string(), patience, last, unacked_bytes }
+    }
+}
+
+/// What an attempt at a link depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Attempt {
+    /// If it is still connecting when there was another reason for hurry since, it is given up.
+    hurry: Option<u64>,
+    /// It is made beside a link that seems to be stuck: whichever answers first carries on.
+    beside: bool,
+}
+
+impl Attempt {
+    /// One for an outage.
+    pub(crate) fn after(hurry: u64) -> Self {
+        Self { hurry: Some(hurry), beside: false }
+    }
+
+    /// One beside the present link.
+    pub(crate) fn beside(hurry: u64) -> Self {
+        Self { hurry: Some(hurry), beside: true }
+    }
+
+    /// Whether to give it up before the new connection is a link.
+    pub(crate) fn is_outrun(self, engine: &Engine) -> bool {
+        self.hurry.is_some_and(|hurry| engine.is_hurried(hurry)) || self.is_needless(engine)
+    }
+
+    /// Whether the present link has answered meanwhile.
+    pub(crate) fn is_needless(self, engine: &Engine) -> bool {
+        self.beside && engine.link().is_some_and(|link| !link.is_dead() && !link.is_unanswered())
+    }
+}
+
+/// One outage of a client's session, or its opening: asked after every attempt what to do next.
+#[derive(Clone, Debug)]
+pub(crate) struct Outage {
+    backoff: Backoff,
+    attempts: u32,
+    /// The reasons for hurry that there were when the attempt under way began.
+    hurry: u64,
+}
+
+/// What a thread or task that makes links does next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing: there is a link, or the session is over.
+    Nothing,
+    /// Another attempt, after so long.
+    AttemptAfter(Duration),
+}
+
+impl Outage {
+    /// Before anything is tried: what the server has asked for.
+    pub(crate) fn first_delay(&self, engine: &Engine) -> Duration {
+        let not_before = engine.ctl().client.not_before.take();
+        let delay = not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+        engine.patience_left().map_or(delay, |left| delay.min(left))
+    }
+
+    /// An attempt begins: what changes from now on is a reason for another one.
+    pub(crate) fn begin(&mut self, engine: &Engine) -> u64 {
+        self.hurry = engine.ctl().hurry;
+        self.hurry
+    }
+
+    /// An attempt has ended.
+    pub(crate) fn attempted(&mut self, engine: &Engine, targets: &Targets, verdict: Verdict) -> Next {
+        let (error, after) = match verdict {
+            Verdict::Installed => return Next::Nothing,
+            Verdict::Fatal(error) => {
+                engine.fail(error);
+                return Next::Nothing;
+            }
+            Verdict::Elsewhere { error } => (error, Duration::ZERO),
+            Verdict::Again { error, after } => (error, after),
+            Verdict::More(_) => return Next::AttemptAfter(Duration::ZERO),
+        };
+        self.failed(engine, targets, error, after)
+    }
+
+    /// An attempt has failed, or could not even begin.
+    pub(crate) fn failed(
+        &mut self,
+        engine: &Engine,
+        targets: &Targets,
+        error: String,
+        after: Duration,
+    ) -> Next {
+        self.attempts += 1;
+        if engine.is_over() {
+            return Next::Nothing;
+        }
+        let patience_left = engine.patience_left();
+        if patience_left == Some(Duration::ZERO) {
+            engine.fail(engine.give_up(targets, error));
+            return Next::Nothing;
+        }
+        let delay = self.backoff.next_delay().max(after);
+        // Nobody sleeps longer than there is patience, whoever asks for it.
+        let delay = patience_left.map_or(delay, |left| delay.min(left));
+        engine.note_retry(self.attempts, &error, delay);
+        Next::AttemptAfter(delay)
+    }
+
+    /// Sleeps between two attempts, unless the network has changed since the last one began, or the session ends.
+    pub(crate) fn wait(&self, engine: &Engine, delay: Duration) {
+        // A time that no clock reaches is for ever.
+        let deadline = Instant::now().checked_add(delay);
+        engine.wait_change(deadline, |ctl| ctl.life.is_over() || ctl.hurry != self.hurry);
+    }
+
+    /// As [`wait`](Self::wait), for tasks.
+    pub(crate) async fn waited(&self, engine: &Engine, delay: Duration) {
+        let _ = ::tokio::time::timeout(delay, engine.hurried(self.hurry)).await;
     }
 }
 

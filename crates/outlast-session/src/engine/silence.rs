@@ -36,7 +36,10 @@ impl Listened {
         match self.silence.look(heard) {
             SilenceAdvice::Wait => {}
             SilenceAdvice::Ask => engine.send_control(Some(Frame::Ping { token: 0 })),
-            SilenceAdvice::GiveUp => engine.lost(&link, "nothing was heard for too long"),
+            SilenceAdvice::GiveUp => {
+                link.note_unheard(engine.look_interval() * LOOKS_PER_TIMEOUT);
+                engine.lost(&link, "nothing was heard for too long");
+            }
         }
         !link.is_dead()
     }

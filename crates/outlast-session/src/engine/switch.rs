@@ -1,16 +1,16 @@
 //! Changing the link: losing one, and carrying on with the next.
 
+use super::gap::{self, Gap};
 use super::memory::{FrozenBytes, ROOM_BYTES_FIRST};
 use super::opening::{NoWelcome, Opening};
 use super::rx::Segment;
 use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, Tx};
-use crate::config::Patience;
 use crate::error::{Error, Result};
 use crate::proto::{ClientHandshake, Happening, LinkMode, OffsetError, State};
 use crate::sys;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// By how much a send queue can exceed SO_SNDBUF: one segment of the largest kind, rounded up (54.6 KB were seen).
 const QUEUE_OVERSHOOT_BYTES: u64 = 64 << 10;
@@ -43,6 +43,7 @@ pub(crate) struct PeerPosition<'a> {
 /// A link that was taken out of service.
 pub(super) struct Taken {
     link: Arc<Link>,
+    stuck_for: Duration,
     /// What an opening link has brought instead of a Welcome.
     answer: Option<NoWelcome>,
 }
@@ -59,6 +60,7 @@ impl Engine {
     pub(crate) fn lost(&self, link: &Arc<Link>, cause: &str) {
         // Killing it wakes its reader, which has another idea of what happened and may be here first.
         let cause = link.blame(cause);
+        let stuck_for = link.stuck_for();
         link.kill();
         let mut ctl = self.ctl.lock();
         if !ctl.link.as_ref().is_some_and(|present| Arc::ptr_eq(present, link)) {
@@ -82,21 +84,24 @@ impl Engine {
             self.conclude(ctl, Happening::Abandoned);
             return;
         }
-        self.mark_lost(&mut ctl, cause);
+        self.mark_lost(&mut ctl, cause, stuck_for);
         self.changed.notify_all();
         drop(ctl);
+        gap::reached(Gap::LostUntold, self);
         if let Some(answer) = answer {
-            self.no_welcome(answer, link);
+            self.act_on_refusal(answer, link);
         }
         let hooks = self.ctl.lock().hooks.clone();
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
-            hooks.lost(&engine);
+            hooks.lost(&engine, link.epoch);
         }
     }
 
-    fn mark_lost(&self, ctl: &mut Ctl, cause: &str) {
+    fn mark_lost(&self, ctl: &mut Ctl, cause: &str, stuck_for: Duration) {
         // An opening that has to be tried again is no outage yet.
-        ctl.lost_at.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        ctl.lost_at.get_or_insert(now);
+        ctl.paused_at.get_or_insert(now.checked_sub(stuck_for).unwrap_or(now));
         let connected = ctl.life.state() == State::Connected;
         self.happens(ctl, Happening::LinkLost);
         if connected {
@@ -189,7 +194,7 @@ impl Engine {
     pub(super) fn retire(&self, ctl: &mut Ctl, cause: &str) -> Retired {
         let mut answer = None;
         if let Some(old) = self.take_link(ctl) {
-            self.mark_lost(ctl, cause);
+            self.mark_lost(ctl, cause, old.stuck_for);
             answer = old.answer.map(|answer| (old.link, answer));
         }
         Retired { position: self.position(), answer }
@@ -197,13 +202,20 @@ impl Engine {
 
     /// Takes the present link, if there is one, away from both halves.
     pub(super) fn take_link(&self, ctl: &mut Ctl) -> Option<Taken> {
+        // Before anything is waited for: a writer or a reader at work is done the sooner.
+        ctl.link.as_ref()?.kill();
+        self.take_link_from(ctl, &mut self.tx.lock())
+    }
+
+    /// As [`take_link`](Self::take_link), with the writers held up already.
+    fn take_link_from(&self, ctl: &mut Ctl, tx: &mut Tx) -> Option<Taken> {
         let link = ctl.link.take()?;
         ctl.last_peer = Some(link.peer_addr);
+        let stuck_for = link.stuck_for();
+        // Wakes a reader that is asleep with its lock.
         link.kill();
-        let mut tx = self.tx.lock();
-        let mut rx = self.rx.lock();
-        let answer = self.unload(ctl, &mut tx, &mut rx, &link);
-        Some(Taken { link, answer })
+        let answer = self.unload(ctl, tx, &mut self.rx.lock(), &link);
+        Some(Taken { link, stuck_for, answer })
     }
 
     /// Puts a new link into service.
@@ -274,7 +286,8 @@ impl Engine {
         let first = ctl.life.state() == State::Opening;
         self.happens(ctl, if first { Happening::Welcomed } else { Happening::Resumed });
         let (epoch, mode, peer) = (link.epoch, link.mode(), link.peer_addr);
-        let pause = ctl.lost_at.take().map(|at| at.elapsed());
+        ctl.lost_at = None;
+        let pause = ctl.paused_at.take().map(|at| at.elapsed());
         if first {
             self.emit(ctl, EventKind::Connected { epoch, mode, peer });
         } else {
@@ -356,13 +369,17 @@ impl Engine {
         }
         let mut ctl = self.ctl.lock();
         let Some(link) = ctl.link.clone() else { return Ok(ctl.life.state() == State::Passive) };
-        // All that is left of it is that the server lets it go, on this link.
-        let through = self.is_through();
         {
+            // Until the link is taken away: what is written then finds the session passive, and wakes it.
             let mut tx = self.tx.lock();
             self.learn_acked(&mut tx);
+            // All that is left of it is that the server lets it go, on this link. A reader who is asleep with the lock
+            // has not read the peer's end.
+            let through =
+                tx.sender.is_delivered() && self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete());
             let quiet = ctl.life.state() == State::Connected
                 && !through
+                && !tx.sender.is_lent()
                 && !tx.sender.has_output()
                 && (tx.sender.acked_offset() == tx.sender.end_offset() || link.mode() == LinkMode::Window)
                 && (link.mode() != LinkMode::Window
@@ -374,8 +391,9 @@ impl Engine {
                 self.pump_input();
                 return Ok(false);
             }
+            gap::reached(Gap::FoundQuiet, self);
+            self.take_link_from(&mut ctl, &mut tx);
         }
-        self.take_link(&mut ctl);
         self.happens(&mut ctl, Happening::Passivated);
         self.emit(&ctl, EventKind::Passivated);
         drop(ctl);
@@ -392,19 +410,11 @@ impl Engine {
         }
         self.happens(&mut ctl, Happening::Woken);
         ctl.lost_at = Some(Instant::now());
-        let hooks = ctl.hooks.clone();
+        ctl.paused_at = ctl.lost_at;
+        let (hooks, epoch) = (ctl.hooks.clone(), ctl.epoch);
         drop(ctl);
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
-            hooks.lost(&engine);
-        }
-    }
-
-    /// Whether a client should go on trying, `waited` into the outage.
-    pub(crate) fn patience_left(&self) -> bool {
-        let lost_at = self.ctl.lock().lost_at;
-        match (self.config.patience, lost_at) {
-            (Patience::For(limit), Some(at)) => at.elapsed() < limit,
-            _ => true,
+            hooks.lost(&engine, epoch);
         }
     }
 }

@@ -228,6 +228,9 @@ impl Engine {
             }
         }
         let Some(link) = tx.link.clone() else { return self.write_small(tx, bytes, waker) };
+        if tx.sender.is_lent() {
+            return Ok(self.stalled(tx, Flush::All, waker));
+        }
         if !tx.sender.can_bypass() || link.is_tls() {
             return self.write_small(tx, bytes, waker);
         }
@@ -336,7 +339,7 @@ impl Engine {
         loop {
             let received_offset = self.received_offset.load(Ordering::Acquire);
             // Only the header of a frame that begins now carries the acknowledgement.
-            let acks = tx.sender.can_push_frame() && tx.sender.pending_bytes() > 0;
+            let acks = tx.sender.can_push_frame() && tx.sender.ready_bytes() > 0;
             tx.sender.prepare(received_offset);
             if !tx.sender.has_output() {
                 break;

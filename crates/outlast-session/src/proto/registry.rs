@@ -474,9 +474,9 @@ impl<T: Clone> Registry<T> {
     /// Gives up a session before its time, to make room, unless it has a link. Latecomers hear that it has expired.
     pub fn shed(&mut self, id: &SessionId, now: Duration) -> Option<T> {
         self.sessions.get(id)?.deadline?;
-        let Entry { value, key, .. } = self.remove(id)?;
+        let Entry { value, key, owner, .. } = self.remove(id)?;
         self.stats.expired += 1;
-        self.bury(*id, Tombstone { refusal: Refusal::Expired, why: None, key, deadline: now });
+        self.bury(*id, Tombstone { refusal: Refusal::Expired, why: None, key, owner, deadline: now });
         Some(value)
     }
 

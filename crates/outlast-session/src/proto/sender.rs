@@ -185,19 +185,15 @@ impl<S: BufferSource> Sender<S> {
         self.ring.push(bytes)
     }
 
+    /// As [`pending_bytes`](Self::pending_bytes), as far as they can be sent now.
+    #[inline]
+    pub fn ready_bytes(&self) -> u64 {
+        if self.ring.is_lent() { 0 } else { self.pending_bytes() }
+    }
+
     /// Room for the application to write into, at least one byte unless the ring is full; at most `bytes_max`.
     pub fn reserve(&mut self, bytes_max: usize) -> &mut [u8] {
         self.ring.reserve(1, bytes_max)
-    }
-
-    /// The room last reserved.
-    pub fn reserved(&self) -> &[u8] {
-        self.ring.reserved()
-    }
-
-    /// As [`reserved`](Self::reserved), to be filled.
-    pub fn reserved_mut(&mut self) -> &mut [u8] {
-        self.ring.reserved_mut()
     }
 
     /// The first `bytes` of the reserved room are part of the stream now.
@@ -215,16 +211,18 @@ impl<S: BufferSource> Sender<S> {
         self.head.extend_from_slice(bytes);
     }
 
-    /// Queues a control frame (`inband` only): it goes out before the next data frame.
-    pub fn push_frame(&mut self, frame: &Frame<'_>, ack_offset: u64) {
-        let Some(link) = self.link.filter(|link| link.mode == LinkMode::Inband) else { return };
+    /// Queues a control frame (`inband` only): it goes out before the next data frame. False if too many wait already:
+    /// then what it says is not said.
+    pub fn push_frame(&mut self, frame: &Frame<'_>, ack_offset: u64) -> bool {
+        let Some(link) = self.link.filter(|link| link.mode == LinkMode::Inband) else { return false };
         let waiting_bytes = self.head.len() + self.queued.len();
         if matches!(frame, Frame::Pong { .. } | Frame::Ack) && waiting_bytes > ANSWERS_BYTES_MAX {
-            return;
+            return false;
         }
         // PROTOCOL 4.2: a frame that has begun is finished first.
         let out = if link.frame_left_bytes == 0 { &mut self.head } else { &mut self.queued };
         frame.encode(ack_offset, out);
+        true
     }
 
     /// Whether a control frame would be sent in one piece now.
@@ -236,8 +234,14 @@ impl<S: BufferSource> Sender<S> {
     #[inline]
     pub fn has_output(&self) -> bool {
         let Some(link) = &self.link else { return false };
-        self.head_sent < self.head.len()
-            || !self.queued.is_empty()
+        if self.head_sent < self.head.len() {
+            return true;
+        }
+        if self.ring.is_lent() {
+            // What has begun cannot be finished, and nothing may come in between.
+            return !self.queued.is_empty() && link.frame_left_bytes == 0;
+        }
+        !self.queued.is_empty()
             || self.pending_bytes() > 0
             || (link.mode == LinkMode::Inband && self.ended && !link.end_sent)
     }
@@ -248,13 +252,14 @@ impl<S: BufferSource> Sender<S> {
         link.mode != LinkMode::Inband
             && self.ended
             && !link.end_sent
+            && !self.ring.is_lent()
             && self.pending_bytes() == 0
             && self.head_sent == self.head.len()
     }
 
     /// Whether the end of the stream, as a FIN or as a frame, is due once the link has taken what is pending.
     pub fn end_follows(&self) -> bool {
-        self.ended && self.link.is_some_and(|link| !link.end_sent)
+        self.ended && !self.ring.is_lent() && self.link.is_some_and(|link| !link.end_sent)
     }
 
     /// Raw modes: the FIN was queued.
@@ -279,6 +284,9 @@ impl<S: BufferSource> Sender<S> {
         }
         // PROTOCOL 4.2: every frame is sent whole before the next begins.
         self.head.append(&mut self.queued);
+        if self.ring.is_lent() {
+            return;
+        }
         let pending_bytes = usize::try_from(self.ring.end_offset() - self.sent_offset).unwrap_or(usize::MAX);
         if pending_bytes > 0 {
             let payload_bytes = pending_bytes.min(FRAME_PAYLOAD_BYTES_MAX);
@@ -470,6 +478,7 @@ const _: () = assert!(FRAME_HEADER_BYTES == 16);
 
 mod aside;
 mod bypass;
+mod lend;
 #[cfg(any(feature = "io", feature = "fuzzing", test))]
 mod rest;
 #[cfg(test)]

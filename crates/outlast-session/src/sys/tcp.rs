@@ -2,7 +2,7 @@
 
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::{MaybeUninit, offset_of, size_of};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 use std::sync::OnceLock;
@@ -85,11 +85,20 @@ pub(crate) struct TcpInfo {
     pub rtt_us: u32,
     /// Payload bytes received in order, plus one for a FIN.
     pub bytes_received: u64,
+    /// Since when nothing has come from the peer, neither data nor an acknowledgement; in the kernel's ticks.
+    pub silent_ms: u32,
+    /// How often in a row the same data was sent again, without an answer.
+    pub retransmits: u8,
+    /// Keepalive probes, or probes of a window that was closed, without an answer.
+    pub probes: u8,
+    /// Handed to the socket and never sent.
+    pub unsent_bytes: u64,
     /// A FIN or RST has come: the state is CLOSE, CLOSE_WAIT or behind it.
     pub has_peer_ended: bool,
 }
 
-/// The head of the kernel's `struct tcp_info`, up to `tcpi_bytes_received` (linux/tcp.h; since 4.1).
+/// The head of the kernel's `struct tcp_info` (linux/tcp.h), up to `tcpi_bytes_received` since 4.1, up to
+/// `tcpi_notsent_bytes` since 4.6.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawTcpInfo {
@@ -106,6 +115,10 @@ struct RawTcpInfo {
     max_pacing_rate: u64,
     bytes_acked: u64,
     bytes_received: u64,
+    segs_out: u32,
+    segs_in: u32,
+    notsent_bytes: u32,
+    min_rtt: u32,
 }
 
 /// Reads the socket's TCP_INFO.
@@ -113,15 +126,23 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     // SAFETY: RawTcpInfo is plain integers, for which zero is a valid value.
     let zero: RawTcpInfo = unsafe { MaybeUninit::zeroed().assume_init() };
     let (raw, length) = get_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, zero)?;
-    if length < size_of::<RawTcpInfo>() {
+    if length < offset_of!(RawTcpInfo, segs_out) {
         return Err(io::Error::from_raw_os_error(libc::ENOTSUP));
     }
     // The 16th word behind the bytes is tcpi_rtt: rto, ato, snd_mss, rcv_mss, unacked, sacked, lost, retrans, fackets,
     // four times of last events, pmtu, rcv_ssthresh, rtt.
-    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, rtt_us, ..] = raw.words;
+    let [_, _, _, _, _, _, _, _, _, _, _, last_data_ms, last_ack_ms, _, _, rtt_us, ..] = raw.words;
     // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
     let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
-    Ok(TcpInfo { rtt_us, bytes_received: raw.bytes_received, has_peer_ended })
+    Ok(TcpInfo {
+        rtt_us,
+        bytes_received: raw.bytes_received,
+        silent_ms: last_data_ms.min(last_ack_ms),
+        retransmits: raw.retransmits,
+        probes: raw.probes,
+        unsent_bytes: u64::from(raw.notsent_bytes),
+        has_peer_ended,
+    })
 }
 
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that

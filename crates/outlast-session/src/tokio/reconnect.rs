@@ -1,7 +1,10 @@
 //! Making links with tokio: the first one in the caller's task, later ones in a task of the outage.
 
 use crate::config::Config;
-use crate::engine::{ABORT_MAX, Begun, Engine, Helper, Hooks, Link, Role, Shake, Verdict, new_session_id};
+use crate::engine::{
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
+    gap_reached, new_session_id,
+};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::targets::Targets;
@@ -15,6 +18,14 @@ use std::time::{Duration, Instant};
 /// Openings tried in other modes or with later numbers before it counts as a failure.
 const OPENINGS_MAX: u32 = 8;
 
+/// An attempt is left alone for so long, whatever happens to the network.
+const CONNECT_UNDISTURBED: Duration = Duration::from_secs(1);
+
+/// And then looks so often whether something has.
+const CONNECT_LOOK: Duration = Duration::from_millis(100);
+/// Why a second link is not made.
+const ANSWERED: &str = "the present link answers";
+
 /// Read at a time while hands are shaken.
 const HANDSHAKE_READ_BYTES: usize = 4096;
 
@@ -24,7 +35,7 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
     let mut last = String::new();
     for _ in 0..OPENINGS_MAX {
-        match attempt(&engine, targets).await {
+        match attempt(&engine, targets, Attempt::default()).await {
             Verdict::Installed => {
                 if config.watch_network {
                     Helper::get().watch_network(&engine);
@@ -39,16 +50,25 @@ pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<A
             Verdict::Again { error: last, .. } => {
                 return Err(Error::Connect { targets: targets.to_string(), last });
             }
-            Verdict::More(_) => {}
+            Verdict::More(_) | Verdict::Elsewhere { .. } => {}
         }
     }
     Err(Error::Connect { targets: targets.to_string(), last })
 }
 
-/// One round over all addresses of all targets.
-async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
+/// One round over all addresses of all targets, those last that were silent before.
+async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     let mut last = String::from("no address");
-    for target in targets.iter() {
+    if gap_reached(Gap::Attempts, engine) {
+        return Verdict::Again { error: last, after: Duration::ZERO };
+    }
+    let put_off = engine.put_off();
+    let targets: Vec<&str> = targets.iter().collect();
+    // Once again for those that were silent.
+    let late_from = targets.len();
+    let rounds = if put_off.is_empty() { 1 } else { 2 };
+    for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
+        let late = index >= late_from;
         let addresses: Vec<SocketAddr> = match ::tokio::net::lookup_host(target).await {
             Ok(addresses) => addresses.collect(),
             Err(error) => {
@@ -56,8 +76,9 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
                 continue;
             }
         };
-        for address in addresses {
-            match attempt_address(engine, target, address).await {
+        for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
+            match attempt_address(engine, target, address, kind).await {
+                Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
                 Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
                 Err(error) => return Verdict::Fatal(error),
@@ -67,10 +88,20 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets) -> Verdict {
     Verdict::Again { error: last, after: Duration::ZERO }
 }
 
-async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr) -> Result<Verdict> {
+async fn attempt_address(
+    engine: &Arc<Engine>,
+    target: &str,
+    address: SocketAddr,
+    kind: Attempt,
+) -> Result<Verdict> {
     let deadline = ::tokio::time::Instant::now() + engine.config.handshake_timeout;
     let failed = |error: io::Error| Error::system("shake hands", &error);
-    let link = match timeout_at(deadline, connect_link(engine, target, address)).await {
+    let connecting = ::tokio::select! {
+        linked = timeout_at(deadline, connect_link(engine, target, address)) => linked,
+        // The SYN may have gone a way that is no more: the next one need not.
+        () = outrun(engine, kind) => return Err(failed(io::Error::from_raw_os_error(libc::ECANCELED))),
+    };
+    let link = match connecting {
         Ok(link) => link?,
         Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     };
@@ -82,9 +113,20 @@ async fn attempt_address(engine: &Arc<Engine>, target: &str, address: SocketAddr
         Ok(Err(error)) => return Err(failed(error)),
         Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     }
+    if kind.is_needless(engine) {
+        return Ok(Verdict::Again { error: ANSWERED.into(), after: Duration::ZERO });
+    }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
         Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline).await),
+    }
+}
+
+/// Completes when the attempt is not worth it any more, and not young.
+async fn outrun(engine: &Engine, kind: Attempt) {
+    ::tokio::time::sleep(CONNECT_UNDISTURBED).await;
+    while !kind.is_outrun(engine) {
+        ::tokio::time::sleep(CONNECT_LOOK).await;
     }
 }
 
@@ -154,10 +196,17 @@ struct Reconnector {
 }
 
 impl Hooks for Reconnector {
-    fn lost(&self, engine: &Arc<Engine>) {
+    fn lost(&self, engine: &Arc<Engine>, _epoch: u64) {
         if engine.begin_reconnecting() {
             let (engine, targets) = (engine.clone(), self.targets.clone());
             self.runtime.spawn(async move { reconnect(&engine, &targets).await });
+        }
+    }
+
+    fn stuck(&self, engine: &Arc<Engine>) {
+        if engine.begin_reconnecting() {
+            let (engine, targets) = (engine.clone(), self.targets.clone());
+            self.runtime.spawn(async move { connect_beside(&engine, &targets).await });
         }
     }
 
@@ -171,30 +220,38 @@ impl Hooks for Reconnector {
     fn network_changed(&self, engine: &Arc<Engine>) {
         engine.interrupt_backoff();
         if engine.path_changed() {
-            self.lost(engine);
+            let epoch = engine.ctl().epoch;
+            self.lost(engine, epoch);
         }
     }
 }
 
 /// Tries until there is a link, or no patience left, or the session is over.
 async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
-    let mut backoff = engine.backoff();
-    let mut attempts = 0;
+    reconnect_in(engine, targets, &mut engine.outage()).await;
+}
+
+/// Tries a second link while the first one seems to be stuck. If that is lost meanwhile: until there is one.
+async fn connect_beside(engine: &Arc<Engine>, targets: &Targets) {
+    let mut outage = engine.outage();
+    let hurry = outage.begin(engine);
+    match attempt(engine, targets, Attempt::beside(hurry)).await {
+        Verdict::Installed => {}
+        Verdict::Fatal(error) => engine.fail(error),
+        _ if engine.end_beside() => {}
+        _ => reconnect_in(engine, targets, &mut outage).await,
+    }
+}
+
+async fn reconnect_in(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
+    outage.waited(engine, outage.first_delay(engine)).await;
     while !engine.is_over() {
-        let (error, after) = match attempt(engine, targets).await {
-            Verdict::Installed => return,
-            Verdict::Fatal(error) => return engine.fail(error),
-            Verdict::Again { error, after } => (error, after),
-            Verdict::More(_) => continue,
-        };
-        attempts += 1;
-        if !engine.patience_left() {
-            return engine.fail(engine.give_up(targets, error));
+        let hurry = outage.begin(engine);
+        let verdict = attempt(engine, targets, Attempt::after(hurry)).await;
+        match outage.attempted(engine, targets, verdict) {
+            Next::Nothing => return,
+            Next::AttemptAfter(delay) => outage.waited(engine, delay).await,
         }
-        let delay = backoff.next_delay().max(after);
-        engine.note_retry(attempts, &error, delay);
-        let hurry = engine.hurry.notified();
-        let _ = ::tokio::time::timeout(delay, hurry).await;
     }
 }
 
@@ -202,7 +259,7 @@ async fn reconnect(engine: &Arc<Engine>, targets: &Targets) {
 pub(super) async fn abort(engine: &Arc<Engine>, targets: &Targets) {
     let deadline = Instant::now() + ABORT_MAX;
     let mut backoff = engine.backoff();
-    while let Verdict::Again { error, after } = attempt(engine, targets).await {
+    while let Verdict::Again { error, after } = attempt(engine, targets, Attempt::default()).await {
         let delay = backoff.next_delay().max(after);
         if Instant::now() + delay >= deadline {
             tracing::warn!(session = %engine.id, %error, "the server does not know that the session was given up");

@@ -90,6 +90,11 @@ impl Session {
         self.engine.id
     }
 
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     pub(crate) fn role(&self) -> Role {
         self.engine.role
     }

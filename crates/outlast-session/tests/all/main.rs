@@ -10,6 +10,7 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod addresses;
 mod attacks;
 mod basics;
 mod breakages;
@@ -18,10 +19,13 @@ mod conformance;
 mod detach;
 mod detection;
 mod example;
+mod fallback;
 mod last_words;
 mod namespaces;
 mod openings;
+mod pauses;
 mod round_trips;
+mod second_link;
 mod security;
 mod simulation;
 mod udp_mode;

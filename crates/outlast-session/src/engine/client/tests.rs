@@ -3,6 +3,7 @@
 
 use super::super::{Role, SessionState};
 use super::*;
+use crate::config::Config;
 use crate::proto::{Decoded, Message, Welcome, decode, refuse};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -83,7 +84,7 @@ fn answer(server: &mut TcpStream, link: &Link, bytes: &[u8]) {
 }
 
 fn assert_tries_again(verdict: &Verdict) {
-    let Verdict::Again { error, .. } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Elsewhere { error } = verdict else { panic!("{verdict:?}") };
     assert_eq!(error, "the handshake took too long");
 }
 

@@ -1,16 +1,24 @@
 //! How the helper looks at one session.
 
 use super::super::memory::ROOM_BYTES_FIRST;
-use super::super::{Engine, Farewell, Link};
+use super::super::{Engine, Farewell, Link, Role};
 use crate::proto::LinkMode;
 use mio::Interest;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// With something under way that nobody answers for so long, a client tries a second link beside the first.
+const SECOND_LINK_AFTER: Duration = Duration::from_secs(1);
 
 /// What a look at a session came to that has sent something.
 pub(super) enum Idle {
     /// In use: look again later.
     Busy,
+    /// The peer does not answer what was sent. Look again later.
+    Stuck,
+    /// The server does not answer the opening.
+    Unwelcome(Arc<Link>),
     /// Everything is acknowledged, or nothing can be learned.
     Forget,
     /// The link still owes acknowledgements: watch it.
@@ -46,6 +54,23 @@ impl Engine {
         if let Some(link) = &tx.link {
             link.guard(self.config.detect_timeout);
         }
+        if let Some(link) = &tx.link
+            && !tx.sender.is_confirmed()
+        {
+            // Nothing can be forgotten before the Welcome.
+            return if link.age() < self.config.handshake_timeout {
+                Idle::Busy
+            } else {
+                Idle::Unwelcome(link.clone())
+            };
+        }
+        if self.role == Role::Client
+            && let Some(link) = tx.link.clone()
+            && link.is_stuck(SECOND_LINK_AFTER)
+        {
+            link.wait_anew();
+            return Idle::Stuck;
+        }
         let end_offset = tx.sender.end_offset();
         if tx.idle_end_offset != end_offset {
             tx.idle_end_offset = end_offset;
@@ -70,8 +95,9 @@ impl Engine {
                     LinkMode::Inband => Interest::READABLE,
                     LinkMode::Kernel | LinkMode::Window | LinkMode::Udp => Interest::PRIORITY,
                 };
-                // Kernels have to be asked, and datagrams get lost.
-                let again = matches!(link.mode(), LinkMode::Kernel | LinkMode::Udp);
+                // Kernels have to be asked, and datagrams get lost; and what nobody answers may be stuck.
+                let again = matches!(link.mode(), LinkMode::Kernel | LinkMode::Udp)
+                    || (self.role == Role::Client && link.has_under_way());
                 Idle::Unacked { link: link.clone(), interest, again }
             }
             // Without a link there is nothing to learn; the next link lists the session again.
@@ -103,6 +129,13 @@ impl Engine {
             ctl.released || matches!(ctl.farewell, Farewell::Awaited { .. })
         };
         last_words || self.tx.try_lock().is_none_or(|tx| tx.sender.retained_bytes() > 0)
+    }
+
+    pub(super) fn is_stuck(&self) {
+        let hooks = self.ctl().hooks.clone();
+        if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
+            hooks.stuck(&engine);
+        }
     }
 
     pub(super) fn network_changed(&self) {

@@ -5,7 +5,7 @@ use super::super::silence::Silences;
 use super::super::udp::{Mailbox, REPEAT};
 use super::super::{Engine, Link, memory};
 use super::looks::Idle;
-use super::{Helper, Repeated, WAKE};
+use super::{Helper, Job, Repeated, Requests, WAKE, Watched};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Registry, Token};
@@ -86,6 +86,9 @@ pub(super) struct Thread {
     lingering: Vec<Lingering>,
     acceptors: Vec<Weak<Acceptor>>,
     clients: Vec<Weak<Engine>>,
+    mailboxes_to_open: Vec<Weak<Mailbox>>,
+    /// Threads to be started, and when.
+    later: Vec<(Instant, Job)>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
     repeats: Vec<Repeat>,
     silences: Silences,
@@ -104,6 +107,8 @@ impl Thread {
             lingering: Vec::new(),
             acceptors: Vec::new(),
             clients: Vec::new(),
+            mailboxes_to_open: Vec::new(),
+            later: Vec::new(),
             mailboxes: HashMap::new(),
             repeats: Vec::new(),
             silences: Silences::default(),
@@ -141,53 +146,21 @@ impl Thread {
             return Some(TICK);
         }
         self.helper.ticking.store(false, Ordering::Release);
-        let waiting = {
-            let requests = self.helper.requests.lock();
-            // A request that came before the flag was lowered woke nobody.
-            !requests.flush.is_empty()
-                || !requests.linger.is_empty()
-                || !requests.idle.is_empty()
-                || !requests.repeats.is_empty()
-                || !requests.listened.is_empty()
-        };
-        if waiting {
+        // A request that came before the flag was lowered woke nobody.
+        if !self.helper.requests.lock().is_empty() {
             return Some(Duration::ZERO);
         }
         let repeat = self.repeats.iter().map(|repeat| repeat.next).min();
         let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
         let checks = checking.then_some(self.next_idle_check);
-        let next = checks.into_iter().chain(repeat).chain(self.silences.next()).min()?;
+        let later = self.later.iter().map(|(at, _)| *at).min();
+        let next = checks.into_iter().chain(repeat).chain(later).chain(self.silences.next()).min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
 
     fn tick(&mut self) {
-        let (flush, watch) = {
-            let mut requests = self.helper.requests.lock();
-            self.idle.append(&mut requests.idle);
-            for engine in requests.linger.drain(..) {
-                let since = Instant::now();
-                self.lingering.push(Lingering { engine, since, looks: 0, next: since });
-            }
-            self.acceptors.append(&mut requests.acceptors);
-            if !requests.clients.is_empty() {
-                self.clients.append(&mut requests.clients);
-            }
-            for what in requests.repeats.drain(..) {
-                self.repeats.push(Repeat { what, repeats: 0, next: Instant::now() + REPEAT });
-            }
-            if !requests.listened.is_empty() {
-                self.silences.add(std::mem::take(&mut requests.listened));
-            }
-            let mailboxes = std::mem::take(&mut requests.mailboxes);
-            let jobs = std::mem::take(&mut requests.jobs.0);
-            let work = (std::mem::take(&mut requests.flush), std::mem::take(&mut requests.watch));
-            drop(requests);
-            jobs.into_iter().for_each(|job| job());
-            for mailbox in mailboxes {
-                self.open_mailbox(&mailbox);
-            }
-            work
-        };
+        let (flush, watch) = self.take_requests();
+        self.run_jobs();
         self.repeat_datagrams();
         self.silences.look();
         if !self.clients.is_empty() && self.routes.is_none() {
@@ -214,10 +187,55 @@ impl Thread {
         }
     }
 
+    /// Everything that was asked for since the last tick is on a list of this thread's; what to flush and to watch now is
+    /// returned.
+    fn take_requests(&mut self) -> (Vec<Weak<Engine>>, Vec<Watched>) {
+        let requests = &mut *self.helper.requests.lock();
+        // All of them, by name, so that none is forgotten.
+        let Requests { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
+            requests;
+        self.idle.append(idle);
+        for engine in linger.drain(..) {
+            let since = Instant::now();
+            self.lingering.push(Lingering { engine, since, looks: 0, next: since });
+        }
+        for acceptor in acceptors.drain(..) {
+            // It asks for every link that is lost, and is looked at as a whole.
+            if !self.acceptors.iter().any(|known| known.ptr_eq(&acceptor)) {
+                self.acceptors.push(acceptor);
+            }
+        }
+        self.clients.append(clients);
+        self.mailboxes_to_open.append(mailboxes);
+        for what in repeats.drain(..) {
+            self.repeats.push(Repeat { what, repeats: 0, next: Instant::now() + REPEAT });
+        }
+        if !listened.is_empty() {
+            self.silences.add(std::mem::take(listened));
+        }
+        self.later.append(&mut jobs.0);
+        (std::mem::take(flush), std::mem::take(watch))
+    }
+
+    /// What need not be done with the requests' lock held.
+    fn run_jobs(&mut self) {
+        for mailbox in std::mem::take(&mut self.mailboxes_to_open) {
+            self.open_mailbox(&mailbox);
+        }
+        if self.later.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for (_, job) in self.later.extract_if(.., |(at, _)| *at <= now) {
+            job.start();
+        }
+    }
+
     /// Sessions that have sent something: what is acknowledged is forgotten, and a link that owes an
     /// acknowledgement while the application looks away is watched for its end.
     fn check_idle(&mut self) {
         let mut watch = Vec::new();
+        let (mut unwelcome, mut stuck) = (Vec::new(), Vec::new());
         self.idle.retain(|engine| {
             let Some(engine) = engine.upgrade() else { return false };
             let idle = engine.check_idle();
@@ -225,8 +243,18 @@ impl Thread {
                 engine.request_ack();
                 watch.push((Arc::downgrade(&engine), link.clone(), *interest));
             }
-            matches!(idle, Idle::Busy | Idle::Unacked { again: true, .. })
+            let again = !matches!(idle, Idle::Forget | Idle::Unacked { again: false, .. });
+            match idle {
+                Idle::Unwelcome(link) => unwelcome.push((engine, link)),
+                Idle::Stuck => stuck.push(engine),
+                _ => {}
+            }
+            again
         });
+        stuck.iter().for_each(|engine| engine.is_stuck());
+        for (engine, link) in unwelcome {
+            engine.give_up_opening(&link);
+        }
         self.idle.shrink_to(64);
         for (engine, link, interest) in watch {
             self.watch(engine, &link, interest);
@@ -297,6 +325,10 @@ impl Thread {
         if event.write && interest.is_writable() {
             self.unwatch(token, &link, Interest::WRITABLE);
             engine.flush();
+            if engine.owes_ack() {
+                // There was no room for it.
+                engine.send_ack();
+            }
         }
         let over = engine.attend(&link, event.end);
         if over || link.is_dead() {
@@ -417,3 +449,6 @@ fn deregister(registry: &Registry, link: &Link) {
     // Gone already if the descriptor was closed: then there is nothing to undo.
     let _ = registry.deregister(&mut SourceFd(&fd));
 }
+
+#[cfg(test)]
+mod tests;

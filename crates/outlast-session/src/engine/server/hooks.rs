@@ -14,13 +14,12 @@ pub(in crate::engine) struct ServerHooks {
 }
 
 impl Hooks for ServerHooks {
-    fn lost(&self, engine: &Arc<Engine>) {
+    fn lost(&self, engine: &Arc<Engine>, epoch: u64) {
         let Some(acceptor) = self.acceptor.upgrade() else {
             // Nobody listens any more: the client cannot come back.
             engine.fail(Error::Closed { id: engine.id });
             return;
         };
-        let epoch = engine.ctl().epoch;
         let now = acceptor.now();
         acceptor.registry.lock().detach(&engine.id, epoch, now);
         if acceptor.closed.load(Ordering::SeqCst) {

@@ -3,6 +3,7 @@
 use super::{BYPASS_BYTES_MIN, JOINED_BYTES_MAX, Tx};
 use crate::engine::{Engine, Progress};
 use crate::error::Result;
+use outlast_stream::Lent;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -21,6 +22,28 @@ impl Engine {
             self.want_room(tx, bytes_max);
         }
         Ok(tx.sender.reserve(bytes_max))
+    }
+
+    /// The room last reserved, to be filled without a lock; `None` if there is none.
+    pub(crate) fn lend(tx: &mut Tx) -> Option<Lent> {
+        tx.sender.lend()
+    }
+
+    /// The room is back, and so much of it was filled.
+    pub(crate) fn give_back(&self, lent: Lent, bytes: usize) {
+        let mut tx = self.tx.lock();
+        tx.sender.give_back(lent);
+        if bytes > 0 && tx.failure.is_none() {
+            self.commit(tx, bytes);
+        } else {
+            tx.sender.commit(0);
+            // What could not be sent meanwhile.
+            let flush = self.flush_locked(&mut tx);
+            self.after_flush(tx, flush);
+        }
+        if self.writer_is_stalled() {
+            self.wake_all();
+        }
     }
 
     /// The reserved room was filled: sends it. Small commits are joined as small writes are.

@@ -10,7 +10,7 @@ impl<S: BufferSource> Sender<S> {
     /// Whether bytes may be given to the link that the ring never sees: nothing is before them, and the kernel alone
     /// says what can be forgotten.
     pub fn can_pass_by(&self) -> bool {
-        self.can_bypass() && self.link.is_some_and(|link| link.mode == LinkMode::Kernel)
+        !self.is_lent() && self.can_bypass() && self.link.is_some_and(|link| link.mode == LinkMode::Kernel)
     }
 
     /// Bytes that the shell has to retain.

@@ -68,7 +68,9 @@ fn answers_to_a_peer_that_only_asks_are_bounded_but_not_the_end() {
     for token in 0..10_000 {
         sender.push_frame(&Frame::Pong { token }, 0);
     }
-    sender.push_frame(&Frame::EndAck, 0);
+    // And says so: what it was to tell is not told.
+    assert!(!sender.push_frame(&Frame::Ack, 100));
+    assert!(sender.push_frame(&Frame::EndAck, 0));
     let wire = take(&mut sender, usize::MAX);
     assert!(wire.len() < 2 * ANSWERS_BYTES_MAX);
     assert_eq!(controls(&wire).last(), Some(&Control::EndAcked));
@@ -172,4 +174,50 @@ fn a_frame_made_by_the_shell_is_the_one_that_would_have_been_made_here() {
         assert_eq!(wire, whole);
         assert_eq!((sender.sent_offset(), sender.retained_bytes()), (20, 20));
     }
+}
+
+/// The application has the ring's memory: links come and go, the handshake and control frames go out, payload waits.
+#[test]
+fn payload_waits_for_an_application_that_fills_its_reservation() {
+    for mode in [LinkMode::Kernel, LinkMode::Inband] {
+        let mut sender = Sender::new(Heap, 1000);
+        sender.link(mode, 0, 0, true).unwrap();
+        sender.push(b"early");
+        sender.reserve(4).copy_from_slice(b"late");
+        let mut lent = sender.lend().unwrap();
+        assert!(sender.is_lent() && !sender.has_output() && !sender.fin_due());
+        assert_eq!((sender.push(b"x"), sender.room_bytes(), sender.pending_bytes()), (0, 0, 5));
+        sender.end();
+        sender.unlink();
+        sender.link(mode, 0, 0, true).unwrap();
+        sender.push_head(b"Welcome");
+        assert!(sender.has_output() && !sender.end_follows());
+        assert_eq!(take(&mut sender, 1000), b"Welcome");
+        if mode == LinkMode::Inband {
+            sender.push_frame(&Frame::Ack, 0);
+            assert_eq!(controls(&take(&mut sender, 1000)), [Control::Acked]);
+        }
+        assert!(!sender.has_output() && !sender.is_end_sent());
+        lent.reserved_mut()[0] = b'L';
+        sender.give_back(lent);
+        assert_eq!(sender.commit(4), 4);
+        let wire = take(&mut sender, 1000);
+        assert!(wire.ends_with(b"earlyLate"), "{wire:?}");
+    }
+}
+
+/// A frame that has begun is finished first, and its payload is not at hand.
+#[test]
+fn nothing_comes_between_the_parts_of_a_frame_whose_payload_is_elsewhere() {
+    let mut sender = inband(1000);
+    sender.push(b"0123456789");
+    assert_eq!(take(&mut sender, FRAME_HEADER_BYTES + 4).len(), FRAME_HEADER_BYTES + 4);
+    assert_eq!(sender.reserve(1).len(), 1);
+    let lent = sender.lend().unwrap();
+    sender.push_frame(&Frame::EndAck, 0);
+    assert!(!sender.has_output());
+    sender.give_back(lent);
+    sender.commit(0);
+    assert_eq!(take(&mut sender, 1000), b"456789");
+    assert_eq!(controls(&take(&mut sender, 1000)), [Control::EndAcked]);
 }

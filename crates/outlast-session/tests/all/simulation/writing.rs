@@ -166,12 +166,14 @@ impl Endpoint {
         }
         match frame {
             Some(_) if cx.is(Mistake::DroppedEndAck) && !self.sender.can_push_frame() => {}
-            Some(frame) => self.sender.push_frame(&frame, consumed_offset),
+            Some(frame) => {
+                self.sender.push_frame(&frame, consumed_offset);
+            }
             // The next header carries it along.
             None if self.sender.pending_bytes() > 0 => {}
             None if self.sender.can_push_frame() => {
-                self.sender.push_frame(&Frame::Ack, consumed_offset);
-                self.told_offset = self.told_offset.max(consumed_offset);
+                let told = self.sender.push_frame(&Frame::Ack, consumed_offset);
+                self.told_offset = self.told_offset.max(if told { consumed_offset } else { 0 });
             }
             None => {}
         }

@@ -1,0 +1,134 @@
+//! What the attempts of one session remember from each other: numbers, modes, addresses.
+
+use super::{LAST_WORD_EPOCH, NOT_DIRECT_MAX};
+use crate::config::{AckMode, Config, Security};
+use crate::engine::place::Place;
+use crate::engine::{Engine, Link};
+use crate::proto::{LastWord, LinkMode};
+use crate::sys;
+use rand::RngExt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// So many addresses are remembered for being silent.
+const PUT_OFF_MAX: usize = 64;
+
+/// What the attempts of one session remember from each other.
+#[derive(Debug)]
+pub(crate) struct ClientState {
+    /// Mode for the next link; changes from `kernel` to `inband` when a path is not direct.
+    pub(super) mode: LinkMode,
+    pub(in crate::engine) auto: bool,
+    /// Numbers given to links so far.
+    epochs: u64,
+    /// The nonce of all openings of this session (over TLS it becomes the session's key).
+    pub(super) open_nonce: [u8; 32],
+    /// Why the session was given up, as long as the server has to be told.
+    pub(in crate::engine) owed_abort: Option<String>,
+    /// With what, if that is all there is of a session of another process.
+    pub(super) last_word: Option<LastWord>,
+    /// Openings that were refused because the path seemed not to be direct.
+    pub(super) not_direct: u32,
+    /// A link of mode `kernel` was welcomed: there was a direct path.
+    pub(super) was_direct: bool,
+    /// Refusals in a row of links that the mode `auto` wanted to be `kernel` again.
+    pub(super) fallbacks: u32,
+    /// Addresses that took a connection and gave no answer: they are tried when no other works.
+    put_off: Vec<SocketAddr>,
+    /// The server has asked for some time.
+    pub(in crate::engine) not_before: Option<Instant>,
+    /// Where links are made, if threads make them.
+    pub(in crate::engine) place: Option<Arc<Place>>,
+}
+
+impl ClientState {
+    pub(crate) fn new(config: &Config) -> Self {
+        let tls = matches!(config.security, Security::Tls(_));
+        let (mode, auto) = match config.ack {
+            AckMode::Fixed(mode) => (mode, false),
+            AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
+            AckMode::Auto => (LinkMode::Kernel, true),
+        };
+        Self {
+            mode,
+            auto,
+            epochs: 0,
+            open_nonce: rand::rng().random(),
+            owed_abort: None,
+            last_word: None,
+            not_direct: 0,
+            was_direct: false,
+            fallbacks: 0,
+            put_off: Vec::new(),
+            not_before: None,
+            place: None,
+        }
+    }
+
+    /// Whether the server has to be told that the session was given up.
+    pub(crate) fn owes_abort(&self) -> bool {
+        self.owed_abort.is_some()
+    }
+
+    /// All that is left to do is to say that the session was given up.
+    pub(in crate::engine) fn only_abort(&mut self, word: LastWord, reason: String) {
+        self.epochs = LAST_WORD_EPOCH;
+        self.last_word = Some(word);
+        self.owed_abort = Some(reason);
+    }
+
+    /// The server has welcomed a link. Whether the next one is `kernel` again.
+    pub(in crate::engine) fn welcomed(&mut self, link: &Link) -> bool {
+        self.put_off.retain(|address| *address != link.peer_addr);
+        match link.mode() {
+            LinkMode::Kernel if self.auto => {
+                self.was_direct = true;
+                self.fallbacks = 0;
+                false
+            }
+            // PROTOCOL 7.6: a lost packet spoils the proof, and the next connection may lose none.
+            LinkMode::Inband if !self.auto && self.was_direct && self.fallbacks < NOT_DIRECT_MAX => {
+                self.auto = true;
+                self.mode = LinkMode::Kernel;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The path is not direct, or seems not to be.
+    pub(super) fn fall_back(&mut self) {
+        if self.auto {
+            self.fallbacks += 1;
+        }
+        self.auto = false;
+        self.mode = LinkMode::Inband;
+    }
+
+    /// The number of the next link.
+    pub(in crate::engine) fn next_epoch(&mut self) -> u64 {
+        self.epochs += 1;
+        self.epochs
+    }
+
+    /// Another attempt of ours got there first, or its Welcome was lost: the next number is higher.
+    pub(in crate::engine) fn saw_epoch(&mut self, epoch: u64) {
+        self.epochs = self.epochs.max(epoch);
+    }
+}
+
+impl Engine {
+    /// Addresses that are tried when no other works.
+    pub(crate) fn put_off(&self) -> Vec<SocketAddr> {
+        self.ctl.lock().client.put_off.clone()
+    }
+
+    /// This address has taken a connection, and no answer came.
+    pub(in crate::engine) fn put_off_address(&self, address: SocketAddr) {
+        let put_off = &mut self.ctl.lock().client.put_off;
+        if !put_off.contains(&address) && put_off.len() < PUT_OFF_MAX {
+            put_off.push(address);
+        }
+    }
+}

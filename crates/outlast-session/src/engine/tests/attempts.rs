@@ -1,0 +1,179 @@
+//! Making links when nothing goes as it should.
+
+use super::*;
+use crate::engine::gap::{self, Gap};
+use crate::engine::{Engine, Link};
+use crate::error::Error;
+use crate::proto::{Decoded, Hello, Intent, Message, Refusal, Welcome, decode, refuse};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Weak;
+
+#[test]
+fn a_thread_that_cannot_be_started_is_tried_again() {
+    within(|| {
+        let mut pair = Pair::new(quick(LinkMode::Inband));
+        for _ in 0..2 {
+            gap::next_time(Gap::StartsThread, pair.client.engine(), || true);
+        }
+        pair.cut();
+        pair.round_trip(1);
+        assert_eq!(pair.client.info().outages, 1);
+    });
+}
+
+#[test]
+fn a_network_change_during_an_attempt_is_not_slept_over() {
+    within(|| {
+        let slow = Duration::from_secs(100_000);
+        let mut pair = Pair::new(Config { backoff_base: slow, backoff_max: slow, ..quick(LinkMode::Inband) });
+        let client = pair.client.engine().clone();
+        // The second attempt would be followed by a long pause.
+        gap::next_time(Gap::Attempts, &client.clone(), || true);
+        gap::next_time(Gap::Attempts, &client.clone(), move || {
+            client.interrupt_backoff();
+            true
+        });
+        pair.cut();
+        pair.round_trip(1);
+    });
+}
+
+/// The same for tasks, and with a SYN under way that was lost: it is not waited for.
+#[test]
+fn a_task_does_not_sleep_over_a_network_change_either() {
+    within(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let slow = Duration::from_secs(100_000);
+            let config = Config { backoff_base: slow, backoff_max: slow, ..quick(LinkMode::Inband) };
+            let server = Server::new();
+            let client =
+                crate::tokio::Session::connect_with(&server.targets(), &Arc::new(config)).await.unwrap();
+            client.end_writing().unwrap();
+            let mut first = tokio::task::spawn_blocking(move || (server.welcome(), server)).await.unwrap();
+            client.established().await.unwrap();
+            let engine = client.engine().clone();
+            gap::next_time(Gap::Attempts, &engine.clone(), || true);
+            gap::next_time(Gap::Attempts, &engine.clone(), move || {
+                engine.interrupt_backoff();
+                true
+            });
+            client.engine().lost(&client.engine().link().unwrap(), "cut");
+            first.0 = tokio::task::spawn_blocking(move || first.1.welcome()).await.unwrap();
+            client.kill();
+        });
+    });
+}
+
+/// A server that does as it is told.
+struct Server(TcpListener);
+
+impl Server {
+    fn new() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    fn targets(&self) -> Targets {
+        Targets::from(self.0.local_addr().unwrap())
+    }
+
+    fn hello(&self) -> (TcpStream, Hello) {
+        let (mut stream, _) = self.0.accept().unwrap();
+        let mut input = vec![0; 512];
+        let count = stream.read(&mut input).unwrap();
+        match decode(&input[..count]) {
+            Ok(Decoded::Message { message: Message::Hello(hello), .. }) => (stream, hello),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn welcome(&self) -> TcpStream {
+        let (mut stream, hello) = self.hello();
+        stream.write_all(&Message::Welcome(Welcome::to_new(&hello)).to_bytes()).unwrap();
+        stream
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Hello {
+        let (mut stream, hello) = self.hello();
+        stream.write_all(&refuse(refusal)).unwrap();
+        // The client closes when it has read that.
+        let _ = stream.read_to_end(&mut Vec::new());
+        hello
+    }
+}
+
+const HOUR_MS: u64 = 3_600_000;
+
+#[test]
+fn patience_ends_before_a_long_pause_that_a_server_asks_for() {
+    within(|| {
+        let server = Server::new();
+        let patience = crate::config::Patience::For(Duration::from_millis(300));
+        let config = Arc::new(Config { patience, ..quick(LinkMode::Inband) });
+        let mut client = Session::connect_with(&server.targets(), &config).unwrap();
+        client.write_all(b"x").unwrap();
+        let first = server.welcome();
+        client.established().unwrap();
+        client.engine().lost(&client.engine().link().unwrap(), "cut");
+        drop(first);
+        let refusing = std::thread::spawn(move || {
+            while server.refuse(Refusal::Draining { retry_after_ms: HOUR_MS }).intent == Intent::Resume {}
+        });
+        let error = client.read(&mut [0]).unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
+        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        drop(refusing);
+    });
+}
+
+#[test]
+fn a_task_that_waits_for_its_next_attempt_ends_with_its_session() {
+    within(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = Server::new();
+            let config = Arc::new(quick(LinkMode::Inband));
+            let client = crate::tokio::Session::connect_with(&server.targets(), &config).await.unwrap();
+            client.end_writing().unwrap();
+            let (first, server) =
+                tokio::task::spawn_blocking(move || (server.welcome(), server)).await.unwrap();
+            client.established().await.unwrap();
+            let engine: Weak<Engine> = client.engine().weak();
+            let link: Arc<Link> = client.engine().link().unwrap();
+            client.engine().lost(&link, "cut");
+            drop((first, link));
+            tokio::task::spawn_blocking(move || server.refuse(Refusal::Draining { retry_after_ms: HOUR_MS }))
+                .await
+                .unwrap();
+            // The refusal is acted on.
+            while client.engine().ctl().client.owes_abort() || client.info().mode.is_some() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            // What the server would have to hear of is not what is looked at.
+            client.engine().fail(Error::Expired { id: client.id(), keep: Duration::ZERO, unacked_bytes: 0 });
+            drop(client);
+            while engine.strong_count() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    });
+}
+
+#[test]
+fn a_server_that_asks_an_opening_for_time_gets_it() {
+    within(|| {
+        let server = Server::new();
+        let mut client =
+            Session::connect_with(&server.targets(), &Arc::new(quick(LinkMode::Inband))).unwrap();
+        client.write_all(b"x").unwrap();
+        // Somebody has to find the answer.
+        let reader = client.try_clone().unwrap();
+        std::thread::spawn(move || reader.established());
+        let (mut first, _) = server.hello();
+        let refused = Instant::now();
+        first.write_all(&refuse(Refusal::Draining { retry_after_ms: 400 })).unwrap();
+        let _second = server.welcome();
+        assert!(refused.elapsed() >= Duration::from_millis(390), "after {:?}", refused.elapsed());
+    });
+}

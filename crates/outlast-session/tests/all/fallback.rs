@@ -1,0 +1,50 @@
+//! A path that was direct, and for one link could not be seen to be: the one after it is as before.
+
+use crate::common::quick;
+use outlast_lab::{Fault, Host, Lab, Link, Target};
+use outlast_session::{Config, LinkMode, Targets, blocking};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn inject(what: &str, wire: &Link) -> outlast_lab::Injected {
+    what.parse::<Fault>().unwrap().inject(&Target::new(wire)).unwrap()
+}
+
+/// One byte there and back, on whatever link.
+fn round_trip(client: &blocking::Session, server: &blocking::Session) -> LinkMode {
+    (&*client).write_all(b"x").unwrap();
+    (&*server).read_exact(&mut [0]).unwrap();
+    (&*server).write_all(b"y").unwrap();
+    (&*client).read_exact(&mut [0]).unwrap();
+    client.info().mode.unwrap()
+}
+
+#[test]
+fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
+    outlast_lab::require!("drops packets");
+    let lab = Lab::new("fallback").unwrap();
+    let (client_host, server_host): (Host, Host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    let wire = lab.connect(&client_host, &server_host).unwrap();
+    let config = Arc::new(Config { watch_network: false, ..quick() });
+    let address = server_host.socket_addr(0);
+    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
+    let targets = Targets::from(listener.local_addr());
+    let client = client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
+    (&client).write_all(b"x").unwrap();
+    let server = listener.accept().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    assert_eq!(round_trip(&client, &server), LinkMode::Kernel);
+    // The first two answers to the SYN are lost: the connection takes three seconds, and could be anybody's.
+    let lost = inject("drop to-client", &wire);
+    inject("reset both", &wire).heal().unwrap();
+    // That the link is lost is noticed now.
+    (&client).write_all(b"x").unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    lost.heal().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    assert_eq!(round_trip(&client, &server), LinkMode::Inband, "the proof is spoilt");
+    inject("reset both", &wire).heal().unwrap();
+    assert_eq!(round_trip(&client, &server), LinkMode::Kernel, "the path is direct");
+    assert_eq!(client.info().outages, 2);
+}

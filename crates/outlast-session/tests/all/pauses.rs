@@ -1,0 +1,110 @@
+//! A pause is as long as nothing passes: the time until that is noticed is part of it, at both ends.
+
+use crate::common::{HANG, quick};
+use outlast_lab::{Fault, Lab, Target};
+use outlast_session::{AckMode, Config, EventKind, LinkMode, Targets, blocking};
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// The kernel's clock for what it has heard.
+const TICKS: Duration = Duration::from_millis(20);
+
+/// Both ends say something all the time: what is under way when the wire is cut tells how long nothing passes.
+#[test]
+fn a_pause_begins_with_the_last_byte_that_has_passed() {
+    outlast_lab::require!("drops what passes");
+    let lab = Lab::new("pauses").unwrap();
+    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    let wire = lab.connect(&client_host, &server_host).unwrap();
+    for mode in [LinkMode::Kernel, LinkMode::Inband] {
+        let config = Arc::new(Config {
+            ack: AckMode::Fixed(mode),
+            detect_timeout: Duration::from_secs(1),
+            handshake_timeout: Duration::from_millis(500),
+            watch_network: false,
+            ..quick()
+        });
+        let address = server_host.socket_addr(0);
+        let listener =
+            server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
+        let targets = Targets::from(listener.local_addr());
+        let client =
+            client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
+        (&client).write_all(b"x").unwrap();
+        client.established().unwrap();
+        let server = listener.accept().unwrap();
+        let mut events = [client.events(), server.events()];
+        let over = Arc::new(AtomicBool::new(false));
+        let talking = [&client, &server].map(|session| {
+            let (reader, writer, over) = (session.clone(), session.clone(), over.clone());
+            std::thread::spawn(move || while (&reader).read(&mut [0; 64]).is_ok_and(|count| count > 0) {});
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    (&writer).write_all(b"tick").unwrap();
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            })
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let drop = "drop both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap();
+        let cut = Instant::now();
+        std::thread::sleep(Duration::from_secs(2));
+        let lasted = cut.elapsed();
+        drop.heal().unwrap();
+        for (end, events) in ["client", "server"].iter().zip(&mut events) {
+            let pause = loop {
+                assert!(cut.elapsed() < HANG, "{mode}: the {end} is not told that the session goes on");
+                match events.try_recv().map(|event| event.kind) {
+                    Some(EventKind::Resumed { pause, .. }) => break pause,
+                    Some(_) => {}
+                    None => std::thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            assert!(pause + TICKS >= lasted, "{mode}: the {end} says {pause:?}, it was {lasted:?}");
+        }
+        for info in [client.info(), server.info()] {
+            let lasted_ms = u64::try_from((lasted - TICKS).as_millis()).unwrap();
+            assert!(info.pause_longest_ms >= lasted_ms && info.pause_total_ms >= lasted_ms, "{info:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+        talking.into_iter().for_each(|thread| thread.join().unwrap());
+        client.kill();
+        assert!(client.kill_told(HANG));
+    }
+}
+
+/// A link that worked until it was reset has no time before its loss in which nothing passed.
+#[test]
+fn an_idle_link_that_is_reset_makes_no_long_pause() {
+    outlast_lab::require!("resets connections");
+    let lab = Lab::new("pauses2").unwrap();
+    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    let wire = lab.connect(&client_host, &server_host).unwrap();
+    let config = Arc::new(Config { ack: AckMode::Fixed(LinkMode::Kernel), ..quick() });
+    let address = server_host.socket_addr(0);
+    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
+    let targets = Targets::from(listener.local_addr());
+    let client = client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
+    (&client).write_all(b"x").unwrap();
+    client.established().unwrap();
+    let server = listener.accept().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    let idle = Duration::from_secs(3);
+    std::thread::sleep(idle);
+    let reset = Instant::now();
+    "reset both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap().heal().unwrap();
+    // Whoever reads notices.
+    let reader = client.clone();
+    let reading = std::thread::spawn(move || (&reader).read_exact(&mut [0]).unwrap());
+    (&client).write_all(b"y").unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    (&server).write_all(b"z").unwrap();
+    reading.join().unwrap();
+    let took = reset.elapsed();
+    for info in [client.info(), server.info()] {
+        assert_eq!(info.outages, 1, "{info:?}");
+        assert!(Duration::from_millis(info.pause_total_ms) <= took + TICKS, "{took:?}: {info:?}");
+    }
+}
