@@ -74,7 +74,7 @@ impl Scene {
         let mut crowd = core::mem::take(&mut self.crowd);
         crowd.retain(|(conn, _)| self.door.holds(*conn));
         for (conn, kind) in &crowd {
-            if *kind == Kind::Drip && self.random.next_u64() % 300 == 0 {
+            if *kind == Kind::Drip && self.random.one_in(300) {
                 self.tell(DoorInput::Progressed { conn: *conn, progress: Progress::Begun });
             }
         }

@@ -9,13 +9,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-/// The limit is the process's: a process of its own for the test of this name.
-fn alone(name: &str, test: fn()) {
+/// For limits of the process: a process of its own for the test of this name.
+pub fn alone(name: &str, test: fn()) {
     const CHILD: &str = "OUTLAST_TEST_ALONE";
     if std::env::var_os(CHILD).is_some() {
         return within(test);
     }
-    let path = format!("attacks::descriptors::{name}");
+    let path = format!("attacks::{name}");
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args([path.as_str(), "--exact", "--nocapture"])
         .env(CHILD, "1")
@@ -42,7 +42,7 @@ fn resume(session: &mut blocking::Session) {
 /// New sessions are refused before their Welcome while there is still enough for those that are there.
 #[test]
 fn openings_end_before_descriptors_do() {
-    alone("openings_end_before_descriptors_do", || {
+    alone("descriptors::openings_end_before_descriptors_do", || {
         limit_descriptors(400);
         let victim = Victim::new(quick());
         let config = Arc::new(quick());
@@ -77,7 +77,7 @@ fn openings_end_before_descriptors_do() {
 /// Where there is really none left, a client is told so at once, and tries again.
 #[test]
 fn without_any_descriptor_clients_are_told() {
-    alone("without_any_descriptor_clients_are_told", || {
+    alone("descriptors::without_any_descriptor_clients_are_told", || {
         limit_descriptors(300);
         let config = Config { handshakes_max: 16, ..quick() };
         let victim = Victim::new(config);

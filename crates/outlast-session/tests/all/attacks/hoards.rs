@@ -1,6 +1,7 @@
 //! Clients that open sessions to a service that has much to say, and leave.
 
 use super::ALONE;
+use super::descriptors::alone;
 use super::floods::many_descriptors;
 use super::raw::{Raw, bytes_of, fresh_id, hello};
 use crate::common::{quick, within};
@@ -52,8 +53,8 @@ fn from(block: u8, target: SocketAddr) -> Raw {
 /// budget, those without a link make room, and live sessions of others see nothing of it.
 #[test]
 fn what_abandoned_sessions_hold_is_bounded() {
-    let _alone = ALONE.write();
-    within(|| {
+    // The budget is the process's.
+    alone("hoards::what_abandoned_sessions_hold_is_bounded", || {
         many_descriptors();
         Memory::set_budget(BUDGET_BYTES);
         let config = Arc::new(Config { retain_bytes_max: 4 << 20, ..quick() });
