@@ -65,6 +65,8 @@ pub(crate) struct Link {
     fin_seen: AtomicBool,
     /// Why it was given up.
     cause: OnceLock<String>,
+    /// Its reader tells urgent bytes from others by TCP's mark.
+    marks_urgent: AtomicBool,
 }
 
 impl Link {
@@ -95,6 +97,7 @@ impl Link {
             guarded: AtomicBool::new(guarded),
             fin_seen: AtomicBool::new(false),
             cause: OnceLock::new(),
+            marks_urgent: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +158,19 @@ impl Link {
         self.may_hide_input.store(true, Ordering::Relaxed);
         ready.clear_ready();
         Ok(())
+    }
+
+    pub(super) fn marks_urgent(&self) -> bool {
+        self.marks_urgent.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn mark_urgent(&self, marks: bool) {
+        self.marks_urgent.store(marks, Ordering::Relaxed);
+    }
+
+    /// A short read need not have emptied the socket.
+    pub(super) fn input_may_be_hidden(&self) {
+        self.may_hide_input.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn reactor(&self) -> Option<&AsyncFd<sys::Shared>> {
@@ -291,6 +307,8 @@ impl AsFd for Link {
 pub(crate) fn set_link_options(socket: &socket2::Socket) -> Result<()> {
     let set = || {
         socket.set_tcp_nodelay(true)?;
+        // PROTOCOL 11.1: no byte is ever left out of the stream.
+        sys::urgent::keep_in_place(socket)?;
         // PROTOCOL 2.4: a process that dies resets its links; only an intended end sends a FIN.
         sys::reset_on_close(socket, true)
     };

@@ -8,9 +8,10 @@ mod pipe;
 mod poller;
 mod reactor;
 mod tcp;
+pub(crate) mod urgent;
 
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};
-pub(crate) use reactor::{Shared, register};
+pub(crate) use reactor::{Shared, register, register_owned};
 pub(crate) use tcp::*;
