@@ -115,7 +115,7 @@ fn adopt(parcel: Parcel, session: Result<Session, Error>) -> Option<Adopted> {
         (Ok(session), Ok(local)) => Some(Adopted { session, local, rest }),
         (Ok(session), Err(error)) => {
             tracing::error!(session = %session.id(), "cannot take its connection over: {error}");
-            session.kill();
+            session.kill_with("outlast listen could not take its connection over");
             None
         }
         (Err(error), local) => {
@@ -185,7 +185,7 @@ async fn serve(mut session: Session, target: Target, place: Place, address: Sock
     let opened = tokio::select! {
         opened = Box::pin(open(&mut session, &target)) => opened,
         () = place.control.told_to_end() => {
-            return session.kill_with("the relay at the other end was stopped");
+            return session.kill_with(place.control.reason(Role::Server));
         }
     };
     let local = match opened {

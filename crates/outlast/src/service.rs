@@ -116,7 +116,7 @@ pub async fn run(plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Re
             (code, _) => code,
         }
     };
-    registry.kill_all();
+    registry.end_all();
     tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
     if registry.totals().ended_early > ended_early {
         // Clients come back at once to ask what became of their link: somebody has to answer.

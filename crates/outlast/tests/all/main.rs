@@ -13,9 +13,11 @@
 mod administration;
 mod bad_input;
 mod common;
+mod end_messages;
 mod exit_codes;
 mod handover;
 mod hold;
+mod killed_relays;
 mod outages;
 mod proxies;
 mod relay;
@@ -35,3 +37,4 @@ mod segments;
 mod splice;
 mod stopping;
 mod transparent;
+mod urgent;
