@@ -173,6 +173,9 @@ pub struct Config {
     pub handshakes_max: usize,
     /// Server: whose connections are taken; others are reset before anything is read from them. Default: everybody's.
     pub peer_filter: Option<PeerFilter>,
+    /// Whether urgent data are told apart on links, for a relay to pass on. Only for tasks; a peer that does not know of it gets
+    /// them as any other bytes. Default: false.
+    pub urgent: bool,
     /// Seed for jitter; from the system when absent.
     pub seed: Option<u64>,
     /// Client: the local address to connect from; chosen by the system when absent.
@@ -202,6 +205,7 @@ impl Default for Config {
             sessions_per_peer_max: 1_000,
             handshakes_max: 1_024,
             peer_filter: None,
+            urgent: false,
             seed: None,
             local_address: None,
             outages: None,

@@ -113,7 +113,7 @@ pub enum Error {
         id: SessionId,
     },
     /// The session was ended at this side, by its application or an administrator.
-    #[error("session {id} was killed: {reason}")]
+    #[error("session {id} was ended: {reason}")]
     Killed {
         /// The session.
         id: SessionId,
@@ -184,7 +184,7 @@ impl Error {
     /// A session that was killed without a reason.
     #[must_use]
     pub fn killed(id: SessionId) -> Self {
-        Error::Killed { id, reason: "by its application or an administrator".into() }
+        Error::Killed { id, reason: "killed by its application or an administrator".into() }
     }
 
     /// Whose fault it is, which also decides the exit code of the `outlast` program.

@@ -9,6 +9,7 @@ use crate::server::{report, undelivered};
 use outlast_session::relay::dial::plain;
 use outlast_session::relay::http_connect;
 use outlast_session::relay::preamble::{self, PreambleFailure, Reply, Status};
+use outlast_session::relay::reasons;
 use outlast_session::relay::socks5;
 use outlast_session::relay::{self, Destination, Ended, FRONT_TIMEOUT, Local, Outcome};
 use outlast_session::tokio::Session;
@@ -87,7 +88,7 @@ impl Carrier {
         let (local, destination, early, manners) = match program {
             Program::Plain(local) => return self.set_up_plain(local, registry, narrator).await,
             Program::Diverted(stream, destination) => {
-                let local = Local::from(stream);
+                let local = local(stream)?;
                 let Some(destination) = destination else {
                     local.abort();
                     return None;
@@ -97,12 +98,12 @@ impl Carrier {
             Program::Socks5(mut stream) => {
                 let asked = socks5::negotiate(&mut stream, self.plan.credentials.as_ref());
                 let destination = in_time("SOCKS5", asked).await?;
-                (Local::from(stream), destination, Vec::new(), Manners::Socks5)
+                (local(stream)?, destination, Vec::new(), Manners::Socks5)
             }
             Program::HttpConnect(mut stream) => {
                 let asked = http_connect::negotiate(&mut stream, self.plan.credentials.as_ref());
                 let (destination, early) = in_time("HTTP CONNECT", asked).await?;
-                (Local::from(stream), destination, early, Manners::HttpConnect)
+                (local(stream)?, destination, early, Manners::HttpConnect)
             }
         };
         let Some(targets) = self.plan.routes.to(&destination) else {
@@ -127,13 +128,15 @@ impl Carrier {
         };
         let asked = tokio::select! {
             reply = remarking(preamble::ask(&mut session, &destination), silent) => reply,
-            () = manners.gave_up(&local) => return abandoned(&session, local),
-            () = place.control.told_to_end() => return abandoned(&session, local),
+            () = manners.gave_up(&local) => return abandoned(&session, local, reasons::GAVE_UP),
+            () = place.control.told_to_end() => {
+                return abandoned(&session, local, place.control.reason(Role::Client));
+            }
         };
         match asked {
             Ok(Reply { status: Status::Connected, .. }) => {
                 if local.send_all(&manners.welcome()).await.is_err() {
-                    return abandoned(&session, local);
+                    return abandoned(&session, local, reasons::GAVE_UP);
                 }
                 return Some(Ready { local, session, early, place });
             }
@@ -155,7 +158,7 @@ impl Carrier {
             Err(error) => {
                 // RP 10
                 tracing::error!("{targets} takes no destinations ({error}): it needs --to-any");
-                session.kill();
+                session.kill_with(reasons::NEEDS_TO_ANY);
                 place.failed(&session.info());
                 manners.refuse(local, Status::Failed, "the outlast server takes no destinations").await;
             }
@@ -258,6 +261,13 @@ impl Carrier {
     }
 }
 
+/// A program's connection as a relay has it.
+fn local(stream: TcpStream) -> Option<Local> {
+    Local::from_tcp(stream)
+        .inspect_err(|error| tracing::error!("cannot wait for a local connection: {}", plain(error)))
+        .ok()
+}
+
 /// A local program's request, which has to come at once.
 async fn in_time<T, E: std::fmt::Display>(
     what: &str,
@@ -281,8 +291,8 @@ async fn remarking<T>(reply: impl Future<Output = T>, remark: impl FnOnce()) -> 
     reply.await
 }
 
-fn abandoned(session: &Session, local: Local) -> Option<Ready> {
-    session.kill();
+fn abandoned(session: &Session, local: Local, why: &str) -> Option<Ready> {
+    session.kill_with(why);
     local.abort();
     None
 }
@@ -291,7 +301,9 @@ fn abandoned(session: &Session, local: Local) -> Option<Ready> {
 pub async fn run(session: Session, local: Local, head: Vec<u8>, place: &Place, narrator: &Narrator) -> Ended {
     let ended = relay::run(session, local, head, &place.control).await;
     place.ended(&ended.info, &ended.outcome);
-    if let Outcome::SessionFailed(error) = &ended.outcome {
+    if let Outcome::SessionFailed(error) = &ended.outcome
+        && !is_ordinary(error)
+    {
         narrator.say(&format!("session ended: {error}"));
     }
     ended
@@ -305,7 +317,9 @@ fn log_end(ended: &Ended) {
             tracing::info!(%session, "the local program ended it: {}", plain(error))
         }
         // The program got nothing but a reset: its user will look here.
-        Outcome::SessionFailed(error) if ended.info.read_bytes == 0 && is_peers_wish(error) => {
+        Outcome::SessionFailed(error)
+            if ended.info.read_bytes == 0 && is_peers_wish(error) && !is_ordinary(error) =>
+        {
             tracing::warn!("{error}");
         }
         Outcome::SessionFailed(error) => report(error),
@@ -323,6 +337,18 @@ fn log_end(ended: &Ended) {
 /// Whether the other side ended the session, and said why.
 fn is_peers_wish(error: &Error) -> bool {
     matches!(error, Error::Reset { .. } | Error::Refused { refusal: Refusal::Ended { .. }, why: Some(_), .. })
+}
+
+/// Whether the program behind the peer reset its connection, which is how many programs end.
+fn is_ordinary(error: &Error) -> bool {
+    match error {
+        Error::Reset { reason, .. } => reasons::is_program_reset(reason),
+        // Before this side knew that the session was open.
+        Error::Refused { refusal: Refusal::Ended { .. }, why: Some(why), .. } => {
+            reasons::is_program_reset(why)
+        }
+        _ => false,
+    }
 }
 
 fn log_no_session(why: &NoSession) {

@@ -177,7 +177,10 @@ const LISTEN_EXAMPLES: &str = "\
 Examples:
   outlast listen 0.0.0.0:7000 --to 127.0.0.1:22
   outlast listen '[::]:7000' --to unix:/run/postgresql/.s.PGSQL.5432 --keep 10m --psk-file key --allow 10.0.0.0/8
-  outlast listen 0.0.0.0:7000 --to-any --allow-to 10.0.0.0/8:443 --psk-file key";
+  outlast listen 0.0.0.0:7000 --to-any --allow-to 10.0.0.0/8:443 --psk-file key
+
+If outlast is killed, the service sees a reset, never a clean end of the stream. UNIX sockets have no reset: a service
+behind one that has not answered yet, or answered with more than 4 KiB at once, sees an early end of the stream.";
 
 /// `outlast connect`, or a `[[connect]]` section.
 #[derive(Debug, Default, Args)]
@@ -236,7 +239,10 @@ Examples:
   outlast connect --socks5 127.0.0.1:1080 --via server:7000 --via '*.example.org:443=gateway:7000'
   outlast connect unix:/tmp/db.sock --via a.example:7000,b.example:7000 --psk-file key
 
-The first connection of --stdio is not retried unless --patience is given; local listeners keep trying.";
+The first connection of --stdio is not retried unless --patience is given; local listeners keep trying.
+
+If outlast is killed, local programs see a reset, never a clean end of the stream. UNIX sockets have no reset: a program
+at one that has not sent anything yet, or sent more than 4 KiB at once, sees an early end of the stream.";
 
 /// `outlast hold`.
 #[derive(Debug, Args)]

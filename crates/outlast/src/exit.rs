@@ -1,6 +1,7 @@
 //! Exit codes, and the one place where an error becomes one.
 
 use outlast_session::relay::dial::plain;
+use outlast_session::relay::reasons;
 use outlast_session::{Error, Refusal};
 
 /// What the program ends with. Documented in `--help`, see [`HELP`].
@@ -28,7 +29,7 @@ Exit codes:
   3    the peer refused, reset the session or speaks another protocol
   4    no connection within the patience, or ended before everything was delivered
   5    data is known to be lost
-  6    the session was killed or has expired
+  6    the session was killed, at either end, or has expired
   7    the system refused (permission, address, unreadable file, output), or an instance is silent
   8    the program was not ready in time, or its new binary, and the old one goes on
   130  interrupted
@@ -80,6 +81,11 @@ pub fn code_of(error: &anyhow::Error) -> Code {
 pub fn code_of_session(error: &Error) -> Code {
     match error {
         Error::Refused { refusal: Refusal::Expired, .. } => Code::Ended,
+        // Killed at the other end: the same code as at this one.
+        Error::Reset { reason, .. } if reasons::is_kill(reason) => Code::Ended,
+        Error::Refused { refusal: Refusal::Ended { .. }, why: Some(why), .. } if reasons::is_kill(why) => {
+            Code::Ended
+        }
         Error::Refused { .. }
         | Error::Protocol { .. }
         | Error::Version { .. }

@@ -10,7 +10,7 @@ use crate::unix_socket::bind_replacing;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use outlast_session::relay::transparent::TransparentListener;
-use outlast_session::relay::{Destination, Local};
+use outlast_session::relay::{Destination, Local, LocalListener};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub struct Front {
 /// Where local programs come in.
 #[derive(Debug)]
 enum Socket {
-    Tcp(TcpListener),
+    Tcp(LocalListener),
     Unix { listener: UnixListener, path: PathBuf },
     Socks5(TcpListener),
     HttpConnect(TcpListener),
@@ -46,7 +46,7 @@ pub async fn bind(plan: ConnectPlan) -> Result<Vec<Front>> {
     for front in fronts {
         let socket = match front {
             FrontPlan::Stdio => continue,
-            FrontPlan::Tcp(address) => Socket::Tcp(tcp(address)?),
+            FrontPlan::Tcp(address) => Socket::Tcp(LocalListener::new(listen(address)?)?),
             FrontPlan::Socks5(address) => Socket::Socks5(tcp(address)?),
             FrontPlan::HttpConnect(address) => Socket::HttpConnect(tcp(address)?),
             FrontPlan::Transparent(address) => Socket::Transparent(transparent(address)?),
@@ -93,7 +93,10 @@ impl Front {
         };
         let address = match &self.socket {
             Socket::Unix { path, .. } => format!("unix:{}", path.display()),
-            Socket::Tcp(listener) | Socket::Socks5(listener) | Socket::HttpConnect(listener) => {
+            Socket::Tcp(listener) => {
+                listener.local_addr().map(|address| address.to_string()).unwrap_or_default()
+            }
+            Socket::Socks5(listener) | Socket::HttpConnect(listener) => {
                 listener.local_addr().map(|address| address.to_string()).unwrap_or_default()
             }
             Socket::Transparent(listener) => listener.local_addr().to_string(),
@@ -126,7 +129,7 @@ impl Front {
     async fn next(&self) -> io::Result<Program> {
         let accepted = |(stream, _): (TcpStream, SocketAddr)| stream;
         Ok(match &self.socket {
-            Socket::Tcp(listener) => Program::Plain(Local::from(accepted(listener.accept().await?))),
+            Socket::Tcp(listener) => Program::Plain(listener.accept().await?),
             Socket::Unix { listener, .. } => Program::Plain(Local::from(listener.accept().await?.0)),
             Socket::Socks5(listener) => Program::Socks5(accepted(listener.accept().await?)),
             Socket::HttpConnect(listener) => Program::HttpConnect(accepted(listener.accept().await?)),

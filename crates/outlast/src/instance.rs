@@ -112,7 +112,8 @@ impl Instance {
         matching.dedup();
         if let [id] = matching.as_slice() {
             let relayed = self.registry.kill(*id);
-            let held = self.listeners.iter().any(|listener| listener.kill(id));
+            // A relay ends its session itself, and says at which end.
+            let held = !relayed && self.listeners.iter().any(|listener| listener.kill(id));
             tracing::warn!(session = %id, relayed, held, "killed by the administrator");
         }
         json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })

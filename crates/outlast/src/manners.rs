@@ -40,7 +40,9 @@ impl Manners {
             Manners::HttpConnect => http_connect::reply(http_answer(status), reason),
             Manners::Silent => return local.abort(),
         };
-        local.send_all(&answer).await.ok();
+        if local.send_all(&answer).await.is_ok() {
+            local.end_in_order();
+        }
     }
 }
 

@@ -260,7 +260,8 @@ fn memory(args: &SessionArgs) -> Result<Option<usize>> {
 }
 
 fn base_config(args: &SessionArgs) -> Result<Config> {
-    let mut config = Config::default();
+    // What a program sends as urgent is urgent at the other end.
+    let mut config = Config { urgent: true, ..Config::default() };
     if let Some(ack) = args.ack {
         config.ack = ack;
     }

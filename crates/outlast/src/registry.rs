@@ -153,10 +153,10 @@ impl Registry {
         self.relays().values().filter(|relay| relay.role == role).count()
     }
 
-    /// Tells every relay to end at once.
-    pub fn kill_all(&self) {
+    /// Tells every relay to end at once, as its process does.
+    pub fn end_all(&self) {
         for relay in self.relays().values() {
-            relay.control.kill();
+            relay.control.end();
         }
     }
 

@@ -122,7 +122,7 @@ fn adopt(parcel: Parcel, session: Result<Session, Error>) -> Option<Adopted> {
         (Ok(session), Ok(local)) => Some(Adopted { session, local, rest }),
         (Ok(session), Err(error)) => {
             tracing::error!(session = %session.id(), "cannot take its connection over: {error}");
-            session.kill();
+            session.kill_with("outlast listen could not take its connection over");
             None
         }
         (Err(error), local) => {
@@ -229,7 +229,7 @@ async fn serve(
     };
     drop(opening);
     let Some(opened) = opened else {
-        return session.kill_with("the relay at the other end was stopped");
+        return session.kill_with(place.control.reason(Role::Server));
     };
     let local = match opened {
         Ok(local) => local,

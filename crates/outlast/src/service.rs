@@ -140,7 +140,7 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
             (code, _) => code,
         }
     };
-    registry.kill_all();
+    registry.end_all();
     tokio::time::timeout(GOODBYE_TIMEOUT, registry.all_left()).await.ok();
     if registry.totals().ended_early > ended_early {
         // Clients come back at once to ask what became of their link: somebody has to answer.

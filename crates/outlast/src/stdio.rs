@@ -72,14 +72,14 @@ pub async fn run(
                 ended = &mut relayed => break ended,
                 limit = &mut never_answers, if mute_for.is_none() => {
                     mute_for = Some(limit);
-                    control.kill();
+                    control.end();
                 }
                 request = signals.next() => match request {
                     // There is nobody to wait for: whoever signals is the one who uses the stream.
                     Request::Drain => control.stop(),
                     Request::Now(code) => {
                         interrupted = Some(code);
-                        control.kill();
+                        control.end();
                     }
                 },
             }

@@ -160,6 +160,7 @@ impl Engine {
         hello.epoch = link.epoch;
         hello.intent = if ctl.welcomed { Intent::Resume } else { Intent::Open };
         hello.auto = ctl.client.auto;
+        hello.takes_urgent = link.takes_urgent(&self.config);
         hello.next_offset = position.next_offset;
         hello.retained_offset = position.retained_offset;
         hello.sent_offset = position.sent_offset;
@@ -193,6 +194,7 @@ impl Engine {
             receive_buffer_bytes: 0,
             rest: &[],
             read_bytes: 0,
+            takes_urgent: false,
         };
         self.install(&mut ctl, link, &nothing, &output, Some(Box::new(handshake)))?;
         drop(ctl);
@@ -334,6 +336,7 @@ impl Engine {
             receive_buffer_bytes: welcome.receive_buffer_bytes,
             rest: shake.input.get(welcomed.consumed_bytes..).unwrap_or_default(),
             read_bytes: shake.read_bytes,
+            takes_urgent: welcome.takes_urgent && self.config.urgent,
         };
         match self.install(&mut ctl, link, &peer, &[], None) {
             Ok(()) => {

@@ -73,6 +73,8 @@ pub(crate) struct Link {
     unheard_ms: AtomicU64,
     /// Since when it is known to wait for the peer's answer to something; 0: it does not.
     waits_since_ms: AtomicU64,
+    /// Its reader tells urgent bytes from others by TCP's mark.
+    marks_urgent: AtomicBool,
 }
 
 impl Link {
@@ -106,6 +108,7 @@ impl Link {
             made_ms: sys::coarse_now_ms(),
             unheard_ms: AtomicU64::new(0),
             waits_since_ms: AtomicU64::new(0),
+            marks_urgent: AtomicBool::new(false),
         }
     }
 
@@ -223,6 +226,19 @@ impl Link {
         self.may_hide_input.store(true, Ordering::Relaxed);
         ready.clear_ready();
         Ok(())
+    }
+
+    pub(super) fn marks_urgent(&self) -> bool {
+        self.marks_urgent.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn mark_urgent(&self, marks: bool) {
+        self.marks_urgent.store(marks, Ordering::Relaxed);
+    }
+
+    /// A short read need not have emptied the socket.
+    pub(super) fn input_may_be_hidden(&self) {
+        self.may_hide_input.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn reactor(&self) -> Option<&AsyncFd<sys::Shared>> {
@@ -359,6 +375,8 @@ impl AsFd for Link {
 pub(crate) fn set_link_options(socket: &socket2::Socket) -> Result<()> {
     let set = || {
         socket.set_tcp_nodelay(true)?;
+        // PROTOCOL 11.1: no byte is ever left out of the stream.
+        sys::urgent::keep_in_place(socket)?;
         // PROTOCOL 2.4: a process that dies resets its links; only an intended end sends a FIN.
         sys::reset_on_close(socket, true)
     };

@@ -34,6 +34,7 @@ mod switch;
 mod tls;
 mod tx;
 mod udp;
+mod urgent;
 
 pub(crate) use abort::ABORT_MAX;
 pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
@@ -50,6 +51,7 @@ pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use shaking::{Shaken, Shaking};
 pub(crate) use splice::{Passed, WAY_SLOTS_BYTES};
 pub(crate) use tx::Tx;
+pub(crate) use urgent::UrgentAhead;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -115,6 +117,8 @@ pub(crate) struct Engine {
     /// Time that writers were held up.
     blocked_us: AtomicU64,
     udp: udp::UdpState,
+    /// Where the peer's frames say that an urgent byte is.
+    urgent_offset: AtomicU64,
 }
 
 /// What changes with the link.
@@ -240,6 +244,7 @@ impl Engine {
             above_share: AtomicBool::new(false),
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
+            urgent_offset: AtomicU64::new(urgent::NO_URGENT),
         })
     }
 

@@ -127,6 +127,7 @@ impl Engine {
         self.note_welcome(ctl, link);
         ctl.key = welcomed.session_key;
         ctl.peer_udp_port = welcome.udp_port;
+        tx.sender.peer_takes_urgent(welcome.takes_urgent && self.config.urgent);
         tx.sender.confirm(self.window_bytes(link, welcome.receive_buffer_bytes));
         self.mark_connected(ctl, link, 0);
         Ok(())

@@ -284,11 +284,14 @@ impl Engine {
             }
             Step::Control(control, acked_offset) => {
                 drop(rx);
+                let urgent = matches!(control, Control::Urgent { .. });
                 self.handle_control(control, acked_offset);
+                return (urgent && self.looks_for_urgent(waiting)).then(|| Self::ask_again(waiting));
             }
             Step::Handshake(link, end) => {
                 drop(rx);
                 self.handshake_ended(&link, *end);
+                return self.looks_for_urgent(waiting).then(|| Self::ask_again(waiting));
             }
         }
         None

@@ -530,6 +530,7 @@ impl Acceptor {
             send_buffer_bytes,
             receive_buffer_bytes,
             udp_port: ctl.udp_port(hello.mode),
+            takes_urgent: link.takes_urgent(&self.config),
             keep_ms: u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX),
             ..Welcome::to_new(hello)
         };
@@ -543,6 +544,7 @@ impl Acceptor {
             receive_buffer_bytes: hello.receive_buffer_bytes,
             rest,
             read_bytes: greeting.read_bytes,
+            takes_urgent: hello.takes_urgent && self.config.urgent,
         };
         if let Some(key) = &greeted.session_key {
             ctl.key = Some(key.clone());

@@ -38,6 +38,8 @@ pub(crate) struct PeerPosition<'a> {
     pub rest: &'a [u8],
     /// Received on the link in all.
     pub read_bytes: u64,
+    /// It takes urgent bytes.
+    pub takes_urgent: bool,
 }
 
 /// A link that was taken out of service.
@@ -250,6 +252,7 @@ impl Engine {
                 Ok(bytes) => bytes,
                 Err(error) => return Err(self.offset_error(error, &link.peer_addr.to_string())),
             };
+            tx.sender.peer_takes_urgent(peer.takes_urgent);
             tx.sender.push_head(head);
             tx.link = Some(link.clone());
             rx.receiver.link(link.mode());

@@ -348,7 +348,7 @@ impl Engine {
                 break;
             }
             let then = if tx.sender.end_follows() { Then::End } else { Then::Nothing };
-            match link.send(&tx.sender.chunks(), then) {
+            match Self::send_next(tx, link, then) {
                 Ok(count) => {
                     tx.sender.sent(count);
                     if acks {

@@ -31,12 +31,15 @@ pub enum FrameKind {
     Reset = 7,
     /// The sender is about to give up this link on purpose.
     Goodbye = 8,
+    /// A byte of the sender's stream is urgent.
+    Urgent = 9,
 }
 
 impl FrameKind {
     fn from_u8(value: u8) -> Option<Self> {
-        use FrameKind::{Ack, Data, End, EndAck, Goodbye, Ping, Pong, Reset};
-        [Data, Ack, End, EndAck, Ping, Pong, Reset, Goodbye].into_iter().find(|kind| *kind as u8 == value)
+        use FrameKind::{Ack, Data, End, EndAck, Goodbye, Ping, Pong, Reset, Urgent};
+        let kinds = [Data, Ack, End, EndAck, Ping, Pong, Reset, Goodbye, Urgent];
+        kinds.into_iter().find(|kind| *kind as u8 == value)
     }
 }
 
@@ -128,7 +131,7 @@ impl FrameHeader {
         let fits = match kind {
             FrameKind::Data => (1..=FRAME_DATA_BYTES_MAX).contains(&header.length_bytes()),
             FrameKind::Ack | FrameKind::EndAck | FrameKind::Goodbye => length_bytes == 0,
-            FrameKind::End | FrameKind::Ping | FrameKind::Pong => length_bytes == 8,
+            FrameKind::End | FrameKind::Ping | FrameKind::Pong | FrameKind::Urgent => length_bytes == 8,
             FrameKind::Reset => header.length_bytes() <= FRAME_CONTROL_BYTES_MAX,
         };
         if fits { Ok(header) } else { Err(FrameError::Length { kind, length_bytes: header.length_bytes() }) }
@@ -164,6 +167,11 @@ pub enum Frame<'a> {
     },
     /// The sender, a server, is through with the session: it has everything, and knows that its own end has arrived.
     Goodbye,
+    /// A byte of our stream is urgent; it is still to come.
+    Urgent {
+        /// Its position.
+        offset: u64,
+    },
 }
 
 impl<'a> Frame<'a> {
@@ -190,6 +198,10 @@ impl<'a> Frame<'a> {
             Frame::Pong { token: value } => {
                 number = value.to_be_bytes();
                 (FrameKind::Pong, &number)
+            }
+            Frame::Urgent { offset: value } => {
+                number = value.to_be_bytes();
+                (FrameKind::Urgent, &number)
             }
             Frame::Reset { reason } => (FrameKind::Reset, reason.as_bytes()),
         };
@@ -228,6 +240,11 @@ pub enum Control {
     },
     /// The server is through with the session: it has everything, and knows that its own end has arrived.
     Goodbye,
+    /// A byte of the peer's stream is urgent.
+    Urgent {
+        /// Its position.
+        offset: u64,
+    },
 }
 
 impl Control {
@@ -247,6 +264,7 @@ impl Control {
             FrameKind::EndAck => Control::EndAcked,
             FrameKind::Goodbye => Control::Goodbye,
             FrameKind::End => Control::End { end_offset: checked_offset(number()?)? },
+            FrameKind::Urgent => Control::Urgent { offset: checked_offset(number()?)? },
             FrameKind::Ping => Control::Ping { token: number()? },
             FrameKind::Pong => Control::Pong { token: number()? },
             FrameKind::Reset => Control::Reset { reason: printable(body) },
@@ -277,6 +295,7 @@ mod tests {
         assert_eq!(round_trip(Frame::EndAck), Control::EndAcked);
         assert_eq!(round_trip(Frame::Goodbye), Control::Goodbye);
         assert_eq!(round_trip(Frame::End { end_offset: 1 << 62 }), Control::End { end_offset: 1 << 62 });
+        assert_eq!(round_trip(Frame::Urgent { offset: 7 }), Control::Urgent { offset: 7 });
         assert_eq!(round_trip(Frame::Ping { token: 9 }), Control::Ping { token: 9 });
         assert_eq!(round_trip(Frame::Pong { token: 9 }), Control::Pong { token: 9 });
         assert_eq!(round_trip(Frame::reset("a\nb")), Control::Reset { reason: "a?b".into() });
@@ -289,7 +308,8 @@ mod tests {
     fn headers_out_of_range_are_refused() {
         let good = FrameHeader::data(5, 6).encode();
         assert_eq!(FrameHeader::decode(&good).unwrap(), FrameHeader::data(5, 6));
-        for (index, value) in [(0, 0), (0, 9), (0, 255), (1, 1), (3, 1), (4, 255), (8, 128), (0, 2), (0, 3)] {
+        for (index, value) in [(0, 0), (0, 10), (0, 255), (1, 1), (3, 1), (4, 255), (8, 128), (0, 2), (0, 3)]
+        {
             let mut bad = good;
             bad[index] = value;
             assert!(FrameHeader::decode(&bad).is_err(), "byte {index} = {value}");

@@ -12,6 +12,8 @@ pub(crate) const TAG_PROOF: u8 = 6;
 pub(crate) const TAG_REASON: u8 = 7;
 
 const FLAG_AUTO: u8 = 1;
+const FLAG_HELLO_URGENT: u8 = 2;
+const FLAG_WELCOME_URGENT: u8 = 1;
 
 /// What the client wants with a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub struct Hello {
     pub mode: LinkMode,
     /// The client can do with another mode, and wants to be told "not direct" rather than to be turned away.
     pub auto: bool,
+    /// The client takes urgent bytes (PROTOCOL 11).
+    pub takes_urgent: bool,
     /// What the proofs in this message rest on. Set by the handshake driver.
     pub security: SecurityKind,
     /// The next byte the client expects.
@@ -78,6 +82,7 @@ impl Hello {
             intent: Intent::Open,
             mode,
             auto: false,
+            takes_urgent: false,
             security: SecurityKind::Open,
             next_offset: 0,
             retained_offset: 0,
@@ -109,7 +114,8 @@ impl Hello {
         writer.byte(self.intent as u8);
         writer.byte(self.mode as u8);
         writer.byte(self.security as u8);
-        writer.byte(if self.auto { FLAG_AUTO } else { 0 });
+        let urgent = if self.takes_urgent { FLAG_HELLO_URGENT } else { 0 };
+        writer.byte(if self.auto { FLAG_AUTO | urgent } else { urgent });
         for value in [
             self.next_offset,
             self.retained_offset,
@@ -146,6 +152,7 @@ impl Hello {
         hello.security = SecurityKind::from_u8(security).ok_or(WireError::Value("security"))?;
         // Other bits are for later versions.
         hello.auto = flags & FLAG_AUTO != 0;
+        hello.takes_urgent = flags & FLAG_HELLO_URGENT != 0;
         hello.next_offset = fields.offset("next offset")?;
         hello.retained_offset = fields.offset("retained offset")?;
         hello.sent_offset = fields.offset("sent offset")?;
@@ -198,6 +205,8 @@ pub struct Welcome {
     pub udp_port: Option<u16>,
     /// How long the server keeps the session without a link.
     pub keep_ms: u64,
+    /// The server takes urgent bytes (PROTOCOL 11).
+    pub takes_urgent: bool,
     /// That the server holds the session's key. Set by the handshake driver; always the last field.
     pub proof: Option<[u8; 32]>,
 }
@@ -216,6 +225,7 @@ impl Welcome {
             receive_buffer_bytes: 0,
             udp_port: None,
             keep_ms: 0,
+            takes_urgent: false,
             proof: None,
         }
     }
@@ -223,7 +233,7 @@ impl Welcome {
     pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
         writer.u64(self.epoch);
         writer.byte(self.mode as u8);
-        writer.byte(0);
+        writer.byte(if self.takes_urgent { FLAG_WELCOME_URGENT } else { 0 });
         for value in [
             self.next_offset,
             self.retained_offset,
@@ -241,7 +251,7 @@ impl Welcome {
 
     pub(crate) fn decode(mut fields: Fields<'_>) -> Result<Self, WireError> {
         let epoch = fields.u64()?;
-        let [mode, _flags] = fields.array()?;
+        let [mode, flags] = fields.array()?;
         let mode = LinkMode::from_u8(mode).ok_or(WireError::Value("mode"))?;
         let mut welcome = Self {
             epoch,
@@ -254,6 +264,8 @@ impl Welcome {
             receive_buffer_bytes: fields.offset("receive buffer")?,
             udp_port: None,
             keep_ms: fields.u64()?,
+            // Other bits are for later versions.
+            takes_urgent: flags & FLAG_WELCOME_URGENT != 0,
             proof: None,
         };
         fields.tags(|tag, field| {

@@ -57,6 +57,8 @@ struct Link {
     end_sent: bool,
     /// Whether acknowledgements count yet: a client's first link has to be welcomed first.
     confirmed: bool,
+    /// Whether the peer takes urgent bytes on this link.
+    takes_urgent: bool,
 }
 
 /// The sending half.
@@ -82,6 +84,8 @@ pub struct Sender<S: BufferSource> {
     queued: Vec<u8>,
     link: Option<Link>,
     resent_bytes: u64,
+    /// Where the latest urgent byte is.
+    urgent_offset: Option<u64>,
 }
 
 impl<S: BufferSource> Sender<S> {
@@ -100,6 +104,7 @@ impl<S: BufferSource> Sender<S> {
             queued: Vec::new(),
             link: None,
             resent_bytes: 0,
+            urgent_offset: None,
         }
     }
 
@@ -290,6 +295,13 @@ impl<S: BufferSource> Sender<S> {
         let pending_bytes = usize::try_from(self.ring.end_offset() - self.sent_offset).unwrap_or(usize::MAX);
         if pending_bytes > 0 {
             let payload_bytes = pending_bytes.min(FRAME_PAYLOAD_BYTES_MAX);
+            if link.takes_urgent
+                && let Some(offset) = self.urgent_offset
+                && (self.sent_offset..self.sent_offset + payload_bytes as u64).contains(&offset)
+            {
+                // PROTOCOL 11.4
+                Frame::Urgent { offset }.encode(ack_offset, &mut self.head);
+            }
             let header = FrameHeader::data(payload_bytes, ack_offset);
             self.head.extend_from_slice(&header.encode());
             link.frame_left_bytes = payload_bytes;
@@ -307,7 +319,7 @@ impl<S: BufferSource> Sender<S> {
         let to_offset = if link.mode == LinkMode::Inband {
             self.sent_offset + link.frame_left_bytes as u64
         } else {
-            self.ring.end_offset()
+            self.urgent_pending().unwrap_or_else(|| self.ring.end_offset())
         };
         let (first, second) = self.ring.slices(self.sent_offset, to_offset);
         [head, first, second]
@@ -446,7 +458,14 @@ impl<S: BufferSource> Sender<S> {
         self.acked_offset = self.acked_offset.max(peer_offset);
         self.ring.trim_to(peer_offset);
         self.sent_offset = peer_offset;
-        self.link = Some(Link { mode, window_bytes, frame_left_bytes: 0, end_sent: false, confirmed });
+        self.link = Some(Link {
+            mode,
+            window_bytes,
+            frame_left_bytes: 0,
+            end_sent: false,
+            confirmed,
+            takes_urgent: false,
+        });
         Ok(self.sent_offset_max - peer_offset)
     }
 
@@ -483,3 +502,4 @@ mod lend;
 mod rest;
 #[cfg(test)]
 mod tests;
+mod urgent;

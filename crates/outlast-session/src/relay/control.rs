@@ -1,6 +1,7 @@
 //! Telling a running relay what to do, and asking it how it is.
 
-use crate::Info;
+use super::reasons;
+use crate::{Info, Role};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +10,8 @@ use tokio::sync::Notify;
 const GO_ON: u8 = 0;
 const STOP: u8 = 1;
 const DETACH: u8 = 2;
-const KILL: u8 = 3;
+const END: u8 = 3;
+const KILL: u8 = 4;
 
 /// A handle to one relay. Clones refer to the same relay.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +31,7 @@ struct Shared {
 pub(super) enum Wish {
     Stop,
     Detach,
+    End,
     Kill,
 }
 
@@ -54,7 +57,14 @@ impl Control {
         self.0.wake.notify_one();
     }
 
-    /// Ends the relay at once: both sides are reset.
+    /// Ends the relay at once, because its process ends: both sides are reset. The outcome is
+    /// [`Outcome::Stopped`](super::Outcome::Stopped).
+    pub fn end(&self) {
+        self.0.wish.fetch_max(END, Ordering::SeqCst);
+        self.0.wake.notify_one();
+    }
+
+    /// Ends the relay at once, because an administrator wants this session to end: both sides are reset.
     pub fn kill(&self) {
         self.0.wish.fetch_max(KILL, Ordering::SeqCst);
         self.0.wake.notify_one();
@@ -69,6 +79,15 @@ impl Control {
         self.0.wake.notify_one();
         let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
         self.0.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a relay that was told to end, before it ran, says to its peer.
+    #[must_use]
+    pub fn reason(&self, role: Role) -> &'static str {
+        match self.0.wish.load(Ordering::SeqCst) {
+            KILL => reasons::killed(role),
+            _ => reasons::stopped(role),
+        }
     }
 
     /// Completes when the relay is told to end, before it runs. Questions are answered with "not yet".
@@ -96,6 +115,7 @@ impl Control {
             GO_ON => None,
             STOP => Some(Wish::Stop),
             DETACH => Some(Wish::Detach),
+            END => Some(Wish::End),
             _ => Some(Wish::Kill),
         }
     }

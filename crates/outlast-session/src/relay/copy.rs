@@ -2,7 +2,7 @@
 
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
-use super::{Destination, Local, SETTLE_TIMEOUT};
+use super::{Destination, Local, SETTLE_TIMEOUT, reasons};
 use crate::error::Error;
 use crate::proto::Detached;
 use crate::tokio::Session;
@@ -94,10 +94,13 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     session.stop_passing();
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match end {
-        End::Both => match Box::pin(finish(&session, control)).await {
-            Some(outcome) => outcome,
-            None => return detach(pump, session, local),
-        },
+        End::Both => {
+            local.end_in_order();
+            match Box::pin(finish(&session, control)).await {
+                Some(outcome) => outcome,
+                None => return detach(pump, session, local),
+            }
+        }
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
@@ -112,6 +115,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
             }
         }
         End::Wish(Wish::Kill) => Outcome::Killed,
+        End::Wish(Wish::End) => ended_at_once(&session),
         End::Wish(Wish::Detach) if pump.can_rest() => return detach(pump, session, local),
         End::Wish(Wish::Stop | Wish::Detach) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
     };
@@ -123,13 +127,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
             local.abort();
         }
         _ => {
-            session.kill_with(match outcome {
-                Outcome::LocalFailed(_) => "the program at the other end has reset its connection",
-                Outcome::Misdirected(_) => {
-                    "this server takes no destinations, it leads to one service: it needs --to-any"
-                }
-                _ => "the relay at the other end was stopped",
-            });
+            session.kill_with(reasons::of(&outcome, session.role()));
             local.abort();
             // The process may end with its last relay.
             Box::pin(session.kill_told(TELL_TIMEOUT)).await;
@@ -143,7 +141,7 @@ fn detach(pump: Pump, session: Session, local: Local) -> Ended {
     let info = session.info();
     let Some(rest) = pump.rest() else {
         // The pipe has lost what it was given: this cannot be gone on with.
-        session.kill();
+        session.kill_with(reasons::stopped(session.role()));
         local.abort();
         return Ended { info, outcome: Outcome::Stopped { delivered: false } };
     };
@@ -174,8 +172,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
             woken.set(control.woken());
         }
         let wish = control.attend(&mut || Some(session.info()));
-        if wish == Some(Wish::Kill) {
-            return Poll::Ready(End::Wish(Wish::Kill));
+        if let Some(wish @ (Wish::Kill | Wish::End)) = wish {
+            return Poll::Ready(End::Wish(wish));
         }
         // What the local side says goes first: then the opening of a session can ride with it.
         let up = pump.poll_up(cx, session, local);
@@ -215,12 +213,18 @@ async fn finish(session: &Session, control: &Control) -> Option<Outcome> {
     };
     Some(match wish {
         Wish::Kill => Outcome::Killed,
+        Wish::End => ended_at_once(session),
         Wish::Detach => return None,
         Wish::Stop => match tokio::time::timeout(SETTLE_TIMEOUT, finished).await {
             Ok(result) => finished_outcome(result),
             Err(_) => Outcome::Stopped { delivered: false },
         },
     })
+}
+
+/// The process ends with the session as it is.
+fn ended_at_once(session: &Session) -> Outcome {
+    Outcome::Stopped { delivered: session.info().unacked_bytes == 0 }
 }
 
 fn finished_outcome(result: crate::Result<()>) -> Outcome {
@@ -251,6 +255,7 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
         }
         match control.attend(&mut || Some(session.info())) {
             Some(Wish::Kill) => break Outcome::Killed,
+            Some(Wish::End) => break ended_at_once(session),
             Some(Wish::Stop | Wish::Detach) if started.elapsed() >= SETTLE_TIMEOUT => {
                 break Outcome::Stopped { delivered };
             }
@@ -303,6 +308,7 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         Err(_) => Moved::Not,
     };
     if up_ended && moved == Moved::ToTheEnd {
+        local.end_in_order();
         let finished = tokio::time::timeout(SETTLE_TIMEOUT, session.finish()).await;
         return finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
     }

@@ -2,14 +2,14 @@
 
 use super::access::{DestinationPolicy, Verdict};
 use super::preamble::Status;
-use super::{DIAL_TIMEOUT, Destination, Host, Local};
+use super::{DIAL_TIMEOUT, Destination, Host, Local, TcpLocal};
 use crate::sys::begin_connect;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 
 /// Longest path of a UNIX socket: the kernel's limit without the final zero.
 const UNIX_PATH_BYTES_MAX: usize = 107;
@@ -81,7 +81,7 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
     match service {
         Service::Tcp(destination) => {
             let addresses = resolve(destination).await?;
-            first_of(destination, addresses).await.map(Local::from)
+            first_of(destination, addresses).await.map(Local::Tcp)
         }
         Service::Unix(path) => match within(UnixStream::connect(path)).await {
             Ok(stream) => Ok(stream.into()),
@@ -108,7 +108,7 @@ pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> 
     if addresses.is_empty() {
         return Err(not_allowed(destination, why_not));
     }
-    first_of(destination, addresses).await.map(Local::from)
+    first_of(destination, addresses).await.map(Local::Tcp)
 }
 
 fn not_allowed(destination: &Destination, verdict: Verdict) -> DialError {
@@ -146,7 +146,7 @@ fn unknown(name: &str, why: &str) -> DialError {
     }
 }
 
-async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Result<TcpStream, DialError> {
+async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Result<TcpLocal, DialError> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
         match within(connect(address)).await {
@@ -159,14 +159,13 @@ async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Resu
 
 /// As tokio's, but a target on this machine, which is connected to when the call returns, is waited for neither with
 /// the reactor nor with a timer.
-async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(address: SocketAddr) -> io::Result<TcpLocal> {
     let kind = socket2::Type::STREAM.nonblocking();
     let socket = socket2::Socket::new(socket2::Domain::for_address(address), kind, None)?;
     let connected = begin_connect(&socket, address)?;
-    let stream = TcpStream::from_std(socket.into())?;
+    let stream = TcpLocal::new(socket.into())?;
     if !connected {
-        stream.writable().await?;
-        stream.take_error()?.map_or(Ok(()), Err)?;
+        stream.connected().await?;
     }
     Ok(stream)
 }

@@ -1,8 +1,14 @@
 //! The local side of a relay: a byte stream with readiness, half-close and abort.
 
+mod tcp;
+mod unix;
+
+pub use tcp::{LocalListener, TcpLocal};
+pub use unix::UnixLocal;
+
 use super::stdio::Stdio;
 use super::sys;
-use crate::sys::splice;
+use crate::sys::{splice, urgent};
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,28 +22,30 @@ use tokio::net::{TcpStream, UnixStream};
 #[derive(Debug)]
 pub enum Local {
     /// A TCP connection.
-    Tcp(TcpStream),
-    /// A UNIX stream socket. It cannot be reset, so a failed session shows as an early end of stream.
-    Unix(UnixStream),
+    Tcp(TcpLocal),
+    /// A UNIX stream socket. It cannot be reset: a failed session shows as a reset if the program has sent little and at
+    /// least a byte, else as an early end of stream.
+    Unix(UnixLocal),
     /// Standard input and output. A failed session shows in the exit code.
     Stdio(Stdio),
 }
 
-impl From<TcpStream> for Local {
-    fn from(stream: TcpStream) -> Self {
-        // A relay hands on what it has: waiting for more is the business of the program behind it.
-        let _ = stream.set_nodelay(true);
-        Local::Tcp(stream)
-    }
-}
-
 impl From<UnixStream> for Local {
     fn from(stream: UnixStream) -> Self {
-        Local::Unix(stream)
+        Local::Unix(UnixLocal::new(stream))
     }
 }
 
 impl Local {
+    /// A program's TCP connection, just accepted or connected. From now on its close is a reset, until the streams have ended
+    /// in order.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn from_tcp(stream: TcpStream) -> io::Result<Self> {
+        TcpLocal::from_tokio(stream).map(Local::Tcp)
+    }
+
     /// A connection that another process has left, of either kind. Has to be called in a tokio runtime.
     ///
     /// # Errors
@@ -50,7 +58,7 @@ impl Local {
         socket.set_nonblocking(true)?;
         match socket.domain()? {
             socket2::Domain::UNIX => UnixStream::from_std(OwnedFd::from(socket).into()).map(Local::from),
-            _ => TcpStream::from_std(socket.into()).map(Local::from),
+            _ => TcpLocal::new(socket.into()).map(Local::Tcp),
         }
     }
 
@@ -60,37 +68,18 @@ impl Local {
     /// Standard input and output are none.
     pub fn into_fd(self) -> io::Result<OwnedFd> {
         match self {
-            Local::Tcp(stream) => stream.into_std().map(OwnedFd::from),
-            Local::Unix(stream) => stream.into_std().map(OwnedFd::from),
+            Local::Tcp(stream) => Ok(stream.into_fd()),
+            Local::Unix(socket) => socket.into_fd(),
             Local::Stdio(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
 
-/// Receives, and remembers without another system call that a short read has emptied the socket.
-macro_rules! try_recv {
-    ($stream:expr, $buffer:expr) => {{
-        let mut short = None;
-        let result = $stream.try_io(Interest::READABLE, || {
-            let count = sys::recv($stream.as_fd(), $buffer)?;
-            if 0 < count && count < $buffer.len() {
-                short = Some(count);
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            Ok(count)
-        });
-        match short {
-            Some(count) => Ok(count),
-            None => result,
-        }
-    }};
-}
-
 impl Local {
     pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Local::Tcp(stream) => stream.poll_read_ready(cx),
-            Local::Unix(stream) => stream.poll_read_ready(cx),
+            Local::Tcp(stream) => stream.fd.poll_read_ready(cx).map_ok(drop),
+            Local::Unix(socket) => socket.stream.poll_read_ready(cx),
             Local::Stdio(stdio) => stdio.poll_read_ready(cx),
         }
     }
@@ -99,18 +88,33 @@ impl Local {
     pub(super) fn is_ending(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let ready = match self {
-            Local::Tcp(stream) => pin!(stream.ready(Interest::READABLE)).poll(&mut cx),
-            Local::Unix(stream) => pin!(stream.ready(Interest::READABLE)).poll(&mut cx),
+            Local::Tcp(stream) => {
+                let ready = pin!(stream.fd.ready(Interest::READABLE)).poll(&mut cx);
+                return matches!(ready, Poll::Ready(Ok(guard)) if guard.ready().is_read_closed());
+            }
+            Local::Unix(socket) => pin!(socket.stream.ready(Interest::READABLE)).poll(&mut cx),
             Local::Stdio(_) => return false,
         };
         matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())
     }
 
-    /// Reads what is there. `WouldBlock` clears the readiness.
+    /// Reads what is there. `WouldBlock` clears the readiness; so does a short read, which has emptied the socket, without
+    /// another system call.
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Local::Tcp(stream) => try_recv!(stream, buffer),
-            Local::Unix(stream) => try_recv!(stream, buffer),
+            Local::Tcp(stream) => {
+                let mut short = None;
+                let result = stream.fd.try_io(Interest::READABLE, |stream| {
+                    let count = sys::recv(stream.as_fd(), buffer)?;
+                    if 0 < count && count < buffer.len() {
+                        short = Some(count);
+                        return Err(io::ErrorKind::WouldBlock.into());
+                    }
+                    Ok(count)
+                });
+                short.map_or(result, Ok)
+            }
+            Local::Unix(socket) => socket.try_read(buffer),
             Local::Stdio(stdio) => stdio.try_read(buffer),
         }
     }
@@ -119,9 +123,25 @@ impl Local {
     /// spoken already.
     pub(super) fn try_read_early(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Local::Tcp(stream) => sys::recv(stream.as_fd(), buffer),
-            Local::Unix(stream) => sys::recv(stream.as_fd(), buffer),
+            Local::Tcp(stream) => sys::recv(stream.fd.as_fd(), buffer),
+            Local::Unix(socket) => socket.read(buffer),
             Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Whether the next byte to be read is urgent. No read goes past such a byte, but the one that begins at it.
+    pub(super) fn is_urgent_next(&self) -> bool {
+        matches!(self, Local::Tcp(stream) if stream.is_urgent_next())
+    }
+
+    /// Writes a byte, as urgent where there is such a thing.
+    pub(super) fn try_write_urgent(&self, byte: u8) -> io::Result<()> {
+        match self {
+            Local::Tcp(stream) => stream.fd.try_io(Interest::WRITABLE, |stream| urgent::send(stream, byte)),
+            Local::Unix(_) | Local::Stdio(_) => match self.try_write(&[byte], false)? {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            },
         }
     }
 
@@ -133,19 +153,19 @@ impl Local {
     /// Splices what is there into a pipe. `WouldBlock` clears the readiness.
     pub(super) fn try_splice_to(&self, pipe: BorrowedFd<'_>, bytes_max: usize) -> io::Result<usize> {
         let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        stream.try_io(Interest::READABLE, || splice(stream.as_fd(), pipe, bytes_max))
+        stream.try_splice_to(pipe, bytes_max)
     }
 
     /// Takes the next `bytes` out of a pipe.
     pub(super) fn try_splice_from(&self, pipe: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
         let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        stream.try_io(Interest::WRITABLE, || splice(pipe, stream.as_fd(), bytes))
+        stream.fd.try_io(Interest::WRITABLE, |stream| splice(pipe, stream.as_fd(), bytes))
     }
 
     pub(super) fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Local::Tcp(stream) => stream.poll_write_ready(cx),
-            Local::Unix(stream) => stream.poll_write_ready(cx),
+            Local::Tcp(stream) => stream.fd.poll_write_ready(cx).map_ok(drop),
+            Local::Unix(socket) => socket.stream.poll_write_ready(cx),
             Local::Stdio(stdio) => stdio.poll_write_ready(cx),
         }
     }
@@ -154,9 +174,10 @@ impl Local {
     pub(super) fn try_write(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
         match self {
             Local::Tcp(stream) => {
-                stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, last))
+                stream.fd.try_io(Interest::WRITABLE, |stream| sys::send(stream.as_fd(), bytes, last))
             }
-            Local::Unix(stream) => {
+            Local::Unix(socket) => {
+                let stream = &socket.stream;
                 stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, false))
             }
             Local::Stdio(stdio) => stdio.try_write(bytes),
@@ -166,8 +187,8 @@ impl Local {
     /// As [`try_write`](Self::try_write), whatever the reactor has said.
     pub(super) fn try_write_early(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
         match self {
-            Local::Tcp(stream) => sys::send(stream.as_fd(), bytes, last),
-            Local::Unix(stream) => sys::send(stream.as_fd(), bytes, false),
+            Local::Tcp(stream) => sys::send(stream.fd.as_fd(), bytes, last),
+            Local::Unix(socket) => sys::send(socket.stream.as_fd(), bytes, false),
             Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -191,8 +212,8 @@ impl Local {
     /// Half-closes: the program reads the end of the stream.
     pub(super) fn shutdown_write(&self) -> io::Result<()> {
         match self {
-            Local::Tcp(stream) => socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write),
-            Local::Unix(stream) => socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write),
+            Local::Tcp(stream) => stream.fd.get_ref().shutdown(std::net::Shutdown::Write),
+            Local::Unix(socket) => socket2::SockRef::from(&socket.stream).shutdown(std::net::Shutdown::Write),
             Local::Stdio(stdio) => stdio.close_output(),
         }
     }
@@ -206,11 +227,11 @@ impl Local {
     /// Completes when the local program is gone for good, without reading a byte.
     pub async fn failed(&self) {
         let ready = match self {
-            Local::Tcp(stream) => stream.ready(Interest::ERROR).await,
-            Local::Unix(stream) => stream.ready(Interest::ERROR).await,
+            Local::Tcp(stream) => stream.fd.ready(Interest::ERROR).await.is_ok(),
+            Local::Unix(socket) => socket.stream.ready(Interest::ERROR).await.is_ok(),
             Local::Stdio(stdio) => return stdio.failed().await,
         };
-        if ready.is_err() {
+        if !ready {
             // The reactor is shutting down: nothing will ever be reported.
             std::future::pending::<()>().await;
         }
@@ -219,8 +240,8 @@ impl Local {
     /// Completes when the local program is gone, or has closed before it had anything to say.
     pub async fn hung_up(&self) {
         let ready = match self {
-            Local::Tcp(stream) => stream.ready(Interest::READABLE).await,
-            Local::Unix(stream) => stream.ready(Interest::READABLE).await,
+            Local::Tcp(stream) => stream.fd.ready(Interest::READABLE).await.map(|guard| guard.ready()),
+            Local::Unix(socket) => socket.stream.ready(Interest::READABLE).await,
             Local::Stdio(_) => return self.failed().await,
         };
         match ready {
@@ -232,8 +253,8 @@ impl Local {
     fn nothing_to_read(&self) -> bool {
         let mut byte = [std::mem::MaybeUninit::uninit(); 1];
         let peeked = match self {
-            Local::Tcp(stream) => socket2::SockRef::from(stream).peek(&mut byte),
-            Local::Unix(stream) => socket2::SockRef::from(stream).peek(&mut byte),
+            Local::Tcp(stream) => socket2::SockRef::from(stream.fd.get_ref()).peek(&mut byte),
+            Local::Unix(socket) => socket2::SockRef::from(&socket.stream).peek(&mut byte),
             Local::Stdio(_) => Ok(1),
         };
         !matches!(peeked, Ok(count) if count > 0)
@@ -243,17 +264,29 @@ impl Local {
     pub(super) async fn settle(&self, limit: Duration) {
         let Local::Tcp(stream) = self else { return };
         let taken = async {
-            while sys::unsent_bytes(stream.as_fd()) > 0 {
+            while sys::unsent_bytes(stream.fd.as_fd()) > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let _ = tokio::time::timeout(limit, taken).await;
     }
 
+    /// Everything was said: from now on a close sends what is left, and the end of the stream, in order. Before, the
+    /// close of a TCP connection is a reset.
+    ///
+    /// To be called when both directions have ended, or when what was written is a refusal and all there is to say.
+    pub fn end_in_order(&self) {
+        match self {
+            Local::Tcp(stream) => stream.reset_on_close(false),
+            Local::Unix(socket) => socket.end_in_order(),
+            Local::Stdio(_) => {}
+        }
+    }
+
     /// Ends the stream with a reset where there is such a thing: what was sent so far is not all there was.
     pub fn abort(self) {
         if let Local::Tcp(stream) = &self {
-            let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+            stream.reset_on_close(true);
         }
     }
 }

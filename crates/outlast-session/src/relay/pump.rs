@@ -1,9 +1,12 @@
 //! Both directions of one relay, polled in one task.
 
+mod urgent;
+
+use self::urgent::before_urgent;
 use super::bulk::Bulk;
 use super::preamble;
 use super::{Destination, Local, Parsed};
-use crate::engine::{Passed, WAY_SLOTS_BYTES};
+use crate::engine::{Passed, UrgentAhead, WAY_SLOTS_BYTES};
 use crate::error::Error;
 use crate::sys::Pipe;
 use crate::tokio::Session;
@@ -88,6 +91,8 @@ enum Down {
     Passing {
         bytes: usize,
     },
+    /// A byte that the session has brought as urgent.
+    Urgent(u8),
     /// The local side takes no more. What it said before is still to be read; what it is told is thrown away.
     Broken {
         error: io::Error,
@@ -190,6 +195,7 @@ impl Pump {
                 }
                 left
             }
+            Down::Urgent(byte) => vec![byte],
             Down::Broken { .. } => return None,
         };
         Some(Rest { up_ended, to_local })
@@ -262,8 +268,14 @@ impl Pump {
                     {
                         continue;
                     }
+                    let readable = local.poll_read_ready(cx);
+                    // Asked behind that: what is readable because of an urgent byte is known to be.
+                    if local.is_urgent_next() {
+                        ready!(self.poll_urgent_up(cx, session, local))?;
+                        continue;
+                    }
                     let unasked = !std::mem::replace(&mut self.asked, true);
-                    match local.poll_read_ready(cx) {
+                    match readable {
                         Poll::Ready(readable) => {
                             readable.map_err(Failure::Local)?;
                             if local.is_ending() {
@@ -387,12 +399,25 @@ impl Pump {
         self.drained = false;
         for _ in 0..ROUNDS_MAX {
             match &mut self.down {
-                Down::Open if self.down_bulk.is_on() => {
-                    if !ready!(self.poll_take_pages(cx, session))? {
-                        ready!(self.poll_take(cx, session, local))?;
+                Down::Open => match session.urgent_ahead() {
+                    UrgentAhead::Next => ready!(self.poll_take_urgent(cx, session))?,
+                    ahead => {
+                        if !self.down_bulk.is_on() || !ready!(self.poll_take_pages(cx, session))? {
+                            ready!(self.poll_take(cx, session, local, ahead))?;
+                        }
+                    }
+                },
+                Down::Urgent(byte) => {
+                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
+                        self.break_down(error);
+                        continue;
+                    }
+                    match local.try_write_urgent(*byte) {
+                        Ok(()) => self.down = Down::Open,
+                        Err(error) if would_block(&error) => {}
+                        Err(error) => self.break_down(error),
                     }
                 }
-                Down::Open => ready!(self.poll_take(cx, session, local))?,
                 Down::Passing { bytes } => {
                     if let Err(error) = ready!(local.poll_write_ready(cx)) {
                         self.break_down(error);
@@ -474,9 +499,10 @@ impl Pump {
         cx: &mut Context<'_>,
         session: &mut Session,
         local: &Local,
+        ahead: UrgentAhead,
     ) -> Poll<Result<(), Failure>> {
         let mut buffer = take_buffer();
-        let mut read = ReadBuf::new(&mut buffer);
+        let mut read = ReadBuf::new(before_urgent(&mut buffer, ahead));
         let polled = Pin::new(&mut *session).poll_read(cx, &mut read);
         let mut end = read.filled().len();
         match polled {
@@ -490,6 +516,7 @@ impl Pump {
                 // What came just behind it goes along, the end above all. An error will be there next time, too.
                 let again = match read.remaining() {
                     0 => Poll::Pending,
+                    _ if session.urgent_ahead() != UrgentAhead::Nothing => Poll::Pending,
                     _ => Pin::new(session).poll_read(cx, &mut read),
                 };
                 let last = matches!(again, Poll::Ready(Ok(()))) && read.filled().len() == end;

@@ -5,6 +5,7 @@
 //! call. Regular files and /dev/null are always ready.
 
 use super::sys;
+use crate::sys::urgent;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -117,7 +118,11 @@ impl End {
     fn new(fd: OwnedFd, write: bool) -> io::Result<Self> {
         let interest = if write { Interest::WRITABLE } else { Interest::READABLE };
         match sys::file_kind(fd.as_fd())? {
-            libc::S_IFSOCK => Ok(End::Socket(registered(fd, interest)?)),
+            libc::S_IFSOCK => {
+                // It stays in the stream; nothing tells it apart.
+                let _ = urgent::keep_in_place(&fd);
+                Ok(End::Socket(registered(fd, interest)?))
+            }
             libc::S_IFREG => Ok(End::Ready(fd)),
             _ => {
                 let fd = reopened(fd.as_fd(), write).map_or(fd, OwnedFd::from);

@@ -9,6 +9,24 @@ pub(super) fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usiz
     Ok(net::recv(socket, buffer, RecvFlags::DONTWAIT)?.0)
 }
 
+/// As [`recv`], and what is read stays to be read.
+pub(super) fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(net::recv(socket, buffer, RecvFlags::DONTWAIT | RecvFlags::PEEK)?.0)
+}
+
+/// Bytes that can be read.
+pub(super) fn unread_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    Ok(usize::try_from(rustix::io::ioctl_fionread(socket)?).unwrap_or(usize::MAX))
+}
+
+/// Whether the peer sends no more.
+pub(super) fn is_peer_done(socket: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one pollfd is passed, and it outlives the call.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    count == 1 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
 /// Sends without blocking and without SIGPIPE; with `more` what does not fill a segment waits for what follows.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], more: bool) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

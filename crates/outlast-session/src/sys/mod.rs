@@ -10,11 +10,12 @@ mod poller;
 mod reactor;
 mod secret;
 mod tcp;
+pub(crate) mod urgent;
 
 pub(crate) use limits::{SpareDescriptor, descriptors_max, descriptors_open, memory_bytes};
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};
-pub(crate) use reactor::{Shared, register};
+pub(crate) use reactor::{Shared, register, register_owned};
 pub(crate) use secret::Secret;
 pub(crate) use tcp::*;

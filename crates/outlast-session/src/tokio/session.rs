@@ -5,13 +5,14 @@ use super::reconnect;
 use crate::config::Config;
 use crate::engine::{
     Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Link, Passed, Progress, Role,
-    Waiting,
+    Tx, UrgentAhead, Waiting,
 };
 use crate::error::{Error, Result};
 use crate::proto::{Detached, LastWord, SessionId};
 use crate::sys::Pipe;
 use crate::targets::Targets;
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use parking_lot::MutexGuard;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -226,13 +227,24 @@ impl Session {
         bytes_max: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
+        self.poll_commit_with(cx, bytes_max, fill, Engine::commit)
+    }
+
+    #[inline]
+    fn poll_commit_with(
+        &self,
+        cx: &mut Context<'_>,
+        bytes_max: usize,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+        commit: impl Fn(&Engine, MutexGuard<'_, Tx>, usize),
+    ) -> Poll<io::Result<usize>> {
         loop {
             let mut tx = self.engine.tx();
             let room = self.engine.reserve(&mut tx, bytes_max)?;
             if !room.is_empty() || bytes_max == 0 {
                 let count = fill(room)?;
                 if count > 0 {
-                    self.engine.commit(tx, count);
+                    commit(&self.engine, tx, count);
                 }
                 return Poll::Ready(Ok(count));
             }
@@ -242,6 +254,20 @@ impl Session {
                 Progress::Stalled => return Poll::Pending,
             }
         }
+    }
+
+    /// As [`poll_write_with`](Self::poll_write_with) with one byte, which is sent as urgent where that is possible.
+    pub(crate) fn poll_write_urgent_with(
+        &self,
+        cx: &mut Context<'_>,
+        fill: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_commit_with(cx, 1, fill, Engine::commit_urgent)
+    }
+
+    /// Whether, and where, the peer's stream has an urgent byte that was not read yet.
+    pub(crate) fn urgent_ahead(&self) -> UrgentAhead {
+        self.engine.urgent_ahead()
     }
 
     /// More follows what is written next, if only the end: both may go together.

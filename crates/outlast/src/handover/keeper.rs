@@ -65,9 +65,11 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
             None => break,
             Some(Caller::Asks(stream)) => counter.serve(&stream).unwrap_or_default(),
             Some(Caller::Takes(taker)) => {
-                if hand_out(&counter.parcels, &taker).is_ok() {
+                let taken = hand_out(&counter.parcels, &taker).is_ok();
+                if taken {
                     break;
                 }
+                // A taker of an earlier version may have chosen otherwise.
                 reset_when_dropped(&counter.parcels);
             }
         }
@@ -79,7 +81,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
 /// However this process ends, the programs learn that this is not the end of their streams.
 fn reset_when_dropped(parcels: &[Parcel]) {
     for parcel in parcels {
-        parcel.reset_when_dropped(true);
+        parcel.reset_when_dropped();
     }
 }
 

@@ -180,7 +180,6 @@ fn receive_all(keeper: &UnixStream) -> Result<Vec<Parcel>> {
     keeper.set_read_timeout(Some(KEEPER_TIMEOUT))?;
     let mut parcels = Vec::new();
     while let Some(parcel) = Parcel::receive(keeper)? {
-        parcel.reset_when_dropped(false);
         parcels.push(parcel);
     }
     Ok(parcels)

@@ -82,10 +82,10 @@ impl Parcel {
         Detached::decode(&self.session).context("a session of another version of outlast")
     }
 
-    /// Whether the program sees a reset when the last process that has its connection closes it, rather than the end of
-    /// the stream.
-    pub fn reset_when_dropped(&self, reset: bool) {
-        socket2::SockRef::from(&self.local).set_linger(reset.then_some(Duration::ZERO)).ok();
+    /// The program sees a reset when the last process that has its connection closes it, rather than the end of the
+    /// stream. Relays of this version have seen to that already; those of earlier versions have not.
+    pub fn reset_when_dropped(&self) {
+        socket2::SockRef::from(&self.local).set_linger(Some(Duration::ZERO)).ok();
     }
 
     /// Hands it to the other end, and keeps it.

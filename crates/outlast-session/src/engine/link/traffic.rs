@@ -152,6 +152,10 @@ impl Link {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
             let mut ready = ready?;
+            if self.stops_at_urgent() {
+                context.waker().wake_by_ref();
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             match receive(false) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 Ok((count, Left::Nothing)) => {

@@ -20,6 +20,7 @@ impl Engine {
         }
         match control {
             Control::Acked | Control::Pong { .. } => {}
+            Control::Urgent { offset } => self.note_urgent(offset),
             Control::Goodbye => self.farewell(),
             Control::End { .. } => {
                 // A server's farewell stands for it.

@@ -233,7 +233,7 @@ impl Endpoint {
                 self.sender.end_acked();
                 self.farewell_heard = true;
             }
-            Control::Acked | Control::Pong { .. } | Control::Reset { .. } => {}
+            Control::Acked | Control::Pong { .. } | Control::Reset { .. } | Control::Urgent { .. } => {}
         }
         self.check_over(cx);
     }

@@ -1,0 +1,139 @@
+//! A program's TCP connection.
+//!
+//! Two things are kept for the program that plain `recv` and `close` would lose. A close is a reset until both streams
+//! have ended in order, whatever ends this process. And urgent data (RFC 6093) keep their place in the stream.
+
+use super::Local;
+use crate::sys::{accept, register_owned, splice, urgent};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
+
+/// A TCP connection of a local program, known to the reactor with its urgent data.
+#[derive(Debug)]
+pub struct TcpLocal {
+    pub(super) fd: AsyncFd<std::net::TcpStream>,
+    /// A splice was held up by an urgent byte that the reactor may not know of yet.
+    ask_for_urgent: AtomicBool,
+}
+
+impl TcpLocal {
+    /// From a connection that another registration of the reactor has let go of.
+    ///
+    /// # Errors
+    /// The reactor does not take it.
+    pub(in crate::relay) fn new(stream: std::net::TcpStream) -> io::Result<Self> {
+        set_options(&socket2::SockRef::from(&stream));
+        Self::prepared(stream)
+    }
+
+    fn prepared(stream: std::net::TcpStream) -> io::Result<Self> {
+        Ok(Self { fd: register_owned(stream)?, ask_for_urgent: AtomicBool::new(false) })
+    }
+
+    pub(in crate::relay) fn from_tokio(stream: TcpStream) -> io::Result<Self> {
+        Self::new(stream.into_std()?)
+    }
+
+    /// Waits until a connection that is being made is there.
+    pub(in crate::relay) async fn connected(&self) -> io::Result<()> {
+        drop(self.fd.writable().await?);
+        self.fd.get_ref().take_error()?.map_or(Ok(()), Err)
+    }
+
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.fd.into_inner().into()
+    }
+
+    /// Chooses what a close does, and the end of this process with it.
+    pub(super) fn reset_on_close(&self, reset: bool) {
+        reset_on_close(self.fd.get_ref(), reset);
+    }
+
+    /// Whether the next byte to be read is urgent. A system call only if there is, or may be, an urgent byte.
+    pub(super) fn is_urgent_next(&self) -> bool {
+        if self.ask_for_urgent.swap(false, Ordering::Relaxed) && urgent::is_next(self.fd.get_ref()) {
+            return true;
+        }
+        let look = |stream: &std::net::TcpStream| match urgent::is_next(stream) {
+            true => Ok(true),
+            // Bytes come before it.
+            false if urgent::is_there(stream) => Ok(false),
+            // It was read.
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        };
+        self.fd.try_io(Interest::PRIORITY, look).unwrap_or(false)
+    }
+
+    /// Splices what is there into a pipe, up to the next urgent byte. `WouldBlock` clears the readiness.
+    pub(super) fn try_splice_to(&self, pipe: BorrowedFd<'_>, bytes_max: usize) -> io::Result<usize> {
+        self.fd.try_io(Interest::READABLE, |stream| {
+            let count = splice(stream.as_fd(), pipe, bytes_max)?;
+            // At an urgent byte with the end of the stream behind it the kernel answers as at the end itself.
+            if count == 0 && urgent::is_next(stream) {
+                self.ask_for_urgent.store(true, Ordering::Relaxed);
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            Ok(count)
+        })
+    }
+}
+
+/// What every connection of a program needs. Best effort: these fail only on what is no TCP socket.
+fn set_options(socket: &socket2::Socket) {
+    // A relay hands on what it has: waiting for more is the business of the program behind it.
+    let _ = socket.set_tcp_nodelay(true);
+    // Whatever ends this process, SIGKILL included: the program sees a reset, unless its stream was ended in order.
+    let _ = socket.set_linger(Some(Duration::ZERO));
+    let _ = urgent::keep_in_place(socket);
+}
+
+/// Listens for programs that a relay is to carry.
+#[derive(Debug)]
+pub struct LocalListener {
+    fd: AsyncFd<std::net::TcpListener>,
+}
+
+impl LocalListener {
+    /// From a socket that listens and does not block. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The reactor does not take it.
+    pub fn new(listener: std::net::TcpListener) -> io::Result<Self> {
+        // Accepted connections inherit them: no system call each.
+        set_options(&socket2::SockRef::from(&listener));
+        Ok(Self { fd: register_owned(listener)? })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// Of getsockname(2).
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.fd.get_ref().local_addr()
+    }
+
+    /// The next program.
+    ///
+    /// # Errors
+    /// Of accept(2), or the reactor does not take it.
+    pub async fn accept(&self) -> io::Result<Local> {
+        loop {
+            let mut ready = self.fd.readable().await?;
+            // Err: there is none any more.
+            if let Ok(accepted) = ready.try_io(|listener| accept(listener.get_ref())) {
+                return TcpLocal::prepared(accepted?.0.into()).map(Local::Tcp);
+            }
+        }
+    }
+}
+
+fn reset_on_close(stream: &std::net::TcpStream, reset: bool) {
+    // Best effort: it fails only on what is no socket.
+    let _ = socket2::SockRef::from(stream).set_linger(reset.then_some(Duration::ZERO));
+}
