@@ -295,7 +295,7 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
             let all: Vec<String> =
                 all.map(|view| format!("{} (process {})", clean(&view.runs), view.pid)).collect();
             Err(Failure::usage(format!(
-                "more than one is meant: give a name or process of {}",
+                "several programs match; name one of {}",
                 all.join(", ")
             )))
         }
