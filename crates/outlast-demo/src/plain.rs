@@ -34,7 +34,8 @@ pub fn run(means: &Means<'_>, bytes: u64, screen: &Screen, interrupted: &AtomicB
     let mut lines = Vec::new();
     // Without a network to break there is a relay to kill, as in the transfer that follows.
     let socat = if stage.net.is_none() {
-        let (home, port, target) = (stage.home.clone(), stage.ports.socat, format!("127.0.0.1:{}", stage.ports.web));
+        let (home, port, target) =
+            (stage.home.clone(), stage.ports.socat, format!("127.0.0.1:{}", stage.ports.web));
         let words = servers::socat_words(&home, port, &target);
         lines.push(means.shown("home", "socat", &words));
         let socat = Service::start(move || servers::socat(&home, port, &target))?;
@@ -77,7 +78,11 @@ pub fn run(means: &Means<'_>, bytes: u64, screen: &Screen, interrupted: &AtomicB
     let failed = status.is_none_or(|status| !status.success());
     let plain = Plain { received: size(), took, failed };
     let end = if failed { "failed" } else { "ended well" };
-    screen.event(format!("curl without Outlast {end}, with {} of {}", mebibytes(plain.received), mebibytes(bytes)));
+    screen.event(format!(
+        "curl without Outlast {end}, with {} of {}",
+        mebibytes(plain.received),
+        mebibytes(bytes)
+    ));
     if !said.trim().is_empty() {
         screen.line(format!("           {}", said.trim()));
     }

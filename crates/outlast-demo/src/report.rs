@@ -76,7 +76,17 @@ pub fn by_transfer(outcomes: &[Outcome], plain: &Plain) -> Table {
         ["transfer", "moved", "time", "acks", "outages", "bytes resent", "lost", "duplicated", "SHA-256"];
     let mut table = table(&headers);
     let ended = if plain.failed { "FAILED" } else { "ended" };
-    table.add_row(["curl, plain", &mebibytes(plain.received), &seconds(plain.took), "-", "-", "-", "-", "-", ended]);
+    table.add_row([
+        "curl, plain",
+        &mebibytes(plain.received),
+        &seconds(plain.took),
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        ended,
+    ]);
     for outcome in outcomes {
         table.add_row([
             outcome.name.to_owned(),
@@ -103,7 +113,9 @@ fn seconds(time: Duration) -> String {
 pub fn table(headers: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headers.to_vec());
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(u16::try_from(COLUMNS).unwrap_or(u16::MAX));
+    table
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(u16::try_from(COLUMNS).unwrap_or(u16::MAX));
     table
 }
 

@@ -82,7 +82,9 @@ fn wrapped(line: &str) -> Vec<String> {
         let fits = rest.char_indices().nth(COLUMNS).map_or(rest.len(), |(at, _)| at);
         let first_word = rest.len() - rest.trim_start().len();
         // A word that is longer than a line stays whole.
-        let cut = rest[first_word..=fits].rfind(' ').or_else(|| rest[fits..].find(' ').map(|at| at + fits - first_word));
+        let cut = rest[first_word..=fits]
+            .rfind(' ')
+            .or_else(|| rest[fits..].find(' ').map(|at| at + fits - first_word));
         let Some(cut) = cut.map(|at| at + first_word) else { break };
         let later = format!("{:indent$}{}", "", rest[cut..].trim_start());
         rest.truncate(cut);
@@ -92,24 +94,36 @@ fn wrapped(line: &str) -> Vec<String> {
     lines
 }
 
-/// A command with its arguments as one would type it, continued on lines of their own where it is long.
+/// A command with its arguments as one would type it, continued on lines of their own where it is long. A flag and its
+/// value stay together.
 pub fn command_line(host: &str, words: &[String]) -> String {
-    let mut lines = vec![format!("  {host:<7}")];
+    let is_flag = |word: &str| word.starts_with('-');
+    let mut parts: Vec<String> = Vec::new();
+    let mut after_flag = false;
     for word in words {
-        let quoted = quoted(word);
-        let last = lines.last_mut().map_or(0, |line| line.chars().count());
-        if last + quoted.chars().count() + 3 > COLUMNS {
-            if let Some(line) = lines.last_mut() {
-                line.push_str(" \\");
+        match parts.last_mut() {
+            Some(flag) if after_flag && !is_flag(word) => {
+                flag.push(' ');
+                flag.push_str(&quoted(word));
             }
-            lines.push(" ".repeat(EVENT_INDENT));
+            _ => parts.push(quoted(word)),
         }
-        if let Some(line) = lines.last_mut() {
-            line.push(' ');
-            line.push_str(&quoted);
-        }
+        after_flag = is_flag(word) && word != "--";
     }
-    lines.join("\n")
+    let mut text = format!("  {host:<7}");
+    let mut column = text.chars().count();
+    for part in parts {
+        let length = part.chars().count() + 1;
+        if column + length + " \\".len() > COLUMNS {
+            text.push_str(" \\\n");
+            text.push_str(&" ".repeat(EVENT_INDENT));
+            column = EVENT_INDENT;
+        }
+        text.push(' ');
+        text.push_str(&part);
+        column += length;
+    }
+    text
 }
 
 /// For a shell, if that is necessary.
@@ -149,8 +163,10 @@ mod tests {
 
     #[test]
     fn commands_are_continued_as_in_a_shell() {
-        let words: Vec<String> =
-            ["ssh", "-o", "ProxyCommand=outlast connect --stdio"].iter().map(|&word| word.to_owned()).collect();
+        let words: Vec<String> = ["ssh", "-o", "ProxyCommand=outlast connect --stdio"]
+            .iter()
+            .map(|&word| word.to_owned())
+            .collect();
         assert_eq!(command_line("client", &words), "  client  ssh -o 'ProxyCommand=outlast connect --stdio'");
         let long: Vec<String> = (0..30).map(|number| format!("--flag-{number}")).collect();
         let lines = command_line("server", &long);

@@ -71,7 +71,8 @@ impl Plan {
                 }
                 let via = if stage.net.is_none() { means.via_socat() } else { means.via() };
                 lines.push(means.shown("client", "outlast", &means.connect_words(&via)));
-                let words = means.curl_words(&means.local(), &means.folder.join(DOWNLOADED)).unwrap_or_default();
+                let words =
+                    means.curl_words(&means.local(), &means.folder.join(DOWNLOADED)).unwrap_or_default();
                 lines.push(means.shown("client", "curl", &words));
             }
             Plan::ScpUpload => lines.push(means.shown("client", "scp", &means.scp_words())),
@@ -81,7 +82,8 @@ impl Plan {
                 lines.push(means.socat_shown(&format!("127.0.0.1:{nginx}")));
                 lines.push(means.shown("client", "outlast", &means.connect_words(&means.via_socat())));
                 let ssh = means.shown("client", "ssh", &means.ssh_words());
-                lines.push(format!("{ssh} < {}", means.without_folders(&means.archive.display().to_string())));
+                lines
+                    .push(format!("{ssh} < {}", means.without_folders(&means.archive.display().to_string())));
             }
         }
         format!("{title}\n{}", lines.join("\n"))
@@ -191,7 +193,8 @@ impl Means<'_> {
 
     /// Starts `outlast listen` in front of a service.
     fn listen(&self, to: u16) -> Result<(PathBuf, Arc<Service>)> {
-        let (host, outlast, words) = (self.stage.server.clone(), self.outlast.to_owned(), self.listen_words(to));
+        let (host, outlast, words) =
+            (self.stage.server.clone(), self.outlast.to_owned(), self.listen_words(to));
         let service = Service::start(move || {
             host.start(&outlast, |command| {
                 command.args(&words).stdin(Stdio::null()).stdout(Stdio::null());
@@ -203,7 +206,8 @@ impl Means<'_> {
 
     /// Starts `outlast connect` at the local port.
     fn connect(&self, via: &str) -> Result<(PathBuf, Arc<Service>)> {
-        let (host, outlast, words) = (self.stage.client.clone(), self.outlast.to_owned(), self.connect_words(via));
+        let (host, outlast, words) =
+            (self.stage.client.clone(), self.outlast.to_owned(), self.connect_words(via));
         let service = Service::start(move || {
             host.start(&outlast, |command| {
                 command.args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

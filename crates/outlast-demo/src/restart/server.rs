@@ -102,7 +102,8 @@ impl Server {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "--"]);
         let flags = if under == Under::Outlast { &PATIENT[..] } else { &PLAIN[..] };
-        let words = ["run"].iter().chain(flags).chain(&["--stop-timeout", "2s", "--log", "error", "--admin-socket"]);
+        let words =
+            ["run"].iter().chain(flags).chain(&["--stop-timeout", "2s", "--log", "error", "--admin-socket"]);
         let mut words: Vec<String> = words.map(|&word| word.to_owned()).collect();
         words.extend([admin.display().to_string(), "--".to_owned(), program.display().to_string()]);
         words.extend(arguments.iter().map(|text| text.replace("{}", &address.to_string())));

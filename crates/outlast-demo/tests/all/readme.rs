@@ -75,7 +75,10 @@ fn shell_examples_work_as_they_stand() {
         // A page does not need the listeners of another one.
         let mut run = Run { field: &field, listening: HashMap::new(), shells: 0, ran: 0 };
         for block in blocks(&page, "sh") {
-            block.lines().filter(|line| !line.starts_with("make ") && !line.is_empty()).for_each(|line| run.line(line));
+            block
+                .lines()
+                .filter(|line| !line.starts_with("make ") && !line.is_empty())
+                .for_each(|line| run.line(line));
         }
         for unit in blocks(&page, "ini") {
             let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
@@ -174,7 +177,8 @@ fn the_readme_is_short_and_so_are_paragraphs() {
             let is_text = !in_block && !line.is_empty() && !["|", "#", "```"].iter().any(begins);
             let begins_item = ["* ", "- "].iter().any(begins);
             length = if is_text { if begins_item { 1 } else { length + 1 } } else { 0 };
-            let limit = if page.name.ends_with("relay-preamble.md") { usize::MAX } else { PARAGRAPH_LINES_MAX };
+            let limit =
+                if page.name.ends_with("relay-preamble.md") { usize::MAX } else { PARAGRAPH_LINES_MAX };
             assert!(length <= limit, "{}:{}: a long paragraph", page.name.display(), number + 1);
         }
     }
@@ -286,7 +290,8 @@ fn links_lead_somewhere() {
             if let Some(part) = part {
                 let text = std::fs::read_to_string(target).unwrap();
                 let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
-                let found = headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|name| name == part);
+                let found =
+                    headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|name| name == part);
                 assert!(found, "{}: no heading for {link}", page.name.display());
             }
         }

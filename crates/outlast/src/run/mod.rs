@@ -287,7 +287,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
         }
         Event::RolledBack { death, pid } => {
-            tracing::warn!("the new binary of {name} has {death}: the old one goes on (process {pid})");
+            tracing::warn!("the new binary of {name} has {death}: the old one keeps serving (process {pid})");
         }
         Event::Upgrade { wish } => match board.upgrade_end(wish) {
             Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
@@ -300,7 +300,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             }
             Some(UpgradeEnd::Failed { why, .. }) => {
                 let why = crate::exit::clean(&why.to_string());
-                tracing::warn!("{name} is not upgraded, and the old one goes on: {why}");
+                tracing::warn!("{name} is not upgraded, and the old one keeps serving: {why}");
             }
             None => {}
         },
@@ -354,9 +354,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         }
         Event::Silent => {
             let limit = seconds(plan.settings.watchdog_timeout.unwrap_or_default());
-            tracing::warn!(
-                "{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed"
-            );
+            tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
         }
         _ => {}
     }
