@@ -74,18 +74,21 @@ impl Screen {
     }
 }
 
-/// A line in pieces that fit, the later ones indented below the first word.
+/// A line in pieces that fit: the later ones are indented as far as the first, or below the text of an event.
 fn wrapped(line: &str) -> Vec<String> {
-    let indent = line.chars().take_while(|c| !c.is_alphanumeric()).count().min(EVENT_INDENT);
+    let text = line.trim_start_matches(' ');
+    let is_event = text.starts_with(|c: char| c.is_ascii_digit());
+    let indent = if is_event { EVENT_INDENT } else { line.len() - text.len() };
     let (mut lines, mut rest) = (Vec::new(), line.to_owned());
     while rest.chars().count() > COLUMNS {
         let fits = rest.char_indices().nth(COLUMNS).map_or(rest.len(), |(at, _)| at);
         let first_word = rest.len() - rest.trim_start().len();
-        // A word that is longer than a line stays whole.
-        let cut = rest[first_word..=fits]
-            .rfind(' ')
-            .or_else(|| rest[fits..].find(' ').map(|at| at + fits - first_word));
-        let Some(cut) = cut.map(|at| at + first_word) else { break };
+        // The last space at which it fits, or the first one behind a word that is longer than a line.
+        let spaces = rest.match_indices(' ').map(|(at, _)| at).filter(|at| *at > first_word);
+        let Some(cut) = spaces.clone().take_while(|at| *at <= fits).last().or_else(|| spaces.clone().next())
+        else {
+            break;
+        };
         let later = format!("{:indent$}{}", "", rest[cut..].trim_start());
         rest.truncate(cut);
         lines.push(std::mem::replace(&mut rest, later));
@@ -159,6 +162,7 @@ mod tests {
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&lines.join(" ")), words(&line), "none is lost");
         assert_eq!(wrapped(&"x".repeat(300)), ["x".repeat(300)]);
+        assert_eq!(wrapped(&"µ ".repeat(60)), ["µ ".repeat(50).trim_end(), &"µ ".repeat(10)]);
     }
 
     #[test]
