@@ -3,60 +3,66 @@
 # while it installs, a policy keeps the packages from starting their services, and is taken away again.
 set -eu
 
-# What must be there, and the package that brings it.
+# What must be there, the package that brings it, and what it is for.
 needed() {
     cat <<'LIST'
-/usr/sbin/sshd openssh-server
-ssh openssh-client
-/usr/sbin/nginx nginx
-/usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream
-curl curl
-rsync rsync
-socat socat
-/usr/sbin/haproxy haproxy
-/usr/sbin/iptables-legacy iptables
-/usr/sbin/ip iproute2
-cc gcc
-/usr/bin/redis-server redis-server
-python3 python3
-c++ g++
-make make
-pkg-config pkgconf
-kill procps
-ps procps
-python3 python3
+/usr/sbin/sshd openssh-server a real SSH server behind links that break
+ssh openssh-client ssh and scp, the programs that move data in demo and tests
+/usr/sbin/nginx nginx a real web server: crashed, and behind links
+/usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream nginx as a relay that ends TCP
+curl curl downloads that have to arrive whole
+rsync rsync transfers through links that break
+socat socat a relay that ends TCP and is killed
+/usr/sbin/haproxy haproxy a server and relay to crash and to compare with
+/usr/sbin/iptables-legacy iptables NAT and lost packets in the private network
+/usr/sbin/ip iproute2 builds the private network
+cc gcc builds the example server in C
+/usr/bin/redis-server redis-server a server to crash
+python3 python3 servers and clients in Python
+c++ g++ checks that the C header works in C++
+make make builds the example server in C
+pkg-config pkgconf finds the C library as its users do
+openssl openssl makes the certificate of the guide
+kill procps sends signals
+ps procps lists processes
 LIST
 }
 
 missing=()
-while read -r file package; do
+reasons=()
+while read -r file package purpose; do
     case $file in
-        /*) [ -e "$file" ] || missing+=("$package") ;;
-        *) command -v "$file" >/dev/null || missing+=("$package") ;;
+        /*) [ -e "$file" ] && continue ;;
+        *) command -v "$file" >/dev/null && continue ;;
     esac
+    [[ " ${missing[*]-} " == *" $package "* ]] && continue
+    missing+=("$package")
+    reasons+=("$(printf '  %-20s %s' "$package" "$purpose")")
 done < <(needed)
 
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
 fi
+echo "The demo and the tests use real programs. These are missing here:"
+printf '%s\n' "${reasons[@]}"
 if ! command -v apt-get >/dev/null; then
-    echo "missing: ${missing[*]}; this system has no apt-get: install them yourself (Debian's names)" >&2
+    echo "this system has no apt-get: install them yourself (the names are Debian's)" >&2
     exit 1
 fi
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null; then
-        echo "missing: ${missing[*]}; run this as root once: apt-get install ${missing[*]}" >&2
+        echo "run this as root, once: apt-get install --no-install-recommends ${missing[*]}" >&2
         exit 1
     fi
     as_root=(sudo)
 fi
 
-echo "installing from Debian: ${missing[*]}"
+echo "Installing them with ${as_root[*]-}${as_root:+ }apt-get, without recommended packages. No service is started."
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ]; then
-    echo "with $policy in place meanwhile, so that no service starts"
+    echo "Until that is done, $policy keeps services from starting."
     # The file may be gone already when several of these run at once.
     trap '"${as_root[@]}" rm -f $policy' EXIT
     printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee $policy >/dev/null

@@ -8,6 +8,7 @@ mod compare;
 mod content;
 mod narrate;
 mod options;
+mod plain;
 mod program;
 mod report;
 mod restart;
@@ -112,7 +113,8 @@ fn links(
     std::fs::create_dir_all(&files)?;
     let archive = content::archive(&files, bytes)?;
     let sha256 = content::sha256(&archive)?;
-    screen.event(format!("{} of this system's own files, SHA-256 {sha256}", mebibytes(bytes)));
+    screen.event(format!("{} of this system's own files", mebibytes(bytes)));
+    screen.line(format!("           SHA-256   {sha256}"));
 
     let run_folder = tempfile::Builder::new().prefix("run-").tempdir_in(folder)?;
     let _web = servers::web(&stage, run_folder.path(), &files)?;
@@ -125,12 +127,14 @@ fn links(
         checked => checked.map(|()| &Plan::ALL[..])?,
     };
     let means = Means { stage: &stage, ssh: &ssh, outlast, archive: &archive, folder: run_folder.path() };
+    screen.line(format!("\n  The commands below run in {}", run_folder.path().display()));
+    let plain = plain::run(&means, bytes, screen, interrupted)?;
     let mut outcomes = Vec::new();
     for &plan in plans {
         outcomes.push(run::run(plan, &means, options, &sha256, screen, interrupted)?);
     }
     let well = report::all_well(&outcomes);
-    screen.line(format!("\n{}\n\n{}\n", report::by_kind(&outcomes), report::by_transfer(&outcomes)));
+    screen.line(format!("\n{}\n\n{}\n", report::by_kind(&outcomes), report::by_transfer(&outcomes, &plain)));
     screen.line(if well { "Nothing lost, nothing twice." } else { "DATA WAS DAMAGED." });
     Ok(well)
 }

@@ -39,7 +39,7 @@ fn told(entry: &Value) -> Option<String> {
             format!("link lost: {cause}")
         }
         "resumed" => format!(
-            "resumed over {}, {} acknowledgements, {} bytes sent again by the client",
+            "resumed over {} ({}), the client sent {} bytes again",
             text("peer"),
             text("mode"),
             HumanCount(fields["resent_bytes"].as_u64().unwrap_or(0))

@@ -1,8 +1,9 @@
 //! The table at the end.
 
 use crate::compare::Damage;
-use crate::screen::mebibytes;
-use comfy_table::{CellAlignment, Table, presets};
+use crate::plain::Plain;
+use crate::screen::{COLUMNS, mebibytes};
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanCount;
 use std::time::Duration;
 
@@ -69,11 +70,23 @@ fn cells(kind: &str, rows: &[&Row]) -> Vec<String> {
     ]
 }
 
-/// By transfer.
-pub fn by_transfer(outcomes: &[Outcome]) -> Table {
+/// By transfer. Without Outlast nothing is compared: it has failed, or it was lucky.
+pub fn by_transfer(outcomes: &[Outcome], plain: &Plain) -> Table {
     let headers =
         ["transfer", "moved", "time", "acks", "outages", "bytes resent", "lost", "duplicated", "SHA-256"];
     let mut table = table(&headers);
+    let ended = if plain.failed { "FAILED" } else { "ended" };
+    table.add_row([
+        "curl, plain",
+        &mebibytes(plain.received),
+        &seconds(plain.took),
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+        ended,
+    ]);
     for outcome in outcomes {
         table.add_row([
             outcome.name.to_owned(),
@@ -100,6 +113,9 @@ fn seconds(time: Duration) -> String {
 pub fn table(headers: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY).set_header(headers.to_vec());
+    table
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(u16::try_from(COLUMNS).unwrap_or(u16::MAX));
     table
 }
 

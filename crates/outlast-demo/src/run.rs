@@ -43,7 +43,7 @@ pub fn run(
     interrupted: &AtomicBool,
 ) -> Result<Outcome> {
     let bytes = options.bytes();
-    screen.line(format!("\n{}\n", plan.headline(means.stage)));
+    screen.line(format!("\n{}\n", plan.headline(means)));
     let screen = screen.with_bar(bytes);
     let began = Instant::now();
     let mut transfer = plan.begin(means)?;

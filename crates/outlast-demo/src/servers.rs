@@ -15,7 +15,9 @@ pub fn web(stage: &Stage, folder: &Path, root: &Path) -> Result<Running> {
     let limit = stage.rate_without_wire().map(|rate| format!("limit_rate {rate}; sendfile_max_chunk 64k;"));
     let limit = limit.unwrap_or_default();
     let block = format!(
-        "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen 127.0.0.1:{port}; root '{root}'; {limit} }} }}"
+        "http {{ access_log off; sendfile on; {TEMPORARY} server {{ listen {}:{port}; root '{root}'; {limit} }} }}",
+        // Also for the transfer that goes past Outlast.
+        stage.any_address(),
     );
     let running = nginx(&stage.server, &folder.join("web"), "", &block)?;
     wait_for_port(&stage.server, port)?;
@@ -51,10 +53,15 @@ fn nginx(host: &Host, folder: &Path, load: &str, block: &str) -> Result<Running>
 /// socat between the client and `target`.
 pub fn socat(host: &Host, port: u16, target: &str) -> Result<Running> {
     host.start(find("socat")?, |command| {
-        let bind = if matches!(host, Host::Here) { ",bind=127.0.0.1" } else { "" };
-        command.arg(format!("TCP-LISTEN:{port},fork,reuseaddr{bind}")).arg(format!("TCP:{target}"));
+        command.args(socat_words(host, port, target));
         quiet(command);
     })
+}
+
+/// The arguments of that.
+pub fn socat_words(host: &Host, port: u16, target: &str) -> [String; 2] {
+    let bind = if matches!(host, Host::Here) { ",bind=127.0.0.1" } else { "" };
+    [format!("TCP-LISTEN:{port},fork,reuseaddr{bind}"), format!("TCP:{target}")]
 }
 
 /// Keys for logging in, made for this run.
@@ -79,6 +86,14 @@ impl Ssh {
         let host_key = std::fs::read_to_string(folder.join("host_key.pub"))?;
         std::fs::write(folder.join("known_hosts"), format!("outlast-demo {host_key}"))?;
         let at = folder.display();
+        let user = String::from_utf8(Command::new("id").arg("-un").output()?.stdout)?;
+        let config = format!(
+            "IdentityFile \"{at}/user_key\"\nIdentitiesOnly yes\nUserKnownHostsFile \"{at}/known_hosts\"\n\
+             GlobalKnownHostsFile none\nHostKeyAlias outlast-demo\nStrictHostKeyChecking yes\nBatchMode yes\n\
+             User {}\n",
+            user.trim()
+        );
+        std::fs::write(folder.join("config"), config)?;
         let config = format!(
             "Port {}\nListenAddress {}\nHostKey \"{at}/host_key\"\nPidFile none\n\
              AuthorizedKeysFile \"{at}/authorized_keys\"\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
@@ -102,8 +117,7 @@ impl Ssh {
             quiet(command);
         })?;
         wait_for_port(&stage.server, stage.ports.ssh)?;
-        let user = Command::new("id").arg("-un").output()?.stdout;
-        Ok((Self { folder, user: String::from_utf8(user)?.trim().to_owned() }, running))
+        Ok((Self { folder, user: user.trim().to_owned() }, running))
     }
 
     /// Logs in without Outlast. An account without a shell, say, cannot.
@@ -122,22 +136,9 @@ impl Ssh {
         Ok(())
     }
 
-    /// What ssh and scp need to be told to use these keys and no others.
-    pub fn options(&self) -> Vec<String> {
-        let at = self.folder.display();
-        let mut options = vec!["-F".to_owned(), "none".to_owned(), "-i".to_owned(), format!("{at}/user_key")];
-        for option in [
-            format!("UserKnownHostsFile=\"{at}/known_hosts\""),
-            "GlobalKnownHostsFile=none".into(),
-            "HostKeyAlias=outlast-demo".into(),
-            "StrictHostKeyChecking=yes".into(),
-            "IdentitiesOnly=yes".into(),
-            "BatchMode=yes".into(),
-            format!("User={}", self.user),
-        ] {
-            options.extend(["-o".to_owned(), option]);
-        }
-        options
+    /// Has ssh and scp use these keys and no others.
+    pub fn options(&self) -> [String; 2] {
+        ["-F".to_owned(), format!("{}/config", self.folder.display())]
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::breaks::{self, Break, Who};
 use crate::program::{Running, Service};
+use crate::screen::{command_line, quoted};
 use crate::servers::{self, Ssh};
 use crate::stage::{Stage, wait_for_port};
 use anyhow::{Context, Result};
@@ -50,36 +51,42 @@ impl Plan {
     pub const ALL: [Plan; 3] = [Plan::CurlDownload, Plan::ScpUpload, Plan::SshThroughRelays];
 
     /// What will be done, as one would type it.
-    pub fn headline(self, stage: &Stage) -> String {
-        let (server, home) = (stage.server.name(), stage.home.name());
-        let (any, listen) = (stage.any_address(), stage.ports.listen);
+    pub fn headline(self, means: &Means<'_>) -> String {
+        let stage = means.stage;
+        let (title, mut lines) = match self {
+            Plan::CurlDownload => {
+                let through = if stage.net.is_none() { " through socat" } else { "" };
+                (format!("curl downloads from nginx{through}"), vec![means.listen_shown(stage.ports.web)])
+            }
+            Plan::ScpUpload => ("scp uploads to sshd".to_owned(), vec![means.listen_shown(stage.ports.ssh)]),
+            Plan::SshThroughRelays => (
+                "ssh uploads through two relays that end TCP, socat and nginx".to_owned(),
+                vec![means.listen_shown(stage.ports.ssh)],
+            ),
+        };
         match self {
             Plan::CurlDownload => {
-                let (local, socat) = (stage.ports.local, stage.ports.socat);
-                let (through, relay, via) = match stage.net {
-                    Some(_) => ("", String::new(), format!("{server}:{listen}")),
-                    None => (
-                        " through socat",
-                        format!("\n  home    socat TCP-LISTEN:{socat},fork TCP:{server}:{listen}"),
-                        format!("{home}:{socat}"),
-                    ),
-                };
-                format!(
-                    "curl downloads from nginx{through}\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}{relay}\n  client  outlast connect 127.0.0.1:{local} --via {via}\n  client  curl http://127.0.0.1:{local}/archive.tar",
-                    stage.ports.web
-                )
+                if stage.net.is_none() {
+                    lines.push(means.socat_shown(&means.via()));
+                }
+                let via = if stage.net.is_none() { means.via_socat() } else { means.via() };
+                lines.push(means.shown("client", "outlast", &means.connect_words(&via)));
+                let words =
+                    means.curl_words(&means.local(), &means.folder.join(DOWNLOADED)).unwrap_or_default();
+                lines.push(means.shown("client", "curl", &words));
             }
-            Plan::ScpUpload => format!(
-                "scp uploads to sshd\n  server  outlast listen {any}:{listen} --to 127.0.0.1:{}\n  client  scp -o ProxyCommand='outlast connect --stdio --via {server}:{listen}' archive.tar server:",
-                stage.ports.ssh
-            ),
+            Plan::ScpUpload => lines.push(means.shown("client", "scp", &means.scp_words())),
             Plan::SshThroughRelays => {
-                let (local, socat, nginx) = (stage.ports.local, stage.ports.socat, stage.ports.nginx);
-                format!(
-                    "ssh uploads through two relays that end TCP, socat and nginx\n  home    socat TCP-LISTEN:{socat},fork TCP:{home}:{nginx}; nginx: stream to {server}:{listen}\n  client  outlast connect 127.0.0.1:{local} --via {home}:{socat}\n  client  ssh -p {local} localhost 'cat > archive.tar' < archive.tar"
-                )
+                let nginx = stage.ports.nginx;
+                lines.push(format!("  home    nginx: stream from 127.0.0.1:{nginx} to {}", means.via()));
+                lines.push(means.socat_shown(&format!("127.0.0.1:{nginx}")));
+                lines.push(means.shown("client", "outlast", &means.connect_words(&means.via_socat())));
+                let ssh = means.shown("client", "ssh", &means.ssh_words());
+                lines
+                    .push(format!("{ssh} < {}", means.without_folders(&means.archive.display().to_string())));
             }
         }
+        format!("{title}\n{}", lines.join("\n"))
     }
 
     /// Begins it.
@@ -96,37 +103,118 @@ impl Plan {
 const DETECT: [&str; 2] = ["--detect", "1s"];
 const TELL: [&str; 4] = ["--log", "info", "--log-format", "json"];
 
+/// What arrives, in the folder of this run.
+const DOWNLOADED: &str = "downloaded.tar";
+const UPLOADED: &str = "uploaded.tar";
+const PIPED: &str = "piped.tar";
+
 impl Means<'_> {
+    /// A command with the flags that it really has. Its folder is named once, above all of them.
+    pub fn shown(&self, host: &str, program: &str, words: &[String]) -> String {
+        let all = std::iter::once(program).chain(words.iter().map(String::as_str));
+        command_line(host, &all.map(|word| self.without_folders(word)).collect::<Vec<_>>())
+    }
+
+    fn without_folders(&self, text: &str) -> String {
+        let outside = self.folder.parent().unwrap_or(self.folder);
+        text.replace(&format!("{}/", self.folder.display()), "")
+            .replace(&format!("{}/", outside.display()), "../")
+            .replace(&self.outlast.display().to_string(), "outlast")
+    }
+
+    fn listen_shown(&self, to: u16) -> String {
+        self.shown("server", "outlast", &self.listen_words(to))
+    }
+
+    fn socat_shown(&self, target: &str) -> String {
+        self.shown("home", "socat", &servers::socat_words(&self.stage.home, self.stage.ports.socat, target))
+    }
+
+    fn admin(&self, end: &str) -> PathBuf {
+        self.folder.join(format!("{end}.sock"))
+    }
+
+    /// Where local programs connect to.
+    fn local(&self) -> String {
+        format!("127.0.0.1:{}", self.stage.ports.local)
+    }
+
+    fn listen_words(&self, to: u16) -> Vec<String> {
+        let address = format!("{}:{}", self.stage.any_address(), self.stage.ports.listen);
+        let mut words = vec!["listen".to_owned(), address, "--to".to_owned(), format!("127.0.0.1:{to}")];
+        words.extend(DETECT.map(str::to_owned));
+        words.extend(["--quiet".to_owned(), "--admin-socket".to_owned()]);
+        words.push(self.admin("server").display().to_string());
+        words
+    }
+
+    /// `from`: the local port, or `--stdio`.
+    fn connect_words_from(&self, from: &str, via: &str) -> Vec<String> {
+        let mut words: Vec<String> = ["connect", from, "--via", via].map(str::to_owned).into();
+        words.extend(DETECT.into_iter().chain(TELL).map(str::to_owned));
+        words.extend(["--admin-socket".to_owned(), self.admin("client").display().to_string()]);
+        words
+    }
+
+    fn connect_words(&self, via: &str) -> Vec<String> {
+        self.connect_words_from(&self.local(), via)
+    }
+
+    /// Downloads the archive from `server`.
+    pub fn curl_words(&self, server: &str, received: &Path) -> Result<Vec<String>> {
+        let name = self.archive.file_name().context("the archive has no name")?.display();
+        let flags = ["--silent", "--show-error", "--fail", "--output"].map(str::to_owned);
+        let mut words = Vec::from(flags);
+        words.extend([received.display().to_string(), format!("http://{server}/{name}")]);
+        Ok(words)
+    }
+
+    fn scp_words(&self) -> Vec<String> {
+        let proxy = std::iter::once(self.outlast.display().to_string())
+            .chain(self.connect_words_from("--stdio", &self.via()));
+        let mut words = vec!["-q".to_owned(), "-B".to_owned()];
+        words.extend(self.ssh.options());
+        words.extend(["-o".to_owned(), format!("ProxyCommand={}", shell_words(proxy))]);
+        if let Some(rate) = self.stage.rate_without_wire() {
+            words.extend(["-l".to_owned(), (rate * 8 / 1024).to_string()]);
+        }
+        words.push(self.archive.display().to_string());
+        words.push(format!("server:{}", self.folder.join(UPLOADED).display()));
+        words
+    }
+
+    fn ssh_words(&self) -> Vec<String> {
+        let received = shell_words([self.folder.join(PIPED).display().to_string()]);
+        let mut words = Vec::from(self.ssh.options());
+        words.extend(["-p".to_owned(), self.stage.ports.local.to_string(), "localhost".to_owned()]);
+        words.push(format!("cat > {received}"));
+        words
+    }
+
     /// Starts `outlast listen` in front of a service.
     fn listen(&self, to: u16) -> Result<(PathBuf, Arc<Service>)> {
-        let admin = self.folder.join("server.sock");
-        let (host, outlast, socket) = (self.stage.server.clone(), self.outlast.to_owned(), admin.clone());
-        let address = format!("{}:{}", self.stage.any_address(), self.stage.ports.listen);
+        let (host, outlast, words) =
+            (self.stage.server.clone(), self.outlast.to_owned(), self.listen_words(to));
         let service = Service::start(move || {
             host.start(&outlast, |command| {
-                command.args(["listen", &address, "--to", &format!("127.0.0.1:{to}")]).args(DETECT);
-                command.arg("--quiet").arg("--admin-socket").arg(&socket);
-                command.stdin(Stdio::null()).stdout(Stdio::null());
+                command.args(&words).stdin(Stdio::null()).stdout(Stdio::null());
             })
         })?;
         wait_for_port(&self.stage.server, self.stage.ports.listen)?;
-        Ok((admin, Arc::new(service)))
+        Ok((self.admin("server"), Arc::new(service)))
     }
 
     /// Starts `outlast connect` at the local port.
     fn connect(&self, via: &str) -> Result<(PathBuf, Arc<Service>)> {
-        let admin = self.folder.join("client.sock");
-        let (host, outlast, socket) = (self.stage.client.clone(), self.outlast.to_owned(), admin.clone());
-        let (local, via) = (format!("127.0.0.1:{}", self.stage.ports.local), via.to_owned());
+        let (host, outlast, words) =
+            (self.stage.client.clone(), self.outlast.to_owned(), self.connect_words(via));
         let service = Service::start(move || {
             host.start(&outlast, |command| {
-                command.args(["connect", &local, "--via", &via]).args(DETECT).args(TELL);
-                command.arg("--admin-socket").arg(&socket);
-                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+                command.args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
             })
         })?;
         wait_for_port(&self.stage.client, self.stage.ports.local)?;
-        Ok((admin, Arc::new(service)))
+        Ok((self.admin("client"), Arc::new(service)))
     }
 
     /// Starts socat on the way to `target`.
@@ -158,18 +246,16 @@ impl Means<'_> {
 }
 
 fn curl_download(means: &Means<'_>) -> Result<Transfer> {
-    let received = means.folder.join("downloaded.tar");
+    let received = means.folder.join(DOWNLOADED);
     let (server_admin, server) = means.listen(means.stage.ports.web)?;
     // Without a network to break there is a relay to kill.
     let socat = if means.stage.net.is_none() { Some(means.socat(means.via())?) } else { None };
     let via = if socat.is_some() { means.via_socat() } else { means.via() };
     let (client_admin, client) = means.connect(&via)?;
     let tells = client.running().take_stderr();
-    let name = means.archive.file_name().context("the archive has no name")?.display();
-    let url = format!("http://127.0.0.1:{}/{name}", means.stage.ports.local);
+    let words = means.curl_words(&means.local(), &received)?;
     let mover = means.stage.client.start("curl", |command| {
-        command.args(["--silent", "--show-error", "--fail", "--output"]).arg(&received).arg(url);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null());
     })?;
     let mut programs = vec![(Who::Client, client), (Who::Server, server)];
     let mut breaks = means.breaks(true);
@@ -181,34 +267,15 @@ fn curl_download(means: &Means<'_>) -> Result<Transfer> {
 }
 
 fn scp_upload(means: &Means<'_>) -> Result<Transfer> {
-    let received = means.folder.join("uploaded.tar");
+    let received = means.folder.join(UPLOADED);
     let (server_admin, server) = means.listen(means.stage.ports.ssh)?;
-    let client_admin = means.folder.join("client.sock");
-    let proxy = shell_words(
-        [
-            means.outlast.display().to_string(),
-            "connect".into(),
-            "--stdio".into(),
-            "--via".into(),
-            means.via(),
-        ]
-        .into_iter()
-        .chain(DETECT.into_iter().chain(TELL).map(str::to_owned))
-        .chain(["--admin-socket".to_owned(), client_admin.display().to_string()]),
-    );
-    let host = means.stage.client.clone();
-    let (ssh, archive, to) = (means.ssh.clone(), means.archive.to_owned(), received.clone());
-    let rate = means.stage.rate_without_wire();
+    let client_admin = means.admin("client");
+    let words = means.scp_words();
     let set_up = move |command: &mut Command| {
-        command.args(["-q", "-B"]).args(ssh.options()).args(["-o", &format!("ProxyCommand={proxy}")]);
-        if let Some(rate) = rate {
-            command.args(["-l", &(rate * 8 / 1024).to_string()]);
-        }
-        command.arg(archive).arg(format!("server:{}", to.display()));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     };
     // The client is scp with all that it starts; it is stopped as a whole and never started again.
-    let client = Arc::new(Service::once(host.start("scp", set_up)?));
+    let client = Arc::new(Service::once(means.stage.client.start("scp", set_up)?));
     let mover = client.running();
     let tells = mover.take_stderr();
     let programs = vec![(Who::Client, client), (Who::Server, server)];
@@ -218,7 +285,7 @@ fn scp_upload(means: &Means<'_>) -> Result<Transfer> {
 
 fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     let stage = means.stage;
-    let received = means.folder.join("piped.tar");
+    let received = means.folder.join(PIPED);
     let (server_admin, server) = means.listen(stage.ports.ssh)?;
     let nginx = {
         let (home, folder, port) = (stage.home.clone(), means.folder.to_owned(), stage.ports.nginx);
@@ -231,8 +298,7 @@ fn ssh_through_relays(means: &Means<'_>) -> Result<Transfer> {
     let tells = client.running().take_stderr();
     let (archive, rate) = (std::fs::File::open(means.archive)?, means.stage.rate_without_wire());
     let mover = stage.client.start("ssh", |command| {
-        command.args(means.ssh.options()).args(["-p", &stage.ports.local.to_string(), "localhost"]);
-        command.arg(format!("cat > {}", shell_words([received.display().to_string()])));
+        command.args(means.ssh_words());
         let stdin = if rate.is_some() {
             Stdio::piped()
         } else {
@@ -269,6 +335,5 @@ fn feed(archive: &std::fs::File, mut to: impl Write, rate: u64) {
 
 /// Words as a shell reads them, safe in ssh's options, too, where `%` is special.
 fn shell_words(words: impl IntoIterator<Item = String>) -> String {
-    let quote = |word: String| format!("'{}'", word.replace('\'', r"'\''").replace('%', "%%"));
-    words.into_iter().map(quote).collect::<Vec<_>>().join(" ")
+    words.into_iter().map(|word| quoted(&word).replace('%', "%%")).collect::<Vec<_>>().join(" ")
 }

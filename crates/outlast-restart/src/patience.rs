@@ -39,7 +39,7 @@ pub(crate) fn tell_no_room(error: &io::Error) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
         say(&format!(
-            "no connection can be accepted for now: {error}. Who connects waits until others are closed; `ulimit -n` limits \
+            "no connection can be accepted for now: {error}. new connections queue until descriptors are free; `ulimit -n` limits \
              descriptors"
         ));
     }

@@ -315,7 +315,8 @@ impl Slot {
         self.kind.fetch_or(ENDED, Ordering::SeqCst);
     }
 
-    /// To be said when that with this inode is closed: its number may be another one's by now, and the slot with it.
+    /// To be called when the descriptor with this inode is closed. Its number may have been reused: clear the entry only if the
+    /// inode matches.
     pub(crate) fn forget_ended(&self, inode: Option<u64>) {
         if let Some(inode) = inode {
             let _ = self.inode.compare_exchange(inode, 0, Ordering::SeqCst, Ordering::SeqCst);

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Sessions that outlast the link: a byte stream survives broken TCP connections, nothing lost, nothing twice.
+/// Keep TCP connections alive when the network drops or the server process crashes: clients see a short pause, not a disconnect.
 #[derive(Debug, Parser)]
 #[command(name = "outlast", version, after_help = crate::exit::HELP, max_term_width = 100)]
 pub struct Cli {
@@ -33,26 +33,26 @@ pub enum Command {
     Listen(Box<ListenArgs>),
     /// Carry local connections, or standard input and output, over sessions
     Connect(Box<ConnectArgs>),
-    /// Show the sessions of all instances on this machine, and those that wait for a listener to be started again
+    /// List the sessions of all instances on this machine, their outages and unacknowledged bytes, and sessions that wait for the next listener
     Status(StatusArgs),
     /// End a session at once
     Kill(KillArgs),
     /// Check a configuration file
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Run programs in a network of your own that breaks as you say
+    /// Run programs in a private network whose links break on schedule
     Lab(Box<outlast_lab::cli::LabArgs>),
     /// Write the manual pages into a folder
     Man(ManArgs),
-    /// Keep a program running: start it again when it crashes, and keep its connections if it lets us
+    /// Supervise a program: restart it when it crashes, and keep its connections where possible
     Run(Box<RunArgs>),
-    /// Have a program that is kept running go on as a new binary
+    /// Replace a supervised program's binary without dropping connections
     Upgrade(UpgradeArgs),
-    /// Keep the descriptors of services, in any language, and give them back after a crash
+    /// Hold the file descriptors of services, in any language, and give them back after a crash
     Hold(HoldArgs),
     /// Print the completions for a shell
     Completions(CompletionsArgs),
-    /// Keep the sessions of a process that stops for the next one; started by `listen`
+    /// Hold the sessions of a stopped listener for the next one; started by `listen`
     #[command(hide = true)]
     KeepDetached(KeepArgs),
     /// Give up the sessions of a process that dies; started by `connect`
@@ -115,7 +115,7 @@ pub struct SessionArgs {
     /// File with a key that both sides hold. It proves who opens and resumes; the content is neither encrypted nor protected from changes (--tls does both)
     #[arg(long, value_name = "FILE")]
     pub psk_file: Option<PathBuf>,
-    /// Without a sign of life for so long, a link counts as lost [default: 10s]
+    /// Declare a link lost after this much silence [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub detect: Option<Duration>,
     /// Most bytes kept per direction until they are acknowledged [default: 4160K, or what the path takes (net.ipv4.tcp_wmem)]
@@ -248,10 +248,10 @@ at one that has not sent anything yet, or sent more than 4 KiB at once, sees an 
 #[derive(Debug, Args)]
 #[command(after_help = HOLD_EXAMPLES)]
 pub struct HoldArgs {
-    /// Where services find it: a socket that this makes
+    /// UNIX socket to create, where services connect
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// When a service has gone and does not come back, its descriptors are closed after so long
+    /// Close the descriptors of a service that has not come back for this long
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
     pub keep: Duration,
     /// Most descriptors, of all services together [default: 65536, or as many as this process may open]
@@ -263,7 +263,7 @@ pub struct HoldArgs {
     /// Most services that are connected at a time
     #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = positive)]
     pub clients: usize,
-    /// Services of this user, too, besides those of this one and root; may be repeated
+    /// Also accept services of this user, besides root and the user of this process; may be repeated
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
 }
@@ -273,27 +273,28 @@ Examples:
   outlast hold /run/user/1000/holder --keep 1m
   OUTLAST_HOLDER=/run/user/1000/holder outlast run -- python3 server.py
 
-A service gives it each connection under a name, with up to 4 KiB of state (a client in Python is a page:
-bindings/python/outlast_hold.py). When the service crashes, the connections stay open here; its next process gets all of them back.
+A service stores each connection here under a name, with up to 4 KiB of state (a client in Python is
+one page: bindings/python/outlast_hold.py). When the service crashes, its connections stay open here,
+and its next process gets all of them back.
 
-  - A service takes a connection back that is over (release): what is held is a duplicate, and its client is not told of the
-    end before all of them are closed. shutdown() ends it at once.
-  - Connections that were reset, or ended by both sides, are dropped here. Those that only the client has ended are kept: it
-    may be waiting for its answer.
-  - A second process of the same service takes everything over, and the first is told so.
-  - When this process dies, services go on, and give everything to the next one at this path. Connections are closed only
-    when both are gone.";
+  - A service releases each connection that is over. This process holds a duplicate descriptor, so
+    the client sees no end of file until both copies are closed; shutdown() ends the connection at once.
+  - Connections that were reset, or ended by both sides, are dropped. A connection that only the
+    client has ended is kept: the client may be waiting for its answer.
+  - A second process of the same service takes everything over, and the first one is notified.
+  - When this process dies, services carry on and hand everything to the next one at this path.
+    Connections are closed only when both are gone.";
 
 /// `outlast status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Show only this instance: the name of what it runs, its process, or that of what it runs [default: all]
+    /// Show only this instance: the name of the program it runs, or the PID of the instance or of that program [default: all]
     #[arg(value_name = "NAME|PID")]
     pub which: Option<String>,
-    /// Print JSON: a list of instances, and of processes that keep what one has left, with their sessions
+    /// Print JSON: a list of instances, and of keeper processes that hold the sessions of a stopped listener
     #[arg(long)]
     pub json: bool,
-    /// Show it again every second until interrupted
+    /// Refresh every second until interrupted
     #[arg(long)]
     pub watch: bool,
 }
@@ -301,7 +302,7 @@ pub struct StatusArgs {
 /// `outlast kill`.
 #[derive(Debug, Args)]
 pub struct KillArgs {
-    /// Session, or the beginning of its name if that is unique
+    /// Session name, or a unique prefix of it
     #[arg(value_name = "SESSION")]
     pub session: String,
 }

@@ -31,9 +31,9 @@ Exit codes:
   5    data is known to be lost
   6    the session was killed, at either end, or has expired
   7    the system refused (permission, address, unreadable file, output), or an instance is silent
-  8    the program was not ready in time, or its new binary, and the old one goes on
+  8    start timed out, or an upgrade failed or timed out: then the old binary keeps serving
   130  interrupted
-A program that was run and failed, or was told to end, gives its own code, or 128 and the signal that killed it.";
+A program that was run and failed, or was asked to stop, gives its own code, or 128 plus the signal that killed it.";
 
 /// An error with the code to end with. The message is one line and says what to do.
 #[derive(Debug)]

@@ -262,6 +262,7 @@ impl Scene<'_> {
         crash: impl FnOnce(&Screen) -> Result<Crashes>,
     ) -> Result<Crashes> {
         let under = if server.under == Under::Outlast { "under Outlast" } else { "under a plain restart" };
+        self.screen.line(format!("\n{name} {under}\n{}\n", server.command_line));
         let screen = self.screen.with_clock(self.time);
         let stop = AtomicBool::new(false);
         let going = Going { stop: &stop, interrupted: self.interrupted };

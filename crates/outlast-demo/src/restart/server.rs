@@ -1,6 +1,7 @@
 //! A server under `outlast run`: its address, who serves, and how often it has crashed.
 
 use crate::program::Host;
+use crate::screen::command_line;
 use crate::stage::wait_for_port;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 /// A supervisor answers at once; so late, it is stuck.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Puts up with all that is done here. The servers use the library themselves.
+/// Tolerates all that is done here. The servers use the library themselves.
 const PATIENT: [&str; 8] =
     ["--preload", "never", "--intensity", "20", "--window", "1ms", "--hang-timeout", "200ms"];
 /// As a service manager does it: started again at once, whatever happens.
@@ -49,6 +50,8 @@ pub enum Under {
 pub struct Server {
     pub address: SocketAddr,
     pub under: Under,
+    /// The command that it was started with.
+    pub command_line: String,
     supervisor: Child,
     admin: PathBuf,
 }
@@ -98,14 +101,18 @@ impl Server {
         // Whatever becomes of this program, the supervisor ends in order, with all below it.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "--"]);
-        command.arg(outlast).arg("run");
-        command.args(if under == Under::Outlast { &PATIENT[..] } else { &PLAIN[..] });
-        command.args(["--stop-timeout", "2s", "--log", "error", "--admin-socket"]).arg(&admin).arg("--");
-        command.arg(program).args(arguments.iter().map(|text| text.replace("{}", &address.to_string())));
+        let flags = if under == Under::Outlast { &PATIENT[..] } else { &PLAIN[..] };
+        let words =
+            ["run"].iter().chain(flags).chain(&["--stop-timeout", "2s", "--log", "error", "--admin-socket"]);
+        let mut words: Vec<String> = words.map(|&word| word.to_owned()).collect();
+        words.extend([admin.display().to_string(), "--".to_owned(), program.display().to_string()]);
+        words.extend(arguments.iter().map(|text| text.replace("{}", &address.to_string())));
+        command.arg(outlast).args(&words);
+        let command_line = shown(folder, program, &words);
         let log = std::fs::File::create(folder.join(format!("restart-{}.log", address.port())))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
         let supervisor = command.spawn().context("cannot start outlast run")?;
-        let server = Self { address, under, supervisor, admin };
+        let server = Self { address, under, command_line, supervisor, admin };
         wait_for_port(&Host::Here, address.port())?;
         server.wait_for(None)?;
         Ok(server)
@@ -154,6 +161,16 @@ impl Server {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// As one would type it in the folder of the scene, with the folder of the program in the search path.
+fn shown(folder: &Path, program: &Path, words: &[String]) -> String {
+    let programs = program.parent().unwrap_or(program);
+    let short = |word: &String| {
+        word.replace(&format!("{}/", folder.display()), "").replace(&format!("{}/", programs.display()), "")
+    };
+    let words: Vec<String> = std::iter::once("outlast".to_owned()).chain(words.iter().map(short)).collect();
+    command_line("", &words)
 }
 
 impl Drop for Server {

@@ -5,6 +5,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// What fits on most terminals.
+const COLUMNS_MAX: usize = 100;
+
 fn demo(folder: &std::path::Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outlast-demo"));
     command.arg("--outlast").arg(crate::common::outlast()).arg("--folder").arg(folder).args(arguments);
@@ -25,6 +28,9 @@ fn run_in_a_folder(arguments: &[&str]) -> (String, Vec<std::ffi::OsString>) {
     let output = demo(folder.path(), arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    if let Some(line) = said.lines().find(|line| line.chars().count() > COLUMNS_MAX) {
+        panic!("a line is too long for a terminal: {line}");
+    }
     let left = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
     assert_eq!(processes_of(folder.path()), 0, "it left programs behind");
     (said, left)
@@ -51,7 +57,13 @@ fn row<'a>(said: &'a str, begins: &str) -> Vec<&'a str> {
 fn in_a_lab_everything_arrives_and_outages_are_counted() {
     outlast_lab::require!();
     let said = run(&["--scene", "links", "--size", "4M", "--breaks", "3", "--seed", "7"]);
-    assert_eq!(said.matches("BREAK").count(), 9, "{said}");
+    // One for plain TCP, three for each transfer.
+    assert_eq!(said.matches("BREAK").count(), 10, "{said}");
+    assert!(said.contains("curl without Outlast failed, with "), "{said}");
+    assert!(row(&said, "curl, plain").ends_with(&["FAILED"]), "{said}");
+    for flags in ["--to 127.0.0.1:80 --detect 1s --quiet", "--via server:7000 --detect 1s --log info"] {
+        assert!(said.contains(flags), "{flags:?} is not shown in:\n{said}");
+    }
     for transfer in ["curl down", "scp up", "ssh up"] {
         let words = row(&said, transfer);
         assert!(words.ends_with(&["0", "0", "equal"]), "{words:?}");
@@ -68,7 +80,8 @@ fn without_a_lab_it_runs_on_loopback_and_says_what_is_left_out() {
     // What a limited rate owes after a pause comes in one go: there has to be more than that for the next break.
     let said = run(&["--scene", "links", "--size", "12M", "--breaks", "2", "--loopback"]);
     assert!(said.contains("Left out, because they need one: reset, both sides told;"), "{said}");
-    assert_eq!(said.matches("BREAK").count(), 6, "{said}");
+    assert_eq!(said.matches("BREAK").count(), 7, "{said}");
+    assert!(said.contains("curl without Outlast failed, with "), "{said}");
     assert!(said.contains("Nothing lost, nothing twice."), "{said}");
 }
 
@@ -85,6 +98,7 @@ fn crashes_under_load_are_seen_by_nobody_but_under_a_plain_restart() {
         let line = line.unwrap_or_else(|| panic!("no row {begins:?} in:\n{said}"));
         line[begins.len()..].iter().map_while(|word| word.replace(',', "").parse().ok()).collect()
     };
+    assert!(said.contains("outlast run --preload never --intensity 20 --window 1ms"), "its flags: {said}");
     for server in ["httpd", "kv", "tally", "trouble"] {
         assert!(table(&[&format!("{server},"), "Outlast"])[0] > 0, "{said}");
     }

@@ -1,4 +1,4 @@
-//! The demo, the examples of the README, and the licences of what is shipped.
+//! The demo, the examples of the README and of the guide, and the licences of what is shipped.
 //! One program, so that it is built and linked once.
 #![allow(
     clippy::unwrap_used,

@@ -293,8 +293,8 @@ impl Zygote {
             if death == Death::Exited(GAVE_UP_CODE) {
                 let Policy { intensity, intensity_window_ms, .. } = self.origin.policy;
                 self.give_up(&format!(
-                    "that was more often than is put up with, {intensity} times within {intensity_window_ms} ms, also \
-                     when only what listens was taken over"
+                    "it crashed more than the tolerated {intensity} times within {intensity_window_ms} ms, even when only its \
+                     listening sockets were taken over"
                 ));
             }
             if control.generation.load(Ordering::SeqCst) == self.origin.before {

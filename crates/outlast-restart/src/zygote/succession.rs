@@ -150,7 +150,7 @@ pub(super) fn stand_by(origin: &Origin) -> Result<Generation, Error> {
     let Decision::Succeed(inheritance) = decision else { process::exit_now(GAVE_UP_CODE) };
     if inheritance == Inheritance::Listeners {
         say(&format!(
-            "{} crashes so often that its connections are closed: only what listens is taken over",
+            "{} crashes so often that its connections are closed: only its listening sockets are taken over",
             origin.name()
         ));
     }

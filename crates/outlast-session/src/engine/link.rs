@@ -46,7 +46,7 @@ pub(crate) enum Waiting<'a, 'b> {
 pub(crate) struct Link {
     /// Registration with tokio's reactor, where the session lives in one.
     reactor: OnceLock<AsyncFd<sys::Shared>>,
-    /// The reactor may not know of input that is there: it was told that there is none, and somebody has read some since.
+    /// Readiness was cleared but input may remain: try `recv` before waiting.
     may_hide_input: AtomicBool,
     socket: Arc<socket2::Socket>,
     tls: Option<Mutex<Box<rustls::Connection>>>,

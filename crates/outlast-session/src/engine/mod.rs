@@ -96,7 +96,7 @@ pub(crate) struct Engine {
     wrote: AtomicBool,
     /// Output waits in the ring and nobody is about to send it.
     dirty: AtomicBool,
-    /// All of it is a Welcome, which a read need not send.
+    /// Only a Welcome is buffered; reads need not flush it.
     welcome_waits: AtomicBool,
     /// The receiving half has taken in everything before this.
     received_offset: AtomicU64,

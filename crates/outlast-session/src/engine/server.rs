@@ -291,22 +291,22 @@ impl Acceptor {
         }
     }
 
-    /// Somebody tries keys, or speaks something else: worth a warning, but not a log full of them.
+    /// A peer with a wrong key or another protocol is worth a warning, but not a log full of them.
     pub(super) fn note_failed(&self, link: Option<&Link>, error: &dyn std::fmt::Display) {
         let peer = link.map(|link| link.peer_addr.to_string()).unwrap_or_default();
         if is_due(&self.warned_ms) {
-            tracing::warn!(peer, %error, "handshake failed (told once in a while, counted always)");
+            tracing::warn!(peer, %error, "handshake failed (rate-limited; see metrics for the count)");
         } else {
             tracing::info!(peer, %error, "handshake failed");
         }
     }
 
-    /// Connections cannot be accepted now: out of descriptors, most likely. They wait in the kernel's queue.
+    /// Connections cannot be accepted now, most likely for lack of descriptors. They stay in the kernel's queue.
     pub(crate) fn note_not_accepted(&self, error: &std::io::Error) {
         if is_due(&self.accept_warned_ms) {
             tracing::warn!(
-                "connections wait, as they cannot be accepted: {error} (told once in a while; if there are too many open \
-                 files: ulimit -n, or --max-sessions)"
+                "cannot accept connections: {error}; new clients queue until descriptors are free (rate-limited; for too many \
+                 open files raise ulimit -n, or lower --max-sessions)"
             );
         }
     }

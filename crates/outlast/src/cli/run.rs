@@ -36,32 +36,32 @@ pub struct RunArgs {
 
 /// When it is started again.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Starting it again")]
+#[command(next_help_heading = "Restarting the program")]
 pub struct RestartArgs {
-    /// After which ends it is started again [default: on-failure]
+    /// When to restart the program [default: on-failure]
     #[arg(long, value_name = "WHEN")]
     pub restart: Option<When>,
-    /// Ends that are no failures: exit codes, and signals such as TERM; 143 means killed by TERM, too [default: 0]
+    /// Exit codes, and signals such as TERM, that are not failures; 143 also means killed by TERM [default: 0]
     #[arg(long, value_name = "CODES", value_delimiter = ',', value_parser = names::ending)]
     pub success_codes: Vec<Death>,
-    /// Crashes within --window that are put up with, 1 to 20; one more, and it is given up [default: 5]. With --restart
-    /// always, ends in order count, too. A server with the library is then taken over with less, at last its listening
-    /// sockets alone, and started anew, before that
+    /// Tolerate this many crashes per --window, 1 to 20 [default: 5]. Past the limit the program is given up; a server that
+    /// uses the library first keeps progressively less (finally only its listening sockets), and is then restarted from
+    /// scratch. With --restart always, clean exits count too
     #[arg(long, value_name = "NUMBER", value_parser = intensity)]
     pub intensity: Option<usize>,
-    /// Time in which crashes count together [default: 30s]
+    /// Period over which --intensity counts crashes [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub window: Option<Duration>,
-    /// A crash so long after the last one has nothing to do with it [default: 60s]
+    /// Treat a crash this long after the previous one as unrelated to it [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub transient_after: Option<Duration>,
-    /// Pause before the second restart in a row, doubled with each; the first is at once [default: 50ms]
+    /// Pause before the second restart in a row, doubled each time; the first restart is immediate [default: 50ms]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub backoff_min: Option<Duration>,
-    /// The longest such pause [default: 5s]
+    /// Longest pause before a restart [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub backoff_max: Option<Duration>,
-    /// A server that keeps its connections and is busy with one request for so long is killed and succeeded; 0s: never [default: as the server itself says]
+    /// Kill a server that keeps its connections when one request has kept it busy for this long; its next generation takes over; 0s: never [default: as the server itself says]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub hang_timeout: Option<Duration>,
 }
@@ -69,73 +69,73 @@ pub struct RestartArgs {
 /// After which ends a program is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum When {
-    /// After all that are not in --success-codes.
+    /// After every exit that is not in --success-codes.
     OnFailure,
-    /// After all, unless it was told to end.
+    /// After every exit, unless the program was asked to stop.
     Always,
-    /// After none.
+    /// Never.
     Never,
 }
 
 /// How it is told to end.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Ending it")]
+#[command(next_help_heading = "Stopping the program")]
 pub struct StopArgs {
-    /// What it gets when this process gets SIGTERM; other signals are passed on as they are [default: TERM]
+    /// Signal to send to the program when this process gets SIGTERM; other signals are passed on unchanged [default: TERM]
     #[arg(long, value_name = "SIGNAL", value_parser = names::signal)]
     pub stop_signal: Option<i32>,
-    /// Time to end after that; then it is killed, with all processes below it; 0s: never [default: 30s]
+    /// Time to stop after that signal; then the program and all its descendants are killed; 0s: never [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub stop_timeout: Option<Duration>,
 }
 
 /// When it serves, and whether it is alive.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Being ready and alive")]
+#[command(next_help_heading = "Readiness and liveness")]
 pub struct ReadyArgs {
-    /// It says itself that it is ready, as programs do to systemd (sd_notify): READY=1, STATUS=, WATCHDOG=1. What it says is passed on
+    /// The program reports readiness and state itself, as to systemd (sd_notify: READY=1, STATUS=, WATCHDOG=1); its messages are passed on
     #[arg(long)]
     pub notify: bool,
-    /// It has to be ready in so long a time: by --notify, or by waiting for clients with the library or preloaded. If it never was, this ends with code 8; later, it counts as a crash [default: no limit]
+    /// Time to become ready: by --notify, or by waiting for clients with the library or preloaded. If the first start takes longer, exit with code 8; a later one counts as a crash [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub start_timeout: Option<Duration>,
-    /// It has to say WATCHDOG=1 at least so often once it is ready, or it hangs, is killed and started again
+    /// Kill and restart a program that is ready and sends no WATCHDOG=1 for this long
     #[arg(long, value_name = "TIME", value_parser = more_than_none, requires = "notify")]
     pub watchdog: Option<Duration>,
 }
 
 /// Where its output goes.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Its output")]
+#[command(next_help_heading = "Logging the output")]
 pub struct OutputArgs {
-    /// File for its standard output and error; appended to, rotated at line ends, nothing is lost [default: where this process writes to]
+    /// Append standard output and error to this file, rotated at line ends without losing any [default: those of this process]
     #[arg(long, value_name = "FILE")]
     pub log_to: Option<PathBuf>,
-    /// Size at which that is renamed to FILE.1, and a new one begun [default: 16M]
+    /// Rotate the file to FILE.1 at this size [default: 16M]
     #[arg(long, value_name = "BYTES", value_parser = size, requires = "log_to")]
     pub log_size: Option<usize>,
-    /// How many old ones are kept [default: 4]
+    /// Number of old files to keep [default: 4]
     #[arg(long, value_name = "NUMBER", requires = "log_to")]
     pub log_keep: Option<u32>,
 }
 
 /// What it is started with.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Its surroundings")]
+#[command(next_help_heading = "Environment and limits")]
 pub struct SurroundingsArgs {
     /// NAME=SOFT[:HARD]: as, core, cpu, data, fsize, memlock, nofile, nproc, rss, sigpending, msgqueue or stack; units K, M, G, or unlimited; may be repeated. Where core dumps go to a program (`kernel.core_pattern` begins with |), core=0 does not prevent them, and 1 is set instead, which does
     #[arg(long, value_name = "LIMIT")]
     pub limit: Vec<Limit>,
-    /// NAME=VALUE of its environment; may be repeated
+    /// Environment variable to set, NAME=VALUE; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     pub environment: Vec<(String, String)>,
-    /// Folder that it runs in
+    /// Working directory of the program
     #[arg(long, value_name = "FOLDER")]
     pub working_directory: Option<PathBuf>,
-    /// How much it gives way to others, -20 to 19
+    /// Nice value, -20 (highest priority) to 19
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = clap::value_parser!(i8).range(-20..=19))]
     pub nice: Option<i8>,
-    /// How soon the kernel kills it when memory is short, -1000 (never) to 1000 (first)
+    /// Adjust the kernel's choice when memory runs out (OOM killer), -1000 (never) to 1000 (first)
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, value_parser = clap::value_parser!(i16).range(-1000..=1000))]
     pub oom_score_adjust: Option<i16>,
 }
@@ -186,38 +186,39 @@ Examples:
   outlast run --notify --watchdog 10s --limit nofile=100000 --log-to server.log -- ./my-server
   outlast run --success-codes 0,143 --stop-timeout 60s -- java -jar server.jar
 
-Exits with 0 when the program ends in a way that counts as success. When it was told to end,
-crashes too often or is not to be started again: with its code, or 128 and the signal that killed
-it, as a shell does. Signals are passed on. As the first process of a container it buries orphans;
-for systemd it is Type=notify, with its watchdog.
+The exit code is 0 when the program ends in a way that counts as success. When the program was asked
+to stop, crashes too often or is not to be restarted, the exit code is its own, or 128 plus the signal
+that killed it, as in a shell. Signals are passed on to the program. As PID 1 of a container this
+process reaps orphans; for systemd it is Type=notify and supports the watchdog.
 
-What a program that has died leaves running (workers that hold its port) ends before it is started
-again: it gets --stop-signal, and is killed after --stop-timeout, 5s at the most. So does what is
-left when it was told to end or is given up, by TERM, within --stop-timeout. A server that keeps its
-connections is not started again but succeeded by its next generation, which nobody ends.
+A program that dies may leave processes running (workers that hold its port). Outlast stops them
+before it restarts the program: they get --stop-signal, and are killed after --stop-timeout, 5s at
+most. Processes left behind by a program that was stopped or given up get TERM and --stop-timeout. A
+server that keeps its connections is not restarted: its next generation takes over, and its processes
+are left alone.
 
-A program that uses the library `outlast-restart` keeps its connections over a crash, with or
-without this; one that was not changed keeps its sockets if it is linked dynamically (--preload).
+A program that uses the library `outlast-restart` keeps its connections when it crashes, with or
+without this supervisor. A dynamically linked program keeps its sockets without changes (--preload).
 
-When this process itself is killed: a program that uses the library goes on, survives crashes as
-before, and says so on its standard error; one that was not changed gets --stop-signal, unless it is
-preloaded. What still runs then is named by the next `outlast run` of the same --name. A program
-has to stay in the foreground: what it leaves in the background is not kept running.";
+When this process itself is killed, a program that uses the library keeps serving, survives crashes
+as before, and says so on its standard error. An unmodified program gets --stop-signal, unless it is
+preloaded. The next `outlast run` of the same --name names whatever still runs. The program has to
+stay in the foreground: Outlast does not supervise a daemon that goes into the background.";
 
 /// `outlast upgrade`.
 #[derive(Debug, Args)]
 #[command(after_help = UPGRADE_EXAMPLES)]
 pub struct UpgradeArgs {
-    /// Which one: its name or a process in `outlast status`; not needed if there is only one
+    /// Name or PID of the program, as in `outlast status`; not needed if only one program is supervised
     #[arg(value_name = "NAME|PID")]
     pub which: Option<String>,
-    /// The new binary; it stays the program that is started again and upgraded, until `outlast run` itself ends [default: the file that serves, or what is at its path now]
+    /// The new binary; it is also the one that is restarted and upgraded until `outlast run` itself ends [default: the path of the running program, as it is on disk now]
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Time for the new one to serve, during which clients wait; then the old one goes on [default: 30s]
+    /// Time for the new binary to serve, during which clients wait; after that the old binary keeps serving [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub timeout: Option<Duration>,
-    /// A program that cannot keep its connections is stopped and started, which closes them
+    /// Stop and start a program that cannot keep its connections, which closes them
     #[arg(long)]
     pub force: bool,
 }
@@ -227,30 +228,30 @@ Examples:
   outlast upgrade
   outlast upgrade my-server --program ./my-server-2.0
 
-The arguments stay those of `outlast run`. What it means depends on the program:
+The arguments stay those of `outlast run`. If the new binary fails to start, exits, or does not serve
+within --timeout, the old one keeps serving. What is kept depends on the program:
 
-  - One that uses the library `outlast-restart` hands all connections over, with what was received
-    on them and its state. Clients wait until the new binary serves. If it does not, the old one
-    goes on, with all of that, as after a crash.
-  - One that was not changed and is preloaded ends as soon as nobody waits for an answer (after 10s
-    or half of --timeout at the latest). The new binary is started anew with its listening sockets
-    and idle connections: what it had only in memory is lost, unless it writes it to disk itself.
-    If the new one does not serve, the old one is started anew, and has lost that, too.
-  - Any other (also with roles, or --snapshot) needs --force: it is stopped and the new binary is
-    started, which closes all connections. If that ends at once or does not become ready, the old
-    one is started again. Without --notify it counts as ready when it has run for 1s, unless the
-    old one is known to have waited for clients.
+  - A program that uses the library `outlast-restart` hands over all connections, with the input it
+    has received and its state. Clients wait until the new binary serves. If it does not, the old
+    binary keeps serving with all of that, as after a crash.
+  - An unmodified, preloaded program is ended as soon as no client waits for an answer (after 10s or
+    half of --timeout at the latest). The new binary starts from scratch with the listening sockets
+    and idle connections: anything that was only in memory is lost. If the new binary does not
+    serve, the old one is started from scratch, and has lost that too.
+  - Any other program (also with roles, or --snapshot) needs --force: it is stopped and the new
+    binary is started, which closes all connections. If the new binary exits at once or does not
+    become ready, the old one is started again. Without --notify the new binary counts as ready
+    after 1s, unless the old one is known to have waited for clients.
 
-Ctrl-C or SIGTERM withdraws the upgrade: the old program goes on at once, as above. So does whatever
-else ends `outlast upgrade` before it is decided (SIGKILL, a terminal that is closed). `outlast status`
-shows an upgrade that is under way, and which program serves if it is not that of the command line.
-Once the new binary serves the upgrade is over: a crash of it is one like any other. A program that
-waits to be started again after crashes is started as the new binary at once, without --force.
+Ctrl-C or SIGTERM withdraws the upgrade, and the old program keeps serving. So does anything else
+that ends `outlast upgrade` before the upgrade is decided (SIGKILL, a closed terminal). `outlast
+status` shows an upgrade in progress, and the program that serves if it is not that of the command
+line. Once the new binary serves, the upgrade is over: a later crash is handled like any other. A
+program that is waiting for a restart after crashes starts as the new binary at once, without --force.
 
-Exits with 0 when the new binary serves; with 8 when it does not, and the old one goes on; with 130
-when it was withdrawn, and the old one goes on; with 2 when there is no such program, another
-upgrade is under way, or it could only be stopped and started (--force); with 7 when its supervisor
-has ended meanwhile, or does not answer.";
+Exit codes: 0 the new binary serves; 8 it does not, and the old one keeps serving; 130 the upgrade
+was withdrawn, and the old one keeps serving; 2 there is no such program, another upgrade is in
+progress, or --force is needed; 7 the supervisor has ended meanwhile, or does not answer.";
 
 /// `outlast keep-log`.
 #[derive(Debug, Args)]

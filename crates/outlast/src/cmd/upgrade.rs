@@ -153,7 +153,7 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
             () = tokio::time::sleep(POLL) => {}
             () = interrupts.next() => {
                 if std::mem::replace(&mut interrupted, true) {
-                    let what = format!("{name}: interrupted, before the old program went on: see `outlast status`");
+                    let what = format!("{name}: interrupted before the old program served again: see `outlast status`");
                     return Err(Failure::new(Code::Interrupted, what).into());
                 }
                 ask(&socket, &Request::Withdraw { wish }).await.map_err(|_| gone(&name, view.pid))?;
@@ -178,7 +178,7 @@ fn refused(name: &str, begun: &Begun) -> anyhow::Error {
 
 fn gone(name: &str, supervisor: u32) -> anyhow::Error {
     Failure::system(format!(
-        "{name} is not upgraded, as far as is known: what keeps it running (process {supervisor}) has ended meanwhile, or \
+        "{name} is not upgraded, as far as is known: its supervisor (process {supervisor}) has ended meanwhile, or \
          does not answer"
     ))
 }
@@ -193,7 +193,7 @@ fn told(name: &str, before: &View, after: &Progress, begun: &Begun) -> String {
             let pause = if pause.is_zero() { String::new() } else { format!(", pause {pause:?}") };
             let anew = match begun.keeps.as_deref() {
                 Some("idle" | "listeners") => {
-                    "; it was started anew, without what the old one had only in memory"
+                    "; it was restarted from scratch, without what the old one had only in memory"
                 }
                 _ => "",
             };
@@ -229,18 +229,18 @@ fn failed(name: &str, progress: &Progress, begun: &Begun, timeout: Duration) -> 
         _ if progress.stopping => "it is being stopped",
         _ if progress.kind == "unanswered" => "its log and `outlast status` say who serves",
         _ if progress.kind == "old killed" => "it is started again: its state and connections are lost",
-        _ if progress.untouched => "the old one goes on, and was not stopped",
-        Some("everything") => "the old one goes on, with all connections",
+        _ if progress.untouched => "the old one keeps serving, and was not stopped",
+        Some("everything") => "the old one keeps serving, with all connections",
         Some("idle") => {
-            "the old one goes on, but was started anew: with its listening sockets and idle connections, without what it \
+            "the old one keeps serving, but was restarted from scratch: with its listening sockets and idle connections, without what it \
              had only in memory"
         }
         Some("listeners") => {
-            "the old one goes on, but was started anew: with its listening sockets, without connections, and without what \
+            "the old one keeps serving, but was restarted from scratch: with its listening sockets, without connections, and without what \
              it had only in memory"
         }
         Some("nothing") => "the old one was stopped and is started again: its connections are closed",
-        _ => "the old one goes on",
+        _ => "the old one keeps serving",
     };
     let code = if progress.kind == "cancelled" { Code::Interrupted } else { Code::NotReady };
     Failure::new(code, format!("{name} is not upgraded: {why}; {now}")).into()
@@ -294,16 +294,13 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
             let all = found.iter().map(|(_, view)| view).chain([&last]);
             let all: Vec<String> =
                 all.map(|view| format!("{} (process {})", clean(&view.runs), view.pid)).collect();
-            Err(Failure::usage(format!(
-                "more than one is meant: give a name or process of {}",
-                all.join(", ")
-            )))
+            Err(Failure::usage(format!("several programs match; name one of {}", all.join(", "))))
         }
         (None, _) => {
             answers.complete()?;
             let what =
-                which.map_or_else(|| "no program".to_owned(), |which| format!("nothing called {which:?}"));
-            Err(Failure::usage(format!("{what} is kept running by `outlast run` here: see `outlast status`")))
+                which.map_or_else(|| "a program".to_owned(), |which| format!("anything called {which:?}"));
+            Err(Failure::usage(format!("no `outlast run` here supervises {what}: see `outlast status`")))
         }
     }
 }

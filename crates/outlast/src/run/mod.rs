@@ -287,7 +287,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
         }
         Event::RolledBack { death, pid } => {
-            tracing::warn!("the new binary of {name} has {death}: the old one goes on (process {pid})");
+            tracing::warn!("the new binary of {name} has {death}: the old one keeps serving (process {pid})");
         }
         Event::Upgrade { wish } => match board.upgrade_end(wish) {
             Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
@@ -300,7 +300,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             }
             Some(UpgradeEnd::Failed { why, .. }) => {
                 let why = crate::exit::clean(&why.to_string());
-                tracing::warn!("{name} is not upgraded, and the old one goes on: {why}");
+                tracing::warn!("{name} is not upgraded, and the old one keeps serving: {why}");
             }
             None => {}
         },
@@ -354,9 +354,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         }
         Event::Silent => {
             let limit = seconds(plan.settings.watchdog_timeout.unwrap_or_default());
-            tracing::warn!(
-                "{name} has given no sign of life for {limit} (--watchdog): it hangs, and is killed"
-            );
+            tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
         }
         _ => {}
     }
@@ -386,13 +384,13 @@ fn log_quarantined(name: &str, board: &Board, number: u32) {
     );
 }
 
-/// How many crashes are put up with, and within what.
+/// How many crashes are tolerated, and within which period.
 fn intensity(plan: &Plan) -> (usize, String) {
     let policy = &plan.settings.policy;
     (policy.intensity, seconds(Duration::from_millis(policy.intensity_window_ms)))
 }
 
-/// Where on the way down a program is that goes on by itself, and what comes next.
+/// How much the next generation of a crashing server takes over, and what happens past the next limit.
 fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
     let (name, (intensity, window)) = (&plan.name, intensity(plan));
     let so_often = format!("{name} crashes more than {intensity} times within {window}");
@@ -405,14 +403,14 @@ fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
         }
         // That has no state to be suspected.
         Inheritance::WithoutSuspectState if matches!(board.backend(), Backend::Exec | Backend::Snapshot) => {
-            tracing::warn!("{so_often}: its connections are kept once more; {next} they are closed");
+            tracing::warn!("{so_often}: its connections are kept this time; {next} they are closed");
         }
         Inheritance::WithoutSuspectState => tracing::warn!(
-            "{so_often}: state that only a hook can check is left behind; {next} connections are closed"
+            "{so_often}: dropping shared state that cannot be verified; {next} connections are closed"
         ),
         Inheritance::Listeners => tracing::warn!(
-            "{so_often}, again: its connections are closed, and only what listens is taken over; {next} it ends, and is \
-             started anew"
+            "{so_often}, again: its connections are closed, and only its listening sockets are kept; {next} it ends, and is \
+             restarted from scratch"
         ),
     }
 }

@@ -210,7 +210,7 @@ fn who_could_be_meant_is_named() {
     let upgraded = output(folder.path(), &["upgrade", "--force"]);
     let said = String::from_utf8_lossy(&upgraded.stderr);
     assert_eq!(upgraded.status.code(), Some(2), "{said}");
-    let all = ["more than one is meant: give a name or process of ", "one (process ", "two (process "];
+    let all = ["several programs match; name one of ", "one (process ", "two (process "];
     assert!(all.iter().all(|part| said.contains(part)), "{said}");
 }
 

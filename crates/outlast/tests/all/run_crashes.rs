@@ -92,16 +92,16 @@ fn each_step_of_a_server_that_crashes_too_often_is_told_in_order() {
     let said = outlast.0.said();
     let steps = [
         "crashing: generation 1 serves",
-        "crashing crashes more than 2 times within 30.0 s: state that only a hook can check is left behind; after 2 more \
+        "crashing crashes more than 2 times within 30.0 s: dropping shared state that cannot be verified; after 2 more \
          connections are closed",
-        "crashing crashes more than 2 times within 30.0 s, again: its connections are closed, and only what listens is taken \
-         over; after 2 more it ends, and is started anew",
+        "crashing crashes more than 2 times within 30.0 s, again: its connections are closed, and only its listening \
+         sockets are kept; after 2 more it ends, and is restarted from scratch",
         "crashing: generation 7 serves",
         "crashing has been killed by SIGABRT: it is started again (restart 1 of 2 within 30.0 s); its connections and state \
          are lost",
         "crashing: generation 8 serves",
-        "state that only a hook can check is left behind",
-        "only what listens is taken over; after 2 more",
+        "dropping shared state that cannot be verified",
+        "only its listening sockets are kept; after 2 more",
         "crashing: generation 14 serves",
         "crashing has been killed by SIGABRT: it is started again in 1 ms (restart 2 of 2 within 30.0 s); its connections \
          and state are lost",

@@ -104,7 +104,7 @@ fn a_program_that_goes_silent_is_taken_for_a_hang_and_started_again() {
     let arguments = ["run", "--notify", "--watchdog", "1s", "--", "sh", "-c", &script];
     let mut outlast = Outlast::start(folder.path(), &arguments);
     outlast.wait_for("silent");
-    outlast.wait_for("no sign of life for 1");
+    outlast.wait_for("has sent no WATCHDOG=1 for 1");
     outlast.wait_for("killed by SIGKILL: it is started again");
     assert_eq!(outlast.ended().code(), Some(0));
 }

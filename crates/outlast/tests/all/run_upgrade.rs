@@ -169,7 +169,11 @@ fn a_server_that_can_is_upgraded_by_itself() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(8));
     // Its server says that it is one that begins anew.
-    for part in ["before it served (exit 3)", "the old one goes on, but was started anew", "only in memory"] {
+    for part in [
+        "before it served (exit 3)",
+        "the old one keeps serving, but was restarted from scratch",
+        "only in memory",
+    ] {
         assert!(said.contains(part), "no {part} in {said}");
     }
     let now = status(folder.path());
@@ -185,7 +189,7 @@ fn a_server_that_can_is_upgraded_by_itself() {
     let after = status(folder.path());
     assert_eq!((&after["generation"], &after["main_pid"]), (&Value::from(3), &before["main_pid"]));
     for (arguments, part) in [
-        (&["nobody"][..], "nothing called \"nobody\" is kept running"),
+        (&["nobody"][..], "supervises anything called \"nobody\""),
         (&["--program", "/no/such"], "there is no program /no/such"),
         (&["--program", "/etc/passwd"], "cannot be executed"),
         (&["--program", "/tmp"], "is no program"),
@@ -199,7 +203,7 @@ fn a_server_that_can_is_upgraded_by_itself() {
     outlast.signal("TERM");
     outlast.ended();
     let nobody = upgrade(&[]);
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no program is kept running"));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no `outlast run` here supervises a program"));
 }
 
 #[test]
@@ -233,8 +237,8 @@ fn an_upgrade_under_way_is_shown_and_withdrawn_by_an_interrupt() {
         upgrading.signal(signal);
         assert_eq!(upgrading.ended().code(), Some(130));
         let said = upgrading.said();
-        assert!(said.contains("not upgraded: interrupted; the old one goes on"), "{said}");
-        outlast.wait_for("server is not upgraded, and the old one goes on: the upgrade was withdrawn");
+        assert!(said.contains("not upgraded: interrupted; the old one keeps serving"), "{said}");
+        outlast.wait_for("server is not upgraded, and the old one keeps serving: the upgrade was withdrawn");
         let now = status(folder.path());
         assert_eq!((&now["upgrade"], &now["serves_program"]), (&Value::Null, &Value::Null));
     }
@@ -267,7 +271,7 @@ fn an_upgrade_is_withdrawn_when_whoever_asked_for_it_is_killed() {
     upgrading.wait().unwrap();
     until(folder.path(), "withdrawn", |now| now["upgrade"] == Value::Null);
     outlast.wait_for(&format!("process {}, which wants server to be upgraded, has ended", upgrading.id()));
-    outlast.wait_for("server is not upgraded, and the old one goes on: the upgrade was withdrawn");
+    outlast.wait_for("server is not upgraded, and the old one keeps serving: the upgrade was withdrawn");
     // One that was decided before stays.
     assert!(output(folder.path(), &["upgrade"]).status.success());
     assert_eq!(status(folder.path())["main_pid"], before["main_pid"]);
@@ -438,12 +442,13 @@ fn a_binary_that_does_not_begin_is_named_and_not_the_one_that_goes_on() {
         let upgraded = output(folder.path(), &["upgrade", "lines", "--program", program]);
         assert_eq!(upgraded.status.code(), Some(8), "{program}");
         let said = String::from_utf8_lossy(&upgraded.stderr);
-        let parts = ["the new binary has ended before it served (exit ", "goes on, with all connections"];
+        let parts =
+            ["the new binary has ended before it served (exit ", "keeps serving, with all connections"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         let line = outlast.wait_for("the new binary of lines has exited with code");
         let now = until(folder.path(), "rolled back", |now| now["generation"] == generation);
         // Whose process that is cannot be mistaken.
-        let old = format!("the old one goes on (process {})", pid(&now, "main_pid"));
+        let old = format!("the old one keeps serving (process {})", pid(&now, "main_pid"));
         assert!(line.contains(&old), "{line}");
         assert!(is_running(pid(&now, "main_pid")), "{now:#}");
     }

@@ -99,6 +99,18 @@ impl Field {
         command
     }
 
+    /// A line for the shell on this machine itself, where `outlast lab` makes a network of its own. Its sshd is one with
+    /// the keys of this test.
+    pub fn on_this_machine(&self, line: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
+        let sshd = self.path("bin/sshd").display().to_string();
+        command.arg("-c").arg(line.replace("/usr/sbin/sshd", &sshd)).current_dir(self.folder.path());
+        command.env("PATH", path).env("XDG_RUNTIME_DIR", self.path("run")).env_remove("OUTLAST_LOG");
+        command.stdin(Stdio::null());
+        command
+    }
+
     fn script(&self, name: &str, text: &str) {
         let file = self.path("bin").join(name);
         std::fs::write(&file, text).unwrap();
@@ -140,10 +152,15 @@ impl Field {
         );
         std::fs::write(self.path("sshd_config"), config).unwrap();
         // It needs a folder in /run, which nobody else needs to see.
-        let script = r#"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$@""#;
-        let mut command = self.server.command("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
-        command.args(["/usr/sbin/sshd", "-D", "-e", "-f"]).arg(self.path("sshd_config"));
+        self.script(
+            "sshd",
+            &format!(
+                "#!/bin/sh\nexec unshare --mount --propagation private sh -c 'mount -t tmpfs tmpfs /run && \
+                 mkdir -m 755 /run/sshd && exec /usr/sbin/sshd -e -f {at}/sshd_config \"$@\"' sh \"$@\"\n"
+            ),
+        );
+        let mut command = self.server.command(self.path("bin/sshd"));
+        command.arg("-D");
         self.serve(command, 22);
     }
 
