@@ -120,6 +120,10 @@ pub(crate) fn exact_timers() {
 
 /// Sends `signal` to the process `pid`, or to the process group when `pid` is negative.
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // 0 is the caller's own group, -1 everybody, and 1 the machine's first process.
+    if (-1..2).contains(&pid) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
     // SAFETY: kill takes integers only.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }

@@ -42,10 +42,10 @@ pub fn can_wait_for_signals() -> io::Result<()> {
     signals::can_wait()
 }
 
-/// Kills a process, and all that is below it.
+/// Kills a process below this one, and all that is below that.
 pub fn kill_all(root: libc::pid_t) {
     for pid in family::and_below(root) {
-        let _ = process::kill(pid, libc::SIGKILL);
+        let _ = family::signal_below(pid, libc::SIGKILL);
     }
 }
 

@@ -36,13 +36,13 @@ impl Copies {
     pub(super) fn tell_orphans(&self, main: Pid, signal: i32) {
         let is_orphan = |pid: &&Pid| **pid != main && family::parent_of_living(**pid) == Some(process::pid());
         for pid in self.0.iter().filter(is_orphan) {
-            let _ = process::kill(*pid, signal);
+            let _ = family::signal_below(*pid, signal);
         }
     }
 
     fn signal_all(&self, signal: i32) {
         for pid in &self.0 {
-            let _ = process::kill(*pid, signal);
+            let _ = family::signal_below(*pid, signal);
         }
     }
 }

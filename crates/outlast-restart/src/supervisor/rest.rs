@@ -136,7 +136,7 @@ impl Rest {
 }
 
 fn send(pid: Pid, signal: i32) {
-    let _ = process::kill(pid, signal);
+    let _ = family::signal_below(pid, signal);
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
                     Copies::find(self.supervisor.board).tell_orphans(of(pid), number);
                 }
-                let _ = process::kill(of(pid), number);
+                let _ = family::signal_below(of(pid), number);
             }
             Action::KillAll { pid } => kill_all(of(pid)),
             Action::KillHung { pid } => self.kill_hung(of(pid)),
@@ -288,7 +288,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         if knows_which && serving != 0 && family::and_below(main).contains(&serving) {
             // Only who serves: the next one is there.
             board.note_end_of(board.generation(), None, Cause::Hang);
-            let _ = process::kill(serving, libc::SIGKILL);
+            let _ = family::signal_below(serving, libc::SIGKILL);
         } else {
             kill_all(main);
         }
@@ -312,7 +312,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                         if self.machine.can_replace() && self.supervisor.board.takes_upgrades(main) =>
                     {
                         self.ask(wish, program);
-                        let _ = process::kill(of(main), upgrade_signal());
+                        let _ = family::signal_below(of(main), upgrade_signal());
                     }
                     _ => self.refuse(wish),
                 },

@@ -1,7 +1,8 @@
 //! Who is whose child.
 
-use super::process::Pid;
+use super::process::{self, Pid};
 use std::io;
+use std::os::fd::AsFd;
 
 /// Whoever loses their parent somewhere below this process becomes its child, and not that of the machine's first process.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
@@ -66,6 +67,34 @@ pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
     found
 }
 
+/// Whether a living process is below the calling one, however far.
+pub(crate) fn is_below_this(mut pid: Pid) -> bool {
+    let us = process::pid();
+    // Numbers are not ordered, but no family is as deep as this.
+    for _ in 0..256 {
+        match parent_of_living(pid) {
+            Some(parent) if parent == us => return true,
+            Some(parent) if parent > 1 => pid = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Sends a signal to a process below this one, and to nobody else: not to whoever may have its number by now.
+pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
+    let gone = || Err(io::Error::from_raw_os_error(libc::ESRCH));
+    match process::open(pid) {
+        // It cannot become somebody else any more: what is looked at is what is signalled.
+        Ok(known) if is_below_this(pid) => process::signal(known.as_fd(), signal),
+        // A sandbox, or an old kernel.
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) && is_below_this(pid) => {
+            process::kill(pid, signal)
+        }
+        _ => gone(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,7 +113,11 @@ mod tests {
         let root = Pid::try_from(shell.id()).unwrap();
         assert_eq!(parent_of_living(sleep), Some(root));
         assert_eq!(and_below(root), [root, sleep]);
-        super::super::process::kill(sleep, libc::SIGKILL).unwrap();
+        assert!(is_below_this(sleep) && is_below_this(root) && !is_below_this(process::pid()));
+        for stranger in [process::pid(), process::parent(), 1, 0, -1, -root] {
+            assert!(signal_below(stranger, 0).is_err(), "{stranger}");
+        }
+        signal_below(sleep, libc::SIGKILL).unwrap();
         shell.wait().unwrap();
         assert_eq!(parent_of_living(root), None);
     }

@@ -1,6 +1,7 @@
 //! Making, awaiting and looking at processes.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -147,10 +148,35 @@ pub(crate) fn await_end(pid: Pid) -> Option<i32> {
     (unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid).then_some(status)
 }
 
-/// Sends a signal.
+/// Sends a signal to one process. Numbers may come from memory that others write: what stands for a group (0, below 0), for
+/// everybody (-1) or for the machine's first process is refused. That one is only signalled by itself, or told to look
+/// around (SIGCHLD): in a container it may be a supervisor.
 pub(crate) fn kill(pid: Pid, signal: i32) -> io::Result<()> {
+    let first = pid == 1 && (signal == libc::SIGCHLD || self::pid() == 1);
+    if pid < 2 && !first {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
     // SAFETY: kill takes integers.
     if unsafe { libc::kill(pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A process that is known, and stays so: its number may be somebody else's when it has ended, this is not.
+pub(crate) fn open(pid: Pid) -> io::Result<OwnedFd> {
+    // SAFETY: integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    match i32::try_from(descriptor) {
+        // SAFETY: new, and nobody else's.
+        Ok(descriptor) if descriptor >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sends a signal to a process that was [opened](open).
+pub(crate) fn signal(process: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let nothing = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: integers, and no details of the signal.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, nothing, 0) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Ends the process at once, without any of its handlers.
@@ -296,6 +322,17 @@ mod tests {
         let stat = "7 (a) b (c) S 1 2 3 4 5 64 6 7 8 9 10 11 12 13 20 0 3 0";
         assert_eq!((field(stat, 0), field::<u32>(stat, 6)), (Some('S'), Some(64)));
         assert_eq!(field::<u32>(stat, 17), Some(3));
+    }
+
+    /// With no signal at all, so that a fault harms nobody.
+    #[test]
+    fn no_number_reaches_a_group_everybody_or_the_first_process() {
+        for pid in [0, -1, 1, -pid(), Pid::MIN] {
+            assert_eq!(kill(pid, 0).unwrap_err().raw_os_error(), Some(libc::ESRCH), "{pid}");
+        }
+        kill(pid(), 0).unwrap();
+        assert!(open(0).is_err() && open(-1).is_err());
+        signal(std::os::fd::AsFd::as_fd(&open(pid()).unwrap()), 0).unwrap();
     }
 
     #[test]
