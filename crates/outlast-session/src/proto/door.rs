@@ -12,17 +12,19 @@
 //! carries out what [`poll_effect`](Door::poll_effect) says, until there is no more. Numbers of connections rise.
 //!
 //! # Policy
-//! * A *peer* is an IPv4 address or an IPv6 network of 64 bits. It has 1/16 of the places at most.
-//! * A [`Block`] is an IPv4 network of 24 bits or an IPv6 network of 48. It has a quarter of the places at most.
+//! * While half of the places are free everybody gets one: a thousand clients behind one address that all come back at
+//!   once are no crowd.
+//! * From then on a *peer*, an IPv4 address or an IPv6 network of 64 bits, that has 1/16 of the places gets no more, and
+//!   neither does a [`Block`], an IPv4 network of 24 bits or an IPv6 network of 48, that has a quarter.
 //! * 1/8 of the places is for peers that have a session here.
-//! * Where a peer or a block has all its places, the newcomer takes one of its own: of the one that has come least
+//! * Where a peer or a block gets no more, the newcomer takes one of its own: of the one that has come least
 //!   far, and among these of the oldest.
 //! * Where all places are taken, the same happens to the block that has most of them, if that has more than the
 //!   newcomer's would have. Otherwise the newcomer has to go.
 //! * Who has proved that it knows a session that is here ([`Progress::Knows`]) stays until its time is over.
 //! * A Hello is due in time. From three quarters of the places on, the first byte is due in a second.
 //!
-//! So k blocks of attackers leave a stranger's block 7/8 / (k + 1) of the places, at most a quarter of all.
+//! So k blocks of attackers leave a stranger's block 7/8 / (k + 1) of the places.
 
 use super::registry::{Block, PeerName};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -51,12 +53,12 @@ impl Default for DoorLimits {
 }
 
 impl DoorLimits {
-    /// Most places of one peer.
+    /// Most places of one peer, where they are sought after.
     pub fn places_per_peer(&self) -> usize {
         (self.places / 16).max(1)
     }
 
-    /// Most places of one block.
+    /// Most places of one block, where they are sought after.
     pub fn places_per_block(&self) -> usize {
         (self.places / 4).max(1)
     }
@@ -248,10 +250,11 @@ impl Door {
         let of_peer = self.peers.get(&guest.peer);
         let peer_full = of_peer.is_some_and(|line| line.len() >= self.limits.places_per_peer());
         let in_block = self.blocks.get(&guest.block).map_or(0, BTreeSet::len);
+        let sought_after = self.guests.len() >= self.limits.places / 2;
         let stranger = !guest.known && guest.progress < Progress::Knows;
-        let gone = if peer_full {
+        let gone = if sought_after && peer_full {
             weakest(of_peer, guest.progress)
-        } else if in_block >= self.limits.places_per_block() {
+        } else if sought_after && in_block >= self.limits.places_per_block() {
             weakest(self.blocks.get(&guest.block), guest.progress)
         } else if self.guests.len() >= self.limits.places {
             self.largest(in_block)
