@@ -126,12 +126,17 @@ impl<S: BufferSource> RetainRing<S> {
 
     /// The most bytes ever held at a time.
     pub const fn capacity_bytes_max(&self) -> usize {
-        self.capacity_bytes_max
+        if self.is_lent() { self.lent_capacity_bytes } else { self.capacity_bytes_max }
     }
 
-    /// Changes the capacity from now on. Bytes already held stay, even above a lower capacity.
+    /// Changes the capacity from now on; while the buffer is elsewhere, from when it is back on. Bytes already held stay,
+    /// even above a lower capacity.
     pub const fn set_capacity_bytes_max(&mut self, capacity_bytes_max: usize) {
-        self.capacity_bytes_max = capacity_bytes_max;
+        if self.is_lent() {
+            self.lent_capacity_bytes = if capacity_bytes_max == 0 { 1 } else { capacity_bytes_max };
+        } else {
+            self.capacity_bytes_max = capacity_bytes_max;
+        }
     }
 
     /// Size of the buffer at the moment; 0 before the first byte and after a [`shrink`](Self::shrink) while empty.

@@ -10,8 +10,8 @@ use crate::common::victim::{Means, Victim, lines};
 /// At so many of the first instructions.
 const CRASHES: u64 = 40;
 const INSTRUCTIONS: u64 = 20_000;
-/// Between two crashes where they are farthest apart.
-const FIRST_INSTRUCTIONS: u64 = 1000;
+/// From the first crash to the second.
+const FIRST_INSTRUCTIONS: u64 = 12;
 /// Less than what the smallest step takes that leads from one consistent state to another one.
 const STRIDE: usize = 11;
 const ROUNDS: usize = 100;

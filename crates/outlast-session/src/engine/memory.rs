@@ -113,7 +113,7 @@ impl Engine {
     pub(super) fn want_room(&self, tx: &mut Tx, bytes: usize) {
         let bytes = bytes.max(1);
         let capacity = tx.sender.retain_bytes_max();
-        if tx.sender.room_bytes() >= bytes {
+        if tx.sender.room_bytes() >= bytes || tx.sender.is_lent() {
             return;
         }
         // Nobody may come back for it: a server takes no more than was under way.

@@ -158,6 +158,9 @@ impl<S: BufferSource> Sender<S> {
     /// Bytes that can be pushed before the ring is full.
     #[inline]
     pub fn room_bytes(&self) -> usize {
+        if self.ring.is_lent() {
+            return 0;
+        }
         self.ring.capacity_bytes_max().saturating_sub(self.retained_bytes())
     }
 

@@ -53,7 +53,8 @@ fn download(arguments: &[&str]) -> Child {
 fn a_download_through_a_killed_connect_fails_by_every_door() {
     let folder = folder();
     let (site, sent) = endless();
-    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to-any"]);
+    let any = ["listen", "127.0.0.1:0", "--to-any", "--allow-to", &site.to_string()];
+    let mut server = Outlast::start(folder.path(), &any);
     let mut fixed = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &site.to_string()]);
     let (any, fixed) = (server.address().to_string(), fixed.address().to_string());
     let url = format!("http://{site}/");

@@ -88,7 +88,7 @@ fn a_journal_says_where_a_service_listens_and_with_which_security() {
     let runtime = folder.path();
     let nowhere = runtime.join("nowhere");
     let key = runtime.join("key");
-    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    std::fs::write(&key, "8e1fb6d03c52a7794410dfa9ee3c65b2").unwrap();
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let key = key.to_str().unwrap();
     let to = echo().to_string();

@@ -88,7 +88,7 @@ fn a_server_hears_at_once_that_its_client_was_killed() {
     let folder = folder();
     let runtime = folder.path();
     let key = runtime.join("key");
-    std::fs::write(&key, "0123456789abcdef0123456789abcdef").unwrap();
+    std::fs::write(&key, "8e1fb6d03c52a7794410dfa9ee3c65b2").unwrap();
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let with_key = ["--psk-file", key.to_str().unwrap()];
     let in_band = ["--psk-file", key.to_str().unwrap(), "--ack", "inband"];
