@@ -70,7 +70,9 @@ pub use hello::{Hello, Intent, Welcome};
 pub use last_word::{LAST_WORD_BYTES, LastWord};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};
-pub use registry::{AttachError, Block, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats};
+pub use registry::{
+    AttachError, Block, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats,
+};
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{

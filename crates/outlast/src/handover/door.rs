@@ -26,8 +26,7 @@ pub struct Door {
 impl Door {
     /// Makes the socket. Needs a tokio runtime.
     pub fn open(address: SocketAddr) -> Result<Self> {
-        let (path, listener) =
-            admin_folder::bind_new(places::socket_name(Kind::Stopping, address))?;
+        let (path, listener) = admin_folder::bind_new(places::socket_name(Kind::Stopping, address))?;
         Ok(Self { path, listener: UnixListener::from_std(listener)? })
     }
 

@@ -43,8 +43,9 @@ fn namespace() -> String {
 pub fn all(kind: Kind) -> Vec<(SocketAddr, PathBuf)> {
     let namespace = namespace();
     let folders = admin_folder::places::own().into_iter().filter_map(|folder| std::fs::read_dir(folder).ok());
-    let place =
-        |file: std::fs::DirEntry| Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()));
+    let place = |file: std::fs::DirEntry| {
+        Some((address_in(kind, file.file_name().to_str()?, &namespace)?, file.path()))
+    };
     let mut places: Vec<_> = folders.flatten().flatten().filter_map(place).collect();
     places.sort();
     places

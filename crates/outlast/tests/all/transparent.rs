@@ -40,7 +40,12 @@ $program TCP:198.51.100.1:8081 -
 echo "sessions: $(grep -c connected "$folder/log")"
 # A download that is cut by the death of the relay does not look whole.
 touch "$folder/taken"
-${program% socat -u} curl --silent --http0.9 http://198.51.100.1:8082/ >"$folder/taken" &
+reader='import socket, sys
+stream = socket.create_connection(("198.51.100.1", 8082))
+while piece := stream.recv(65536):
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()'
+${program% socat -u} /usr/bin/python3 -c "$reader" >"$folder/taken" 2>/dev/null &
 download=$!
 until [ "$(stat -c %s "$folder/taken")" -gt 1000000 ]; do sleep 0.05; done
 kill -KILL $connect
@@ -56,8 +61,8 @@ fn tproxy_and_redirect_lead_to_the_original_destination() {
         &["unshare", "--net", "true"][..],
         &["iptables-legacy", "--version"],
         &["socat", "-V"],
-        &["curl", "--version"],
         &["setpriv", "--version"],
+        &["/usr/bin/python3", "--version"],
     ] {
         if !works(need) {
             eprintln!(
