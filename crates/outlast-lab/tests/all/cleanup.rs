@@ -68,8 +68,8 @@ fn a_dropped_lab_takes_everything_with_it() {
     drop(lab);
     assert!(!names.iter().any(|name| named(name) || hosts_file(name)));
     assert_eq!(wire_threads(), 0);
-    assert!(!exists(process.id()));
-    assert!(!exists(escaped_pid));
+    await_gone(process.id());
+    await_gone(escaped_pid);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_panic_takes_everything_with_it() {
     assert!(panicked.join().is_err());
     let (namespace, pid) = receiver.recv().unwrap();
     assert!(!named(&namespace) && !hosts_file(&namespace));
-    assert!(!exists(pid));
+    await_gone(pid);
 }
 
 #[test]
