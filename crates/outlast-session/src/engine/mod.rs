@@ -37,7 +37,7 @@ mod udp;
 mod urgent;
 
 pub(crate) use abort::ABORT_MAX;
-pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
+pub(crate) use client::{Begun, ClientState, OpeningAttempts, Shake, Verdict, new_session_id};
 pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use gap::Gap;
 pub(crate) use gap::reached as gap_reached;
