@@ -70,7 +70,7 @@ impl Acceptor {
             tracing::warn!(
                 used,
                 limit = files.most,
-                "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; told once in a while)"
+                "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; rate-limited)"
             );
         }
         // Who raises the limit of an address means it.

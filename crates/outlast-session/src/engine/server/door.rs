@@ -33,7 +33,7 @@ impl Acceptor {
         .fetch_add(1, Ordering::Relaxed);
         if why == TurnedAway::Crowded && is_due(&self.crowd_warned_ms) {
             tracing::warn!(
-                "many connections say nothing, or not enough: the oldest are reset, sessions go on (told once in a while, \
+                "many connections say nothing, or not enough: the oldest are reset, sessions go on (rate-limited, \
                  counted always)"
             );
         } else {
