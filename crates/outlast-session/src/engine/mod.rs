@@ -190,12 +190,16 @@ pub(crate) trait Hooks: Send + Sync + std::fmt::Debug {
 
 impl Engine {
     pub(crate) fn new(id: SessionId, role: Role, config: Arc<Config>) -> Arc<Self> {
+        Self::opened_at(id, role, config, Instant::now())
+    }
+
+    fn opened_at(id: SessionId, role: Role, config: Arc<Config>, opened_at: Instant) -> Arc<Self> {
         let retain_bytes_max = config.retain_bytes_max;
         Arc::new_cyclic(|this| Engine {
             id,
             role,
             this: this.clone(),
-            opened_at: Instant::now(),
+            opened_at,
             tx: Mutex::new(Tx::new(retain_bytes_max)),
             rx: Mutex::new(Rx::new()),
             reader: Mutex::new(None),

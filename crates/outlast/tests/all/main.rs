@@ -16,6 +16,7 @@ mod common;
 mod end_messages;
 mod exit_codes;
 mod handover;
+mod handover_keep;
 mod hold;
 mod interop;
 mod key_memory;
