@@ -46,3 +46,4 @@ mod strangers;
 mod transparent;
 mod urgent;
 mod watcher;
+mod watcher_patience;
