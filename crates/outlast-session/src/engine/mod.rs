@@ -153,6 +153,8 @@ pub(crate) struct Ctl {
     pub(crate) lost_at: Option<Instant>,
     /// When the last passed that is known to have, before it was noticed that the link is lost.
     paused_at: Option<Instant>,
+    /// Where a client of limited patience has tried last, and what came of it.
+    last_attempt: Option<Box<(String, String)>>,
     outages: u64,
     pause_longest: Duration,
     pause_total: Duration,
@@ -224,6 +226,7 @@ impl Engine {
                 failure: None,
                 lost_at: None,
                 paused_at: None,
+                last_attempt: None,
                 outages: 0,
                 pause_longest: Duration::ZERO,
                 pause_total: Duration::ZERO,
