@@ -361,6 +361,14 @@ impl Engine {
         }
     }
 
+    /// The link may have been reset while nobody reads it, as the application is slow: it is lost all the same, and the sooner
+    /// that is noticed the better.
+    pub(crate) fn notice_error(&self) {
+        if let Some(link) = self.link().filter(|link| sys::has_error(&**link)) {
+            self.lost(&link, "connection reset by peer");
+        }
+    }
+
     /// A snapshot.
     pub(crate) fn info(&self) -> Info {
         let (state, mode, epoch, outages, longest, total, paused_at, local_addr, peer_addr) = {

@@ -1,8 +1,8 @@
 //! `--keep` is counted from the loss of the link, through every process that has the session.
 
 use crate::common::restarts::{both_ends, connect, ends, is_running, listen, stop};
-use crate::common::{PATIENCE, folder, nobody};
-use std::io::{ErrorKind, Read};
+use crate::common::{PATIENCE, eventually, folder, nobody, output};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -51,4 +51,28 @@ fn restarts_do_not_prolong_the_time_of_a_client_that_is_gone() {
         assert!(server.ended().success());
         server = listen(runtime, address, &to, &flags);
     }
+}
+
+/// Nobody reads its link while its program takes nothing: that the link is reset has to be noticed all the same.
+#[test]
+fn a_client_with_a_slow_program_does_not_say_that_it_is_connected() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = service.local_addr().unwrap().to_string();
+    let mut server = listen(runtime, address, &to, &[]);
+    let (client, front) = connect(runtime, address, &[]);
+    let (_program, mut served) = both_ends(front, &service);
+    served.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    while served.write_all(&[7; 64 << 10]).is_ok() {}
+    let keeper = stop(&mut server, 1);
+    eventually("still connected", || {
+        let status: serde_json::Value =
+            serde_json::from_slice(&output(runtime, &["status", "--json"]).stdout).unwrap();
+        let instances = status.as_array().unwrap();
+        let client = instances.iter().find(|instance| instance["pid"] == client.pid())?;
+        (client["sessions"][0]["state"] == "lost").then_some(())
+    });
+    assert!(std::process::Command::new("kill").arg(keeper.to_string()).status().unwrap().success());
+    ends(keeper);
 }
