@@ -103,6 +103,7 @@ impl Session {
 
     /// A snapshot: bytes, outages, the link now.
     pub fn info(&self) -> Info {
+        self.engine.notice_error();
         self.engine.info()
     }
 
