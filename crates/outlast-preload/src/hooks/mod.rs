@@ -1,10 +1,9 @@
 //! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
 //! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
+//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone.
 
 mod io;
-mod process;
 mod sockets;
-mod waits;
 
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
 ///
@@ -40,4 +39,3 @@ macro_rules! hooks {
     )*};
 }
 use hooks;
-pub use process::{forked, forking};

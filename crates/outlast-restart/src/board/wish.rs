@@ -179,8 +179,7 @@ impl Board {
     pub fn takes_upgrades(&self, main_pid: u32) -> bool {
         match self.backend() {
             Backend::Library => main_pid != self.serving_pid(),
-            Backend::Exec => true,
-            Backend::None | Backend::Snapshot | Backend::Roles => false,
+            Backend::None | Backend::Snapshot | Backend::Exec | Backend::Roles => false,
         }
     }
 
@@ -341,7 +340,7 @@ mod tests {
         board.note_begin(8, Duration::ZERO);
         for (backend, zygote, alone) in [
             (Backend::Library, true, false),
-            (Backend::Exec, true, true),
+            (Backend::Exec, false, false),
             (Backend::Snapshot, false, false),
             (Backend::Roles, false, false),
         ] {

@@ -144,18 +144,15 @@ pub struct SurroundingsArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Keeping the connections of a program that was not changed")]
 pub struct PreloadArgs {
-    /// Load a library into it that keeps its sockets over a crash; auto: if there is one and it can be [default: auto]
+    /// Load a library into it that tells which of its sockets can be held over a crash; auto: if there is one and it can be [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub preload: Option<Preload>,
     /// That library [default: liboutlast_preload.so beside this program, or in ../lib/outlast]
     #[arg(long, value_name = "FILE", env = "OUTLAST_PRELOAD_LIBRARY", hide_env_values = true)]
     pub preload_library: Option<PathBuf>,
-    /// Which connections it keeps: idle ones (nobody waits for an answer on them; what the server knew of them is lost: a login, a subscription), or none but the sockets that listen [default: idle]
+    /// Which connections are held: idle ones of HTTP/1 (nobody waits for an answer on them), or none but the sockets that listen [default: idle]
     #[arg(long, value_name = "WHICH")]
     pub keep_connections: Option<KeepConnections>,
-    /// The next generation does not begin anew, but where the first one began to wait for clients, with its memory: at once, but only for a program that keeps nothing in memory that is also on a disk
-    #[arg(long)]
-    pub snapshot: bool,
 }
 
 /// What is kept of an unmodified program's connections.
@@ -197,12 +194,16 @@ left when it was told to end or is given up, by TERM, within --stop-timeout. A s
 connections is not started again but succeeded by its next generation, which nobody ends.
 
 A program that uses the library `outlast-restart` keeps its connections over a crash, with or
-without this; one that was not changed keeps its sockets if it is linked dynamically (--preload).
+without this. For one that was not changed and is linked dynamically (--preload) this process holds
+its listening sockets and idle HTTP/1 connections while it is down. Its processes, their parents and
+their exit codes are what they are without this. Connections with TLS, HTTP/2 or of databases, and
+those on which somebody waits for an answer, are closed when their process dies.
 
 When this process itself is killed: a program that uses the library goes on, survives crashes as
 before, and says so on its standard error; one that was not changed gets --stop-signal, unless it is
-preloaded. What still runs then is named by the next `outlast run` of the same --name. A program
-has to stay in the foreground: what it leaves in the background is not kept running.";
+preloaded. What still runs then is named by the next `outlast run` of the same --name. Two with the
+same --name at a time: the second one ends. A program has to stay in the foreground, unless it is
+preloaded and listens before it goes into the background.";
 
 /// `outlast upgrade`.
 #[derive(Debug, Args)]
@@ -232,11 +233,11 @@ The arguments stay those of `outlast run`. What it means depends on the program:
   - One that uses the library `outlast-restart` hands all connections over, with what was received
     on them and its state. Clients wait until the new binary serves. If it does not, the old one
     goes on, with all of that, as after a crash.
-  - One that was not changed and is preloaded ends as soon as nobody waits for an answer (after 10s
-    or half of --timeout at the latest). The new binary is started anew with its listening sockets
-    and idle connections: what it had only in memory is lost, unless it writes it to disk itself.
-    If the new one does not serve, the old one is started anew, and has lost that, too.
-  - Any other (also with roles, or --snapshot) needs --force: it is stopped and the new binary is
+  - One that was not changed and is preloaded is told to end (--stop-signal), and the new binary is
+    started with its listening sockets and idle connections: new clients wait meanwhile, and none is
+    refused. What it had only in memory is lost, unless it writes it to disk itself. If the new one
+    does not serve, the old one is started anew.
+  - Any other (also with roles) needs --force: it is stopped and the new binary is
     started, which closes all connections. If that ends at once or does not become ready, the old
     one is started again. Without --notify it counts as ready when it has run for 1s, unless the
     old one is known to have waited for clients.
