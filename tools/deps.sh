@@ -18,6 +18,13 @@ socat socat
 /usr/sbin/ip iproute2
 cc gcc
 /usr/bin/redis-server redis-server
+/usr/sbin/apache2 apache2-bin
+/usr/sbin/lighttpd lighttpd
+/usr/bin/memcached memcached
+/usr/bin/gunicorn gunicorn
+/usr/bin/uvicorn uvicorn
+/usr/sbin/mariadbd mariadb-server-core
+node nodejs
 python3 python3
 c++ g++
 make make

@@ -1,5 +1,5 @@
 //! A supervisor that holds a program's sockets while it is down, and says what happens, one line each:
-//! `supervise PROGRAM ARGUMENTS...`, with `liboutlast_preload.so` beside or above this program.
+//! `OUTLAST_PRELOAD_LIBRARY=.../liboutlast_preload.so supervise PROGRAM ARGUMENTS...`
 #![allow(clippy::print_stdout, reason = "what it says is its output")]
 
 use outlast_restart::supervisor::{Event, Hold, Outcome, Readiness, Settings, Supervisor};
@@ -8,9 +8,7 @@ use std::process::{Command, ExitCode};
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let (program, arguments) = arguments.split_first().ok_or("no program")?;
-    let own = std::env::current_exe()?;
-    let library = own.ancestors().skip(1).map(|folder| folder.join("liboutlast_preload.so"));
-    let library = library.take(3).find(|library| library.exists()).ok_or("no library")?;
+    let library = std::env::var_os("OUTLAST_PRELOAD_LIBRARY").ok_or("no OUTLAST_PRELOAD_LIBRARY")?;
     let mut settings = Settings { name: "supervise".into(), hold: Some(Hold::Idle), ..Settings::default() };
     settings.readiness = Readiness::Board;
     settings.stop_timeout = Some(std::time::Duration::from_secs(10));

@@ -33,10 +33,7 @@ pub fn on_accept(
 pub fn on_receive(descriptor: RawFd) {
     let is_connection = sys::is_stream(descriptor)
         && sys::option(descriptor, libc::SO_ACCEPTCONN) == Some(0)
-        && matches!(
-            sys::option(descriptor, libc::SO_DOMAIN),
-            Some(libc::AF_INET | libc::AF_INET6)
-        );
+        && matches!(sys::option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6));
     if is_connection {
         on_accept(descriptor, std::ptr::null_mut(), std::ptr::null_mut(), 0);
     }

@@ -22,9 +22,7 @@ pub fn on_bind(descriptor: RawFd, address: &[u8]) -> bool {
     }
     let Some(question) = asked(address) else { return false };
     match holder::ask(&question) {
-        Some((answer, Some(socket))) if answer.verb == Verb::Yes => {
-            sys::replace(descriptor, socket.as_fd())
-        }
+        Some((answer, Some(socket))) if answer.verb == Verb::Yes => sys::replace(descriptor, socket.as_fd()),
         _ => false,
     }
 }

@@ -7,8 +7,8 @@ use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 /// A holder that does not answer for so long is given up for this time: the program goes on without it.
 const PATIENCE_MS: u32 = 2_000;
@@ -29,16 +29,19 @@ static ASKS: AtomicBool = AtomicBool::new(false);
 struct Turn;
 
 impl Turn {
-    /// Short: others wait for at most one answer.
-    fn take() -> Self {
+    /// Short: others wait for at most one answer. None after a while: a signal handler may have interrupted who has it.
+    fn take() -> Option<Self> {
         let mut tries = 0u32;
         while ASKS.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             tries += 1;
-            if tries > 100 {
-                std::thread::yield_now();
+            match tries {
+                0..100 => std::hint::spin_loop(),
+                100..1000 => std::thread::yield_now(),
+                1000..3000 => std::thread::sleep(std::time::Duration::from_millis(1)),
+                _ => return None,
             }
         }
-        Self
+        Some(Self)
     }
 }
 
@@ -56,6 +59,11 @@ fn address() -> Option<&'static [u8]> {
         Some([&family.to_ne_bytes()[..], &[0], name.as_bytes()].concat())
     };
     ADDRESS.get_or_init(find).as_deref()
+}
+
+/// Looks where the holder is. Nothing else is done until the program binds, or accepts.
+pub extern "C" fn look_for() {
+    address();
 }
 
 /// The table, if this process has it.
@@ -116,7 +124,7 @@ pub fn ask(message: &Message) -> Option<(Message, Option<OwnedFd>)> {
     if !marks::is_own() {
         return None;
     }
-    let _turn = Turn::take();
+    let _turn = Turn::take()?;
     let socket = socket()?;
     let mut bytes = [0; BYTES];
     let asked = sys::send(socket, &message.encode(), None, true);
@@ -141,7 +149,7 @@ pub fn say(message: &Message, descriptor: Option<RawFd>, waits: bool) {
     if !marks::is_own() {
         return;
     }
-    let _turn = Turn::take();
+    let Some(_turn) = Turn::take() else { return };
     let Some(socket) = socket() else { return };
     if let Err(error) = sys::send(socket, &message.encode(), descriptor, waits)
         && error.kind() != std::io::ErrorKind::WouldBlock

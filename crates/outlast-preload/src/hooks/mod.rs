@@ -5,6 +5,11 @@
 mod io;
 mod sockets;
 
+/// The dynamic linker calls it before the program begins, which may change its environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = crate::holder::look_for;
+
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
 ///
 /// They may be unwound: threads are cancelled in them.

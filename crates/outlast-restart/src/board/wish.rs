@@ -179,7 +179,8 @@ impl Board {
     pub fn takes_upgrades(&self, main_pid: u32) -> bool {
         match self.backend() {
             Backend::Library => main_pid != self.serving_pid(),
-            Backend::None | Backend::Snapshot | Backend::Exec | Backend::Roles => false,
+            Backend::Exec => true,
+            Backend::None | Backend::Snapshot | Backend::Roles => false,
         }
     }
 
@@ -340,7 +341,7 @@ mod tests {
         board.note_begin(8, Duration::ZERO);
         for (backend, zygote, alone) in [
             (Backend::Library, true, false),
-            (Backend::Exec, false, false),
+            (Backend::Exec, true, true),
             (Backend::Snapshot, false, false),
             (Backend::Roles, false, false),
         ] {

@@ -95,9 +95,9 @@ impl Address {
         match self {
             Self::Internet { port, .. } => usize::from(*port) % count,
             Self::Unix(name) => {
-                let hash = name.iter().fold(5381usize, |hash, &byte| {
-                    hash.wrapping_mul(33).wrapping_add(usize::from(byte))
-                });
+                let hash = name
+                    .iter()
+                    .fold(5381usize, |hash, &byte| hash.wrapping_mul(33).wrapping_add(usize::from(byte)));
                 hash % count
             }
         }

@@ -89,6 +89,17 @@ impl Connections {
         self.table.waiting.load(std::sync::atomic::Ordering::SeqCst) > 0
     }
 
+    /// The processes that have those of which there is no copy yet, as they say.
+    pub(super) fn owners(&mut self) -> Vec<Pid> {
+        self.table.take_new(&mut self.head, &mut self.new);
+        let owner =
+            |number: &u32| Some(self.table.slot(*number)?.owner.load(std::sync::atomic::Ordering::SeqCst));
+        let mut owners: Vec<Pid> = self.new.iter().filter_map(owner).map(u32::cast_signed).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+
     /// Copies those that have become idle. `known` gives the process of this number, if it is one of the program's.
     pub(super) fn take<'a>(&mut self, mut known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
@@ -212,8 +223,8 @@ impl Connections {
                 State::Ready { since } if offered < OFFERS => {
                     let since = *since;
                     let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
-                    let connected = origin
-                        .and_then(|(bytes, deferred)| Some((sys::connect(&bytes).ok()?, deferred)));
+                    let connected =
+                        origin.and_then(|(bytes, deferred)| Some((sys::connect(&bytes).ok()?, deferred)));
                     if let Some((socket, deferred)) = connected {
                         if deferred {
                             // Whoever waits for a first byte is not woken up without one.
@@ -283,8 +294,7 @@ impl Connections {
     }
 
     fn note_waiting(&self) {
-        let waits =
-            |held: &&Connection| matches!(held.state, State::Ready { .. } | State::Offered { .. });
+        let waits = |held: &&Connection| matches!(held.state, State::Ready { .. } | State::Offered { .. });
         let waiting = u32::try_from(self.all.values().filter(waits).count()).unwrap_or(u32::MAX);
         self.table.waiting.store(waiting, std::sync::atomic::Ordering::SeqCst);
     }

@@ -10,7 +10,7 @@ use crate::board::{Backend, Board};
 use crate::death::Death;
 use crate::holder::packet;
 use crate::sys::process::{self, Pid};
-use crate::sys::{custody as sys, family};
+use crate::sys::{custody as sys, descriptors, family};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
@@ -51,10 +51,18 @@ pub(super) fn of_connection(slot: u32) -> u64 {
 /// What the supervisor says.
 #[derive(Debug)]
 pub(super) enum Command {
+    Inherit {
+        from: Vec<Pid>,
+        answer: Sender<usize>,
+    },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting,
-    Started { pid: u32 },
-    Stopping { for_good: bool },
+    Started {
+        pid: u32,
+    },
+    Stopping {
+        for_good: bool,
+    },
     End,
 }
 
@@ -210,6 +218,12 @@ impl Holder {
 
     fn work(&mut self) {
         let now = Instant::now();
+        for pid in self.connections.owners() {
+            // One that has said nothing yet.
+            if !self.parts.contains_key(&pid) && family::is_below_this(pid) {
+                self.watch(pid, true);
+            }
+        }
         let parts = &self.parts;
         if self.connections.take(|pid| parts.get(&pid).map(|part| part.process.as_fd())) {
             self.took_at = now;
@@ -245,6 +259,10 @@ impl Holder {
         while let Ok(command) = self.inbox.try_recv() {
             self.changed_at = Instant::now();
             match command {
+                Command::Inherit { from, answer } => {
+                    let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
+                    let _ = answer.send(count);
+                }
                 Command::Starting => {
                     (self.main, self.listens, self.serves) = (None, false, false);
                     if self.ending == Ending::ForGood {
@@ -319,8 +337,7 @@ impl Holder {
             }
             Verb::Probe => {
                 let processes = family::below_this();
-                let alone =
-                    address.is_some_and(|address| self.listeners.is_alone(&address, &processes));
+                let alone = address.is_some_and(|address| self.listeners.is_alone(&address, &processes));
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }
@@ -333,8 +350,7 @@ impl Holder {
             }
             Verb::Swap => {
                 let Some(control) = self.controls.get(&control) else { return };
-                let given =
-                    address.and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let given = address.and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
                 let socket = given.as_ref().map(|given| given.socket);
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
@@ -342,7 +358,8 @@ impl Holder {
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Release => {
-                let keep = self.ending == Ending::Replaced;
+                let keep =
+                    self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
                 self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
             }
             Verb::Look | Verb::Yes | Verb::No => {}
@@ -371,6 +388,13 @@ impl Holder {
         self.board.note_begin(main, pause);
     }
 
+    /// Whether the main process has ended, and the next one is not started yet.
+    fn is_main_down(&self) -> bool {
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        main.and_then(|main| self.parts.get(&main))
+            .is_none_or(|part| descriptors::wait_readable(&part.process, Duration::ZERO))
+    }
+
     /// Watches a process of the program.
     fn watch(&mut self, pid: Pid, has_table: bool) {
         if let Some(part) = self.parts.get_mut(&pid) {
@@ -387,7 +411,7 @@ impl Holder {
 
     fn has_table(&self, pid: Pid) -> bool {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        maps.contains("outlast-custody")
+        maps.contains(super::MARK)
     }
 
     /// What the process has said that is not heard yet.
@@ -410,7 +434,8 @@ impl Holder {
             self.listeners.make_room();
         }
         let keep = match self.ending {
-            Ending::No => status != Some(0),
+            // Some end in order because their master has crashed.
+            Ending::No => status != Some(0) || (!is_main && self.is_main_down()),
             Ending::Replaced => true,
             Ending::ForGood => false,
         };

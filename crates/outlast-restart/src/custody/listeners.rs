@@ -48,9 +48,9 @@ fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
     for pid in processes {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
-            let inode = link.to_str().and_then(|link| {
-                link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok()
-            });
+            let inode = link
+                .to_str()
+                .and_then(|link| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok());
             found.extend(inode.filter(|inode| inodes.contains(inode) && !found.contains(inode)));
         }
         if found.len() == inodes.len() {
@@ -107,6 +107,26 @@ impl Listeners {
         true
     }
 
+    /// Copies of those that a process has.
+    pub(super) fn inherit(&mut self, pid: Pid, table: &Table) -> usize {
+        let Ok(process) = process::open(pid) else { return 0 };
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| {
+            let link = std::fs::read_link(entry.path()).ok()?;
+            let is_socket = link.to_str()?.starts_with("socket:");
+            is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
+        });
+        let copies = numbers.filter_map(|number| sys::copy_of(process.as_fd(), number).ok());
+        let listening =
+            copies.filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()));
+        let mut count = 0;
+        for socket in listening.collect::<Vec<_>>() {
+            let bytes = AddressBytes::new(&sys::local_address(socket.as_fd()));
+            count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, table)));
+        }
+        count
+    }
+
     /// The one at this address that none of the processes has.
     fn unused(&self, address: &Address, processes: &[Pid]) -> Option<&Listener> {
         let there = self.0.iter().filter(|listener| &listener.address == address);
@@ -144,8 +164,11 @@ impl Listeners {
         if let Address::Internet { ip, .. } = &listener.address
             && ip.iter().all(|&byte| byte == 0)
         {
-            let loopback: &[u8] =
-                if ip.len() == 4 { &[127, 0, 0, 1] } else { &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] };
+            let loopback: &[u8] = if ip.len() == 4 {
+                &[127, 0, 0, 1]
+            } else {
+                &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+            };
             let at = if ip.len() == 4 { 4 } else { 8 };
             bytes.get_mut(at..at + ip.len())?.copy_from_slice(loopback);
         }

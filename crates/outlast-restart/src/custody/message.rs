@@ -101,12 +101,7 @@ impl Message {
     #[must_use]
     pub fn encode(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
-        let words = [
-            self.verb as u32,
-            self.descriptor.cast_unsigned(),
-            self.slot,
-            self.address.length,
-        ];
+        let words = [self.verb as u32, self.descriptor.cast_unsigned(), self.slot, self.address.length];
         let words = words.iter().flat_map(|word| word.to_ne_bytes());
         let all = words.chain(self.cookie.to_ne_bytes()).chain(self.address.bytes);
         bytes.iter_mut().zip(all).for_each(|(place, byte)| *place = byte);
@@ -117,7 +112,8 @@ impl Message {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
-        let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes);
+        let word =
+            |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes);
         let length = word(12).filter(|length| *length as usize <= ADDRESS_BYTES)?;
         Some(Self {
             verb: Verb::from_number(word(0)?)?,
@@ -136,7 +132,8 @@ mod tests {
     #[test]
     fn what_is_sent_arrives_and_garbage_does_not() {
         let address = AddressBytes::new(b"\x01\x00/a/path").unwrap();
-        let message = Message { descriptor: 7, slot: 9, cookie: u64::MAX, address, ..Message::new(Verb::Swap) };
+        let message =
+            Message { descriptor: 7, slot: 9, cookie: u64::MAX, address, ..Message::new(Verb::Swap) };
         let bytes = message.encode();
         assert_eq!(Message::decode(&bytes), Some(message));
         assert_eq!(Message::decode(&bytes[1..]), None);

@@ -20,9 +20,9 @@ pub mod table;
 
 use crate::board::Board;
 use crate::death::Death;
+use crate::sys::custody as sys;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::Pid;
-use crate::sys::custody as sys;
 use holder::{Command, Holder};
 use name::Name;
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +35,36 @@ use table::Table;
 
 /// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
 pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
+
+/// Begins the name of the table's memory, as others see it in /proc/PID/maps: behind it are the supervisor's process and
+/// the name of what it runs.
+const MARK: &str = "outlast-custody:";
+/// Of the latter.
+const MARK_BYTES_MAX: usize = 200;
+
+fn mark(supervisor: u32, name: &str) -> String {
+    let safe = |c: char| if c.is_control() || c == '\\' { '?' } else { c };
+    let mut mark = format!("{MARK}{supervisor}:");
+    name.chars()
+        .map(safe)
+        .take_while(|c| {
+            let fits = mark.len() + c.len_utf8() <= MARK_BYTES_MAX;
+            mark.push(if fits { *c } else { ' ' });
+            fits
+        })
+        .for_each(drop);
+    mark.trim_end().to_owned()
+}
+
+/// The supervisor that a process has its table of, if it is one of that name.
+pub(crate) fn supervisor_of(pid: Pid, name: &str) -> Option<Pid> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let found = maps.lines().find_map(|line| line.split_once(MARK))?.1;
+    let supervisor = found.split_once(':')?.0.parse().ok()?;
+    let whole = format!("{MARK}{found}");
+    (whole.strip_suffix(" (deleted)").unwrap_or(&whole) == mark(supervisor, name))
+        .then(|| Pid::try_from(supervisor).ok())?
+}
 
 /// A process of the program has ended, and not in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +96,13 @@ impl Custody {
     ///
     /// # Errors
     /// There are no threads, or no shared memory, for us.
-    pub(crate) fn start(name: Name, listeners_only: bool, board: &'static Board) -> io::Result<Self> {
-        let (memory, table) = Table::create(listeners_only)?;
+    pub(crate) fn start(
+        name: Name,
+        listeners_only: bool,
+        board: &'static Board,
+        of: &str,
+    ) -> io::Result<Self> {
+        let (memory, table) = Table::create(listeners_only, &mark(std::process::id(), of))?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
         let limits = sys::raise_descriptors_limit();
@@ -89,6 +124,13 @@ impl Custody {
     /// By which the program's processes are known that have bound, or accepted, or were forked by one that has.
     pub(crate) fn mapping(&self) -> Option<&Mapping> {
         self.mapping.as_ref()
+    }
+
+    /// Takes over the listening sockets of processes that an earlier supervisor has left: how many.
+    pub(crate) fn inherit(&self, from: Vec<Pid>) -> usize {
+        let (answer, count) = channel();
+        self.send(Command::Inherit { from, answer });
+        count.recv().unwrap_or(0)
     }
 
     /// The program is about to be started.

@@ -112,12 +112,13 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    /// The holder's new one, to be passed on.
+    /// The holder's new one, to be passed on; others see by the mark whose it is.
     ///
     /// # Errors
     /// There is no memory with descriptors here.
-    pub fn create(listeners_only: bool) -> io::Result<(OwnedFd, &'static Self)> {
-        let memory = memfd::create(c"outlast-custody", size_of::<Self>())?;
+    pub fn create(listeners_only: bool, mark: &str) -> io::Result<(OwnedFd, &'static Self)> {
+        let mark = std::ffi::CString::new(mark).map_err(io::Error::other)?;
+        let memory = memfd::create(&mark, size_of::<Self>())?;
         let table: &'static Self = memfd::map(memory.as_fd())?;
         table.listeners_only.store(u32::from(listeners_only), Ordering::SeqCst);
         Ok((memory, table))
@@ -198,7 +199,7 @@ mod tests {
 
     #[test]
     fn connections_find_a_place_and_are_found_once() {
-        let (_memory, table) = Table::create(false).unwrap();
+        let (_memory, table) = Table::create(false, "a test").unwrap();
         let (mut head, mut found) = (0, Vec::new());
         for cookie in 1..=200u64 {
             // All want the same place.
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn an_address_that_nobody_has_noted_is_not_asked_for() {
-        let (_memory, table) = Table::create(true).unwrap();
+        let (_memory, table) = Table::create(true, "a test").unwrap();
         let address = |port: u16| Address::Internet { ip: vec![127, 0, 0, 1], port, scope: 0 };
         table.note_address(&address(80));
         assert!(table.may_have(&address(80)) && !table.may_have(&address(81)));

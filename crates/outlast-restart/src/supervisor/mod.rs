@@ -17,8 +17,8 @@ mod tests;
 
 use crate::Error;
 use crate::board::Board;
-use crate::custody::name::{Name, Taken};
 use crate::custody::Custody;
+use crate::custody::name::{Name, Taken};
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::signals::Mask;
@@ -333,13 +333,27 @@ impl Supervisor {
         };
         let (mut custody, mut without_custody, mut _name) = (None, failed, name);
         if let (Some(hold), Some(name)) = (settings.hold, _name.take_if(|_| settings.hold.is_some())) {
-            match Custody::start(name, hold == Hold::Listeners, board) {
+            match Custody::start(name, hold == Hold::Listeners, board, &settings.name) {
                 Ok(started) => custody = Some(started),
                 Err(error) => without_custody = Some(error),
             }
         }
         let without_custody = without_custody.filter(|_| settings.hold.is_some());
         Ok(Self { settings, memory, board, mask, rest, inbox, handle, custody, without_custody, _name })
+    }
+
+    /// Takes over the listening sockets of processes that an earlier supervisor of this name has left, which are told to end,
+    /// and killed if they do not within 5 s. Gives how many sockets. Nothing is done without [`Settings::is_exclusive`], or
+    /// where nothing is held.
+    pub fn take_over(&self, left: &[Left]) -> usize {
+        let Some(custody) = self.custody.as_ref().filter(|_| self.settings.is_exclusive) else { return 0 };
+        let roots = left.iter().filter_map(|left| process::Pid::try_from(left.pid).ok());
+        let all: Vec<process::Pid> = roots.flat_map(family::and_below).collect();
+        // Known from here on, whoever gets their numbers.
+        let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
+        let count = custody.inherit(all);
+        left::end(&known, self.settings.stop_signal);
+        count
     }
 
     /// Why no sockets are held, though [`Settings::hold`] asks for it.

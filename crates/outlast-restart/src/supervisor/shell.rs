@@ -10,10 +10,10 @@ use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd};
+use crate::custody::{Custody, PartEnded};
 use crate::death::Death;
 use crate::parts::kill_all;
 use crate::policy::Inheritance;
-use crate::custody::{Custody, PartEnded};
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
 use crate::sys::signals::Waited;
@@ -330,7 +330,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// What others have to say.
     fn hear(&mut self) {
         let reports = self.supervisor.custody.as_ref();
-        let reports: Vec<PartEnded> = reports.iter().flat_map(|custody| std::iter::from_fn(|| custody.report())).collect();
+        let reports: Vec<PartEnded> =
+            reports.iter().flat_map(|custody| std::iter::from_fn(|| custody.report())).collect();
         for PartEnded { pid, death, kept, closed } in reports {
             (self.tell)(Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed });
         }

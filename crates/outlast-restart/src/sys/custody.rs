@@ -191,13 +191,7 @@ pub(crate) fn tcp_option(socket: BorrowedFd<'_>, name: libc::c_int) -> i32 {
     let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
     // SAFETY: fills a local integer of the length that is told.
     unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_TCP,
-            name,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_TCP, name, (&raw mut value).cast(), &raw mut length)
     };
     value
 }
@@ -218,4 +212,21 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<(Pid, u32)> {
     };
     // 0: it is in another world of processes.
     (result == 0 && peer.pid > 0).then_some((peer.pid, peer.uid))
+}
+
+/// Whether it is a socket of streams.
+pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> bool {
+    let mut kind = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    // SAFETY: fills a local integer of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TYPE,
+            (&raw mut kind).cast(),
+            &raw mut length,
+        )
+    };
+    result == 0 && kind == libc::SOCK_STREAM
 }

@@ -182,7 +182,18 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
     say_what_is_not_kept(&plan, &supervisor);
-    for left in without_supervisor(&plan.name) {
+    let left = without_supervisor(&plan.name);
+    let taken_over = plan.settings.is_exclusive && plan.settings.hold.is_some() && !left.is_empty();
+    if taken_over {
+        let (name, pids) = (&plan.name, left.iter().map(|left| left.pid.to_string()));
+        let pids = pids.collect::<Vec<_>>().join(", ");
+        let count = supervisor.take_over(&left);
+        tracing::warn!(
+            "{name} of before still ran without its supervisor (process {pids}): {count} of its listening sockets are \
+             taken over, so that nobody is refused, and it was told to end"
+        );
+    }
+    for left in left.into_iter().filter(|_| !taken_over) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
         tracing::warn!(
             "process {pid} of an earlier {name} still runs, without its supervisor (process {supervisor}), which is gone: \

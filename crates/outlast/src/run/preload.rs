@@ -23,7 +23,10 @@ const SCRIPTS_MAX: usize = 5;
 pub enum Choice {
     Load(PathBuf),
     /// Whether nobody expects it: it was not wanted, or is not needed.
-    Without { why: String, is_expected: bool },
+    Without {
+        why: String,
+        is_expected: bool,
+    },
 }
 
 /// Chooses. `path` is where programs are searched for.
@@ -188,12 +191,17 @@ mod tests {
             (&setuid, "setuid"),
             (Path::new("/no/such"), "there is no program"),
         ] {
-            let Choice::Without { why, is_expected: false } = tried(Preload::Auto, program).unwrap() else { panic!("{program:?}") };
+            let Choice::Without { why, is_expected: false } = tried(Preload::Auto, program).unwrap() else {
+                panic!("{program:?}")
+            };
             assert!(why.contains(part), "{why}");
             let why = tried(Preload::Always, program).unwrap_err().to_string();
             assert!(why.contains(part) && why.contains("--preload always"), "{why}");
         }
-        assert!(matches!(tried(Preload::Never, Path::new("sh")), Ok(Choice::Without { is_expected: true, .. })));
+        assert!(matches!(
+            tried(Preload::Never, Path::new("sh")),
+            Ok(Choice::Without { is_expected: true, .. })
+        ));
         let missing = choose(Preload::Auto, Some(Path::new("/no/such.so")), OsStr::new("sh"), path);
         assert!(missing.unwrap_err().to_string().contains("no preload library /no/such.so"));
         for (given, when) in [(&text, Preload::Auto), (&script, Preload::Always)] {

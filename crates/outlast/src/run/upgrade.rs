@@ -101,7 +101,7 @@ impl Upgrades {
         }
         let replaced = hindrance.is_some() || !runs;
         // Its sockets are held while it is stopped and the new one is started.
-        let anew = replaced || self.board.backend() == Backend::Exec;
+        let anew = replaced || (self.board.backend() == Backend::Exec && self.is_preloaded());
         let mut now = self.now();
         let Some(wish) = self.handle.upgrade(Path::new(program), anew, timeout) else {
             return json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
