@@ -325,7 +325,7 @@ impl Supervisor {
         let (sender, inbox) = channel();
         let rest = Rest::begin();
         let handle = Handle { board, sender, spared: rest.spared().clone() };
-        let name = if settings.is_exclusive { Name::take(&settings.name) } else { Name::any() };
+        let name = settings.exclusive_key.as_deref().map_or_else(Name::any, Name::take);
         let (name, failed) = match name {
             Ok(name) => (Some(name), None),
             Err(Taken::By { pid }) => return Err(Error::Taken { pid }),
@@ -333,7 +333,12 @@ impl Supervisor {
         };
         let (mut custody, mut without_custody, mut _name) = (None, failed, name);
         if let (Some(hold), Some(name)) = (settings.hold, _name.take_if(|_| settings.hold.is_some())) {
-            match Custody::start(name, hold == Hold::Listeners, board, &settings.name) {
+            match Custody::start(
+                name,
+                hold == Hold::Listeners,
+                board,
+                settings.exclusive_key.as_deref().unwrap_or(""),
+            ) {
                 Ok(started) => custody = Some(started),
                 Err(error) => without_custody = Some(error),
             }
@@ -342,18 +347,19 @@ impl Supervisor {
         Ok(Self { settings, memory, board, mask, rest, inbox, handle, custody, without_custody, _name })
     }
 
-    /// Takes over the listening sockets of processes that an earlier supervisor of this name has left, which are told to end,
-    /// and killed if they do not within 5 s. Gives how many sockets. Nothing is done without [`Settings::is_exclusive`], or
-    /// where nothing is held.
-    pub fn take_over(&self, left: &[Left]) -> usize {
-        let Some(custody) = self.custody.as_ref().filter(|_| self.settings.is_exclusive) else { return 0 };
-        let roots = left.iter().filter_map(|left| process::Pid::try_from(left.pid).ok());
-        let all: Vec<process::Pid> = roots.flat_map(family::and_below).collect();
+    /// Takes over the listening sockets of processes that an earlier supervisor of the same [key](Settings::exclusive_key)
+    /// has left, which are told to end, and killed if they do not within 5 s. Gives those processes, and how many sockets.
+    #[must_use]
+    pub fn take_over(&self) -> (Vec<u32>, usize) {
+        let key = self.settings.exclusive_key.as_deref();
+        let (Some(custody), Some(key)) = (&self.custody, key) else { return (Vec::new(), 0) };
+        let all = left::held_by(key);
         // Known from here on, whoever gets their numbers.
         let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
-        let count = custody.inherit(all);
+        let pids = all.iter().map(|pid| pid.cast_unsigned()).collect();
+        let count = if all.is_empty() { 0 } else { custody.inherit(all) };
         left::end(&known, self.settings.stop_signal);
-        count
+        (pids, count)
     }
 
     /// Why no sockets are held, though [`Settings::hold`] asks for it.

@@ -43,8 +43,9 @@ pub enum Hold {
 pub struct Settings {
     /// By which others find what is left of it ([`without_supervisor`](super::without_supervisor)).
     pub name: String,
-    /// Nobody else of this user may run a program by this name at the same time.
-    pub is_exclusive: bool,
+    /// Nobody else of this user may supervise by this key at the same time, and what a killed one of this key has left is
+    /// taken over. None: there may be several.
+    pub exclusive_key: Option<String>,
     /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
     pub hold: Option<Hold>,
     /// How many crashes are too many. The server's own generations keep to it, too.
@@ -82,7 +83,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             name: String::new(),
-            is_exclusive: false,
+            exclusive_key: None,
             hold: None,
             policy: Policy::default(),
             own_hang_timeout: true,
