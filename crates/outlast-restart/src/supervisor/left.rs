@@ -28,16 +28,21 @@ pub struct Left {
 /// at, as it is somebody else's, is not among them.
 #[must_use]
 pub fn without_supervisor(name: &str) -> Vec<Left> {
-    let is_gone = |supervisor| family::parent_of_living(supervisor).is_none();
-    let mut found = topmost(|pid| {
-        let told = told(pid).filter(|(_, its_name)| its_name == name.as_bytes());
-        // Some servers write over their environment.
-        let supervisor =
-            told.map(|(supervisor, _)| supervisor).or_else(|| custody::supervisor_of(pid, name))?;
-        is_gone(supervisor).then_some(supervisor)
-    });
-    found.retain(|left| left.pid != std::process::id());
-    found
+    topmost(|pid| {
+        let (supervisor, _) = told(pid).filter(|(_, its_name)| its_name == name.as_bytes())?;
+        family::parent_of_living(supervisor).is_none().then_some(supervisor)
+    })
+}
+
+/// Processes whose sockets a supervisor of this key has held that is gone. Some write over their environment, but not over
+/// the name of the memory that they share with it.
+pub(super) fn held_by(key: &str) -> Vec<Pid> {
+    let is_left = |pid: &Pid| {
+        *pid != process::pid()
+            && custody::supervisor_of(*pid, key)
+                .is_some_and(|supervisor| family::parent_of_living(supervisor).is_none())
+    };
+    family::all().into_iter().filter(is_left).collect()
 }
 
 /// Tells processes to end, and kills them if they do not in time.

@@ -118,7 +118,7 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
             // What is loaded into it lets it live on.
             orphan_signal: launch.preload.is_none().then_some(settings.stop_signal),
             name: name.clone(),
-            is_exclusive: args.name.is_some(),
+            exclusive_key: args.name.as_deref().map(exclusive_key),
             hold: launch.preload.as_ref().map(|_| match args.preload.keep_connections {
                 Some(KeepConnections::Listeners) => Hold::Listeners,
                 _ => Hold::Idle,
@@ -182,18 +182,16 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
     say_what_is_not_kept(&plan, &supervisor);
-    let left = without_supervisor(&plan.name);
-    let taken_over = plan.settings.is_exclusive && plan.settings.hold.is_some() && !left.is_empty();
-    if taken_over {
-        let (name, pids) = (&plan.name, left.iter().map(|left| left.pid.to_string()));
-        let pids = pids.collect::<Vec<_>>().join(", ");
-        let count = supervisor.take_over(&left);
+    let (taken_over, sockets) = supervisor.take_over();
+    if !taken_over.is_empty() {
+        let pids = taken_over.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         tracing::warn!(
-            "{name} of before still ran without its supervisor (process {pids}): {count} of its listening sockets are \
-             taken over, so that nobody is refused, and it was told to end"
+            "{} of before still ran without its supervisor (process {pids}): {sockets} of its listening sockets are \
+             taken over, so that nobody is refused, and it was told to end",
+            plan.name
         );
     }
-    for left in left.into_iter().filter(|_| !taken_over) {
+    for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
         tracing::warn!(
             "process {pid} of an earlier {name} still runs, without its supervisor (process {supervisor}), which is gone: \
@@ -215,6 +213,17 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)
+}
+
+/// A name is one's own where instances are found: below the folder of their sockets, and for a user.
+fn exclusive_key(name: &str) -> String {
+    use std::hash::{Hash, Hasher};
+    let mut hasher = std::hash::DefaultHasher::new();
+    (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
+    rustix::process::geteuid().as_raw().hash(&mut hasher);
+    name.hash(&mut hasher);
+    let shown: String = name.chars().take(12).collect();
+    format!("{:016x} {shown}", hasher.finish())
 }
 
 /// Another one runs a program by this name.
