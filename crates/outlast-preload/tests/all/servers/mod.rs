@@ -81,6 +81,9 @@ fn crash(row: &Row, victim: Victim) -> usize {
             while !over.load(Ordering::SeqCst) {
                 match Client::try_connect(port) {
                     Ok(mut client) => {
+                        // One that a master has passed to a worker which died just then hangs without us, too.
+                        client.1 = false;
+                        client.0.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
                         let answered = u32::from(ask(row, &mut client));
                         seen.answered.fetch_add(answered, Ordering::SeqCst);
                     }
