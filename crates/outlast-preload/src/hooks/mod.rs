@@ -1,10 +1,14 @@
 //! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
 //! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
+//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone.
 
 mod io;
-mod process;
 mod sockets;
-mod waits;
+
+/// The dynamic linker calls it before the program begins, which may change its environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = crate::holder::look_for;
 
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
 ///
@@ -40,4 +44,3 @@ macro_rules! hooks {
     )*};
 }
 use hooks;
-pub use process::{forked, forking};

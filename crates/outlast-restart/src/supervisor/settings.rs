@@ -29,11 +29,25 @@ pub enum Readiness {
     Told,
 }
 
+/// What of a program's sockets is held while it is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Those that listen, and connections on which nobody waits for an answer.
+    Idle,
+    /// Those that listen.
+    Listeners,
+}
+
 /// The settings. Times are kept to the millisecond.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// By which others find what is left of it ([`without_supervisor`](super::without_supervisor)).
     pub name: String,
+    /// Nobody else of this user may supervise by this key at the same time, and what a killed one of this key has left is
+    /// taken over. None: there may be several.
+    pub exclusive_key: Option<String>,
+    /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
+    pub hold: Option<Hold>,
     /// How many crashes are too many. The server's own generations keep to it, too.
     pub policy: Policy,
     /// [`Policy::hang_timeout_ms`] is left to the server, which knows best how long it takes.
@@ -69,6 +83,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             name: String::new(),
+            exclusive_key: None,
+            hold: None,
             policy: Policy::default(),
             own_hang_timeout: true,
             restart: Restart::OnFailure,

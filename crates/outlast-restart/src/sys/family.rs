@@ -67,6 +67,31 @@ pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
     found
 }
 
+/// All living processes below the calling one, found by their parents' lists where the kernel has those.
+pub(crate) fn below_this() -> Vec<Pid> {
+    let us = process::pid();
+    let mut found = Vec::new();
+    if listed_children(us, &mut found).is_none() {
+        return and_below(us).into_iter().filter(|pid| *pid != us).collect();
+    }
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        let _ = listed_children(parent, &mut found);
+    }
+    found.retain(|pid| parent_of_living(*pid).is_some());
+    found
+}
+
+/// The children of all threads of a process. None where the kernel does not list them.
+fn listed_children(of: Pid, found: &mut Vec<Pid>) -> Option<()> {
+    for task in std::fs::read_dir(format!("/proc/{of}/task")).ok()?.flatten() {
+        let listed = std::fs::read_to_string(task.path().join("children")).ok()?;
+        found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<Pid>().ok()));
+    }
+    Some(())
+}
+
 /// Whether a living process is below the calling one, however far.
 pub(crate) fn is_below_this(mut pid: Pid) -> bool {
     let us = process::pid();

@@ -25,7 +25,7 @@ use notify::Notify;
 use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
 use outlast_restart::policy::Inheritance;
 use outlast_restart::supervisor::{
-    Attempt, Event, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
+    Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
 };
 use outlast_session::relay::dial::plain;
 use preload::Choice;
@@ -52,8 +52,8 @@ pub struct Plan {
     launch: Launch,
     output: Option<Place>,
     notify: bool,
-    /// Why no library is loaded into it.
-    bare: Option<String>,
+    /// Why no library is loaded into it, and whether nobody expects one.
+    bare: Option<(String, bool)>,
 }
 
 impl Plan {
@@ -106,13 +106,9 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
     let bare = match choice {
         Choice::Load(library) => {
             launch.preload = Some(library);
-            launch.keep = preload::Keep {
-                listeners_only: args.preload.keep_connections == Some(KeepConnections::Listeners),
-                snapshot: args.preload.snapshot,
-            };
             None
         }
-        Choice::Without(why) => Some(why),
+        Choice::Without { why, is_expected } => Some((why, is_expected)),
     };
     let file_name = || Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
     let name = args.name.clone().unwrap_or_else(file_name);
@@ -122,6 +118,11 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
             // What is loaded into it lets it live on.
             orphan_signal: launch.preload.is_none().then_some(settings.stop_signal),
             name: name.clone(),
+            exclusive_key: args.name.as_deref().map(exclusive_key),
+            hold: launch.preload.as_ref().map(|_| match args.preload.keep_connections {
+                Some(KeepConnections::Listeners) => Hold::Listeners,
+                _ => Hold::Idle,
+            }),
             ..settings
         },
         name,
@@ -179,11 +180,16 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let manager = Manager::of_this_process();
     plan.settings.alive_interval = manager.alive_interval();
     // Before any thread: they hold back the signals that this one does.
-    let supervisor = Supervisor::new(plan.settings.clone())?;
-    if let Some(why) = &plan.bare {
-        let line = format!("{} runs without the preload library: {why}", plan.name);
-        // Who has not said so expects that it is protected.
-        if preload::is_proc_missing() { tracing::warn!("{line}") } else { tracing::info!("{line}") }
+    let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
+    say_what_is_not_kept(&plan, &supervisor);
+    let (taken_over, sockets) = supervisor.take_over();
+    if !taken_over.is_empty() {
+        let pids = taken_over.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "{} of before still ran without its supervisor (process {pids}): {sockets} of its listening sockets are \
+             taken over, so that nobody is refused, and it was told to end",
+            plan.name
+        );
     }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
@@ -196,7 +202,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let shown = shown.map(|word| word.to_string_lossy().into_owned()).collect();
     let state = Arc::new(State::new(
         (plan.name.clone(), shown),
-        plan.launch.preload.clone().map(|library| Preloaded { library, keep: plan.launch.keep }),
+        plan.launch.preload.clone().map(|library| Preloaded { library, hold: plan.settings.hold }),
         supervisor.board(),
         supervisor.handle(),
         manager,
@@ -207,6 +213,45 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)
+}
+
+/// A name is one's own where instances are found: below the folder of their sockets, and for a user.
+fn exclusive_key(name: &str) -> String {
+    use std::hash::{Hash, Hasher};
+    let mut hasher = std::hash::DefaultHasher::new();
+    (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
+    rustix::process::geteuid().as_raw().hash(&mut hasher);
+    name.hash(&mut hasher);
+    let shown: String = name.chars().take(12).collect();
+    format!("{:016x} {shown}", hasher.finish())
+}
+
+/// Another one runs a program by this name.
+fn taken(name: &str, error: outlast_restart::Error) -> anyhow::Error {
+    match error {
+        outlast_restart::Error::Taken { pid } => Failure::usage(format!(
+            "another `outlast run` (process {pid}) keeps {name} running: end that one, or give this one another --name"
+        )),
+        error => error.into(),
+    }
+}
+
+/// Whoever has not said so expects that the program is protected.
+fn say_what_is_not_kept(plan: &Plan, supervisor: &Supervisor) {
+    let name = &plan.name;
+    match (&plan.bare, supervisor.without_custody()) {
+        (Some((why, true)), _) => tracing::info!("{name} runs without the preload library: {why}"),
+        (Some((why, false)), _) => tracing::warn!(
+            "{name} is started again when it crashes, but its listening sockets and connections are closed then: {why} \
+             (--preload never: as it is, without this warning)"
+        ),
+        (None, Some(error)) => tracing::warn!(
+            "{name} is started again when it crashes, but its listening sockets and connections are closed then: \
+             they cannot be held here: {}",
+            plain(error)
+        ),
+        (None, None) => {}
+    }
 }
 
 fn supervise(
@@ -286,6 +331,15 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         Event::Succeeded { death, pid } => {
             tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
         }
+        Event::InBackground { pid } => {
+            tracing::info!("{name} has gone into the background: process {pid} is kept running from here on");
+        }
+        Event::PartEnded { pid, death, kept, closed } => {
+            let how = death.map_or_else(|| "has ended".to_owned(), |death| format!("has {death}"));
+            tracing::warn!(
+                "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
+            );
+        }
         Event::RolledBack { death, pid } => {
             tracing::warn!("the new binary of {name} has {death}: the old one keeps serving (process {pid})");
         }
@@ -364,8 +418,7 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
 fn lost(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "",
-        // Those had no state that could have outlived them.
-        Backend::Exec => "; its connections are lost",
+        Backend::Exec => "; its listening sockets stay open",
         Backend::Library | Backend::Snapshot | Backend::Roles => "; its connections and state are lost",
     }
 }

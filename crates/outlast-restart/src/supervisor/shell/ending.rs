@@ -20,7 +20,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// have ended.
     pub(super) fn clear(&mut self) {
         let board = self.supervisor.board;
-        copies::kill(board);
+        copies::kill(&self.mappings());
         // Whoever would have told is among them.
         for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
             board.note_end_of(past.number, None, Cause::Killed);

@@ -1,4 +1,4 @@
-//! Where a socket is: to tell which of the listeners left is the one that the program asks for.
+//! Where a socket is: to tell which of the listening sockets in custody is the one that a program asks for.
 
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::RawFd;
@@ -21,6 +21,7 @@ pub enum Address {
 
 impl Address {
     /// From the bytes of a `sockaddr`. None for other families, and for sockets without a name.
+    #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let family = i32::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
         let at = |begin: usize, length: usize| bytes.get(begin..begin + length);
@@ -52,6 +53,7 @@ impl Address {
     }
 
     /// Of an open socket.
+    #[must_use]
     pub fn of(descriptor: RawFd) -> Option<Self> {
         let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
         let mut length = libc::socklen_t::try_from(size_of::<libc::sockaddr_storage>()).ok()?;
@@ -65,6 +67,7 @@ impl Address {
     }
 
     /// Whether a connection to this address could have come to a listener at `listener`.
+    #[must_use]
     pub fn came_to(&self, listener: &Self) -> bool {
         match (self, listener) {
             (
@@ -80,7 +83,28 @@ impl Address {
         }
     }
 
+    /// Whether the system chooses the port: nobody else can ask for the same one.
+    #[must_use]
+    pub fn is_chosen_by_system(&self) -> bool {
+        matches!(self, Self::Internet { port: 0, .. })
+    }
+
+    /// One of `count` places for it, the same in every process.
+    #[must_use]
+    pub fn place(&self, count: usize) -> usize {
+        match self {
+            Self::Internet { port, .. } => usize::from(*port) % count,
+            Self::Unix(name) => {
+                let hash = name
+                    .iter()
+                    .fold(5381usize, |hash, &byte| hash.wrapping_mul(33).wrapping_add(usize::from(byte)));
+                hash % count
+            }
+        }
+    }
+
     /// The path of its file, if it has one.
+    #[must_use]
     pub fn path(&self) -> Option<&[u8]> {
         match self {
             Self::Unix(path) if path.first() != Some(&0) => Some(path),

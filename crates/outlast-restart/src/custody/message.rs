@@ -1,0 +1,147 @@
+//! What a program and the holder of its sockets say to each other: packets of one size on a UNIX socket, some of them with a
+//! descriptor. Whoever writes them is not trusted: all that a packet can do is to ask.
+
+/// Of what follows, and of the [table](super::table::Table): others are not understood.
+pub const VERSION: u32 = 1;
+/// The longest address that a socket can have (`struct sockaddr_storage`).
+pub const ADDRESS_BYTES: usize = 128;
+/// A packet's length.
+pub const BYTES: usize = 24 + ADDRESS_BYTES;
+
+/// What it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Verb {
+    /// Program: give me the table. `slot` is the [`VERSION`]. Answered, with the table's descriptor.
+    Attach = 1,
+    /// Program: I bind to this address. Answered, with a socket that listens there if nobody has that any more.
+    Bind = 2,
+    /// Program: this descriptor listens at this address. Not answered.
+    Listen = 3,
+    /// Program: does anybody but the holder listen at this address? Answered.
+    Probe = 4,
+    /// Program: I have accepted a connection from this address. Answered, with a connection in its place.
+    Swap = 5,
+    /// Program: the connection in this slot is closed. Not answered.
+    Release = 6,
+    /// Program: there is something new in the table. Not answered.
+    Look = 7,
+    /// Holder: so it is; the descriptor comes with it if one was asked for.
+    Yes = 8,
+    /// Holder: no.
+    No = 9,
+}
+
+impl Verb {
+    fn from_number(number: u32) -> Option<Self> {
+        use Verb::{Attach, Bind, Listen, Look, No, Probe, Release, Swap, Yes};
+        let all = [Attach, Bind, Listen, Probe, Swap, Release, Look, Yes, No];
+        all.into_iter().find(|verb| *verb as u32 == number)
+    }
+}
+
+/// One packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it is about.
+    pub verb: Verb,
+    /// The program's number of a descriptor.
+    pub descriptor: i32,
+    /// A slot of the table.
+    pub slot: u32,
+    /// Of a connection (`SO_COOKIE`).
+    pub cookie: u64,
+    /// As `struct sockaddr` has it; may be empty.
+    pub address: AddressBytes,
+}
+
+/// An address as the kernel has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AddressBytes {
+    length: u32,
+    bytes: [u8; ADDRESS_BYTES],
+}
+
+impl Default for AddressBytes {
+    fn default() -> Self {
+        Self { length: 0, bytes: [0; ADDRESS_BYTES] }
+    }
+}
+
+impl std::fmt::Debug for AddressBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("AddressBytes").field(&super::address::Address::parse(self.as_ref())).finish()
+    }
+}
+
+impl AddressBytes {
+    /// None: no address is as long.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut address = Self { length: u32::try_from(bytes.len()).ok()?, ..Self::default() };
+        address.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(address)
+    }
+}
+
+impl AsRef<[u8]> for AddressBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(..self.length as usize).unwrap_or_default()
+    }
+}
+
+impl Message {
+    /// One with nothing in it.
+    #[must_use]
+    pub fn new(verb: Verb) -> Self {
+        Self { verb, descriptor: -1, slot: 0, cookie: 0, address: AddressBytes::default() }
+    }
+
+    /// As it is sent.
+    #[must_use]
+    pub fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let words = [self.verb as u32, self.descriptor.cast_unsigned(), self.slot, self.address.length];
+        let words = words.iter().flat_map(|word| word.to_ne_bytes());
+        let all = words.chain(self.cookie.to_ne_bytes()).chain(self.address.bytes);
+        bytes.iter_mut().zip(all).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    /// As it was received. None: no such packet.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
+        let word =
+            |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes);
+        let length = word(12).filter(|length| *length as usize <= ADDRESS_BYTES)?;
+        Some(Self {
+            verb: Verb::from_number(word(0)?)?,
+            descriptor: word(4)?.cast_signed(),
+            slot: word(8)?,
+            cookie: u64::from_ne_bytes(bytes.get(16..24)?.try_into().ok()?),
+            address: AddressBytes { length, bytes: bytes.get(24..)?.try_into().ok()? },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_arrives_and_garbage_does_not() {
+        let address = AddressBytes::new(b"\x01\x00/a/path").unwrap();
+        let message =
+            Message { descriptor: 7, slot: 9, cookie: u64::MAX, address, ..Message::new(Verb::Swap) };
+        let bytes = message.encode();
+        assert_eq!(Message::decode(&bytes), Some(message));
+        assert_eq!(Message::decode(&bytes[1..]), None);
+        for (at, value) in [(0, 0), (0, 99), (13, 1)] {
+            let mut bytes = bytes;
+            bytes[at] = value;
+            assert_eq!(Message::decode(&bytes), None, "{at}");
+        }
+        assert_eq!(AddressBytes::new(&[0; 129]), None);
+    }
+}
