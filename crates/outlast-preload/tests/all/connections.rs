@@ -28,7 +28,7 @@ class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
 T(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
 "#;
 
-fn program(folder: &Path, port: u16) -> Command {
+pub fn program(folder: &Path, port: u16) -> Command {
     let file = folder.join("program.py");
     std::fs::write(&file, PROGRAM).unwrap();
     let mut command = Command::new("/usr/bin/python3");

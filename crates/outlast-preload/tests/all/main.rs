@@ -12,4 +12,7 @@
 
 mod common;
 mod connections;
+#[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
+mod forbid;
+mod forbidden_calls;
 mod servers;

@@ -16,6 +16,8 @@ const REST: Duration = Duration::from_secs(75);
 const OFFER: Duration = Duration::from_secs(30);
 /// So many are offered at a time: clients wait in the same queue.
 const OFFERS: usize = 16;
+/// A process that is given a connection has it under its number by then.
+const SETTLED: Duration = Duration::from_secs(1);
 /// In one look for connections that were closed unseen.
 const LOOKED_AT: usize = 2000;
 
@@ -38,6 +40,8 @@ struct Connection {
     owner: Pid,
     number: RawFd,
     address: Option<Address>,
+    /// When a process has got it last.
+    got_at: Instant,
     state: State,
 }
 
@@ -153,7 +157,8 @@ impl Connections {
             {
                 let address = Address::parse(&sys::local_address(socket.as_fd()));
                 let state = State::Served;
-                let connection = Connection { socket, cookie, owner, number: at, address, state };
+                let got_at = Instant::now();
+                let connection = Connection { socket, cookie, owner, number: at, address, got_at, state };
                 self.all.insert(number, connection);
                 self.by_age.push_back((number, cookie));
             }
@@ -292,6 +297,7 @@ impl Connections {
         slot.set_phase(Phase::Busy);
         let held = self.all.get_mut(&number)?;
         (held.owner, held.number, held.state) = (owner, at, State::Served);
+        held.got_at = Instant::now();
         self.by_age.push_back((number, held.cookie));
         self.loose.remove(&number);
         self.note_waiting();
@@ -306,7 +312,9 @@ impl Connections {
         self.looked_at = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |last| last + 1);
         for number in some {
             let closed = self.all.get(&number).is_some_and(|held| {
+                // One that has got it just now may be about to put it in its place.
                 matches!(held.state, State::Served)
+                    && held.got_at.elapsed() >= SETTLED
                     && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false)
             });
             if closed {

@@ -2,7 +2,7 @@
 
 use super::address::Address;
 use super::connections::Connections;
-use super::listeners::Listeners;
+use super::listeners::{self, Listeners};
 use super::message::{BYTES, Message, VERSION, Verb};
 use super::table::{NotKept, Table};
 use super::{Buried, PartEnded, Report};
@@ -33,6 +33,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const SETTLES: Duration = Duration::from_secs(20);
 /// Descriptors that are left for the supervisor's other work.
 const SPARE_DESCRIPTORS: usize = 256;
+/// A process listens, and has not said so: at the first look that may be under way.
+const UNTOLD_LOOKS: u32 = 2;
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
 
@@ -121,6 +123,8 @@ pub(super) struct Holder {
     descriptors: usize,
     told_full: bool,
     told_strange: Vec<NotKept>,
+    /// Looks at which a process listened of which it was not told.
+    untold: u32,
     is_over: bool,
 }
 
@@ -165,6 +169,7 @@ impl Holder {
             descriptors,
             told_full: false,
             told_strange: Vec::new(),
+            untold: 0,
             is_over: false,
         })
     }
@@ -262,8 +267,24 @@ impl Holder {
         for &pid in &processes {
             self.watch(pid, false);
         }
+        if !self.listens {
+            self.look_for_untold(&processes);
+        }
         if self.serves && self.listeners.count() > 0 && now.duration_since(self.changed_at) < SETTLES {
             self.listeners.sweep(&processes, now);
+        }
+    }
+
+    /// Some do not listen by the C library's function: they are linked statically, or call the kernel by themselves.
+    fn look_for_untold(&mut self, processes: &[Pid]) {
+        if self.untold >= UNTOLD_LOOKS || self.changed_at.elapsed() >= SETTLES {
+            return;
+        }
+        if let Some(&pid) = processes.iter().find(|pid| listeners::does_listen(**pid)) {
+            self.untold += 1;
+            if self.untold == UNTOLD_LOOKS {
+                self.report(Report::Untold { pid });
+            }
         }
     }
 

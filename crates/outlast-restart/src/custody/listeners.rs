@@ -70,6 +70,15 @@ fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
         .collect()
 }
 
+/// Whether a process listens at sockets that this one has not given to it.
+pub(super) fn does_listen(pid: Pid) -> bool {
+    let Ok(process) = process::open(pid) else { return false };
+    let inodes: Vec<u64> =
+        listening(process.as_fd(), pid).iter().filter_map(|socket| descriptors::inode(socket).ok()).collect();
+    // The copies are closed by now.
+    inodes.len() > open_of(&[process::pid()], &inodes).len()
+}
+
 /// Which of these sockets some of the processes have open.
 fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
     let mut found = Vec::new();

@@ -127,9 +127,108 @@ impl Message {
     }
 }
 
+/// What must hold for every packet: the body of the fuzz target `custody` in `fuzz/`. What is understood is sent as the same
+/// bytes, and no address misleads its parser.
+///
+/// # Panics
+/// That is how a finding is told.
+#[cfg(any(test, feature = "fuzzing"))]
+#[allow(clippy::panic, reason = "that is how a finding is told")]
+pub fn fuzz(bytes: &[u8]) {
+    use super::address::Address;
+    if let Some(message) = Message::decode(bytes) {
+        assert_eq!(message.encode().as_slice(), bytes);
+        let address = message.address.as_ref();
+        assert!(address.len() <= ADDRESS_BYTES);
+        let _ = super::table::NotKept::from_number(message.slot);
+        if let Some(parsed) = Address::parse(address) {
+            assert!(parsed.place(64) < 64 && parsed.path().is_none_or(|path| path.len() < address.len()));
+            assert!(parsed.came_to(&parsed) && Address::parse(address) == Some(parsed));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
+
+    fn corpus() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/custody")
+    }
+
+    fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+        let with = |verb, address: &[u8]| {
+            let address = AddressBytes::new(address).unwrap();
+            Message { descriptor: 5, slot: 7, cookie: 9, address, ..Message::new(verb) }.encode().to_vec()
+        };
+        let inet = [2, 0, 0, 80, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut inet6 = [0; 28];
+        (inet6[0], inet6[3]) = (10, 80);
+        vec![
+            ("attach", Message { slot: VERSION, ..Message::new(Verb::Attach) }.encode().to_vec()),
+            ("bind", with(Verb::Bind, &inet)),
+            ("listen", with(Verb::Listen, &inet6)),
+            ("probe", with(Verb::Probe, b"\x01\0/run/server\0")),
+            ("swap", with(Verb::Swap, b"\x01\0\0name")),
+            ("release", with(Verb::Release, b"")),
+            ("strange", with(Verb::Strange, b"")),
+            ("longest", with(Verb::Yes, &[1; ADDRESS_BYTES])),
+            ("cut", with(Verb::No, b"")[..20].to_vec()),
+            ("empty", Vec::new()),
+        ]
+    }
+
+    /// With `OUTLAST_WRITE_CORPUS` set, writes the seeds; without, checks that they are there.
+    #[test]
+    fn the_corpus_has_all_seeds() {
+        for (name, bytes) in seeds() {
+            let path = corpus().join(name);
+            if std::env::var_os("OUTLAST_WRITE_CORPUS").is_some() {
+                std::fs::create_dir_all(corpus()).unwrap();
+                std::fs::write(&path, &bytes).unwrap();
+            }
+            let committed = std::fs::read(&path).ok();
+            assert!(committed == Some(bytes), "{} is stale: run with OUTLAST_WRITE_CORPUS=1", path.display());
+        }
+    }
+
+    #[test]
+    fn the_corpus_and_random_changes_to_it_pass() {
+        let mut paths: Vec<_> =
+            std::fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let inputs: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+        inputs.iter().for_each(|bytes| fuzz(bytes));
+        let seed = std::env::var("OUTLAST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
+        let mut state = seed | 1;
+        let mut below = |bound: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap() % bound
+        };
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..100_000 {
+            let mut bytes = inputs[below(inputs.len())].clone();
+            for _ in 0..below(4) {
+                // The header more often than the rest.
+                let at = [below(28), below(BYTES)][below(2)];
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = [0, 1, 2, 3, 10, 11, 80, 128, 0xff][below(9)];
+                }
+            }
+            if Message::decode(&bytes).is_some() {
+                taken += 1
+            } else {
+                refused += 1
+            }
+            let outcome = std::panic::catch_unwind(|| fuzz(&bytes));
+            assert!(outcome.is_ok(), "OUTLAST_SEED={seed} fails for {bytes:02x?}");
+        }
+        assert!(
+            taken > 1000 && refused > 1000,
+            "{taken} taken and {refused} refused: that tests one side only"
+        );
+    }
 
     #[test]
     fn what_is_sent_arrives_and_garbage_does_not() {

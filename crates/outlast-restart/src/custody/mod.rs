@@ -85,6 +85,10 @@ pub(crate) enum Report {
     PartEnded(PartEnded),
     /// Connections of this kind have come.
     NotKept(NotKept),
+    /// A process of the program listens where nothing can be held.
+    Untold {
+        pid: Pid,
+    },
     /// Copies are given up, as there is room for so many.
     Full {
         limit: usize,

@@ -168,6 +168,11 @@ pub enum Event {
         /// Which.
         kind: NotKept,
     },
+    /// A process of it listens, and the library that is to tell of that is not in it. Told once.
+    HoldsNothing {
+        /// Which.
+        pid: u32,
+    },
     /// This process may not have as many descriptors as the program has idle connections: the oldest ones are not kept over
     /// a crash. Told once.
     KeepsFewer {

@@ -374,6 +374,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
             }
             Report::NotKept(kind) => Event::NotKept { kind },
+            Report::Untold { pid } => Event::HoldsNothing { pid: pid.cast_unsigned() },
             Report::Full { limit } => Event::KeepsFewer { limit },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;

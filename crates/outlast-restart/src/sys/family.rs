@@ -111,7 +111,13 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
     let gone = || Err(io::Error::from_raw_os_error(libc::ESRCH));
     match process::open(pid) {
         // It cannot become somebody else any more: what is looked at is what is signalled.
-        Ok(known) if is_below_this(pid) => process::signal(known.as_fd(), signal),
+        Ok(known) if is_below_this(pid) => match process::signal(known.as_fd(), signal) {
+            // A sandbox may forbid that, too. It was looked for just now.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                process::kill(pid, signal)
+            }
+            sent => sent,
+        },
         // A sandbox, or an old kernel.
         Err(error) if error.raw_os_error() != Some(libc::ESRCH) && is_below_this(pid) => {
             process::kill(pid, signal)

@@ -6,7 +6,7 @@ use crate::exit::Failure;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The library's file.
@@ -125,8 +125,12 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     if loader.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-musl")) {
         return Some(format!("{name} uses another C library than the GNU one"));
     }
-    let mode = std::fs::metadata(&file).map_or(0, |metadata| metadata.permissions().mode());
-    (mode & 0o6000 != 0).then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let gains = std::fs::metadata(&file).is_ok_and(|file| {
+        (file.mode() & 0o4000 != 0 && file.uid() != user)
+            || (file.mode() & 0o2000 != 0 && file.gid() != group)
+    });
+    gains.then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
 }
 
 /// The machine code that is executed in the end.
@@ -179,10 +183,15 @@ mod tests {
         std::fs::write(&text, "text").unwrap();
         let setuid = folder.path().join("setuid");
         std::fs::copy("/bin/sh", &setuid).unwrap();
+        // As root one that is somebody else's; or a group that this user is not in cannot be had.
+        let stranger = std::os::unix::fs::chown(&setuid, Some(65534), None).is_ok();
         std::fs::set_permissions(&setuid, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        let own = folder.path().join("own");
+        std::fs::copy("/bin/sh", &own).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o4755)).unwrap();
         let path = OsStr::new("/bin:/usr/bin");
         let tried = |when, program: &Path| choose(when, Some(&libc), program.as_os_str(), path);
-        for program in [Path::new("sh"), Path::new("/bin/sh"), &script] {
+        for program in [Path::new("sh"), Path::new("/bin/sh"), &script, &own] {
             assert_eq!(tried(Preload::Auto, program).unwrap(), Choice::Load(libc.clone()), "{program:?}");
         }
         for (program, part) in [
@@ -191,6 +200,9 @@ mod tests {
             (&setuid, "setuid"),
             (Path::new("/no/such"), "there is no program"),
         ] {
+            if program == setuid && !stranger {
+                continue;
+            }
             let Choice::Without { why, is_expected: false } = tried(Preload::Auto, program).unwrap() else {
                 panic!("{program:?}")
             };

@@ -132,7 +132,7 @@ fn where_descriptors_are_few_the_oldest_idle_connections_are_given_up() {
     let pid = last.get();
     await_idle(folder.path(), &pid, held as u64);
     signal(&pid, "KILL");
-    ends(pid.parse().unwrap());
+    outlast.wait_for(&format!("process {pid} has been killed"));
     assert_ne!(last.get(), pid);
     assert_eq!(std::io::Read::read(&mut first.0, &mut [0]).unwrap_or(0), 0);
     let crash = &status(folder.path())["crashes"]["kept"][0];
@@ -140,4 +140,59 @@ fn where_descriptors_are_few_the_oldest_idle_connections_are_given_up() {
     outlast.signal("TERM");
     outlast.ended();
     assert_eq!(outlast.said().matches("more idle connections").count(), 1);
+}
+
+/// The old one is told to end when the new one is about to be started: clients wait meanwhile.
+#[test]
+fn an_upgrade_of_a_server_that_was_not_changed_refuses_nobody_and_keeps_idle_connections() {
+    let (folder, port) = (folder(), free_port());
+    let mut outlast = start(folder.path(), port);
+    let mut client = Client::connect(port);
+    let old = client.get();
+    await_idle(folder.path(), &old, 1);
+    let comes = Comes::begin(port);
+    let done = output(folder.path(), &["upgrade", &name()]);
+    let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+    assert!(done.status.success() && said.contains("restarted from scratch"), "{said}");
+    ends(old.parse().unwrap());
+    let new = client.get();
+    assert_ne!(new, old);
+    assert_eq!(comes.refused(), 0, "some were refused");
+    // One that cannot be run stops nothing, and one that does not serve is followed by the old one.
+    await_idle(folder.path(), &new, 1);
+    let comes = Comes::begin(port);
+    let done = output(folder.path(), &["upgrade", &name(), "--program", "/no/such/program"]);
+    assert_eq!((done.status.code(), client.get()), (Some(2), new.clone()));
+    await_idle(folder.path(), &new, 1);
+    let done = output(folder.path(), &["upgrade", &name(), "--program", "/bin/false"]);
+    let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+    assert_eq!((done.status.code(), said.contains("before it served (exit 1)")), (Some(8), true), "{said}");
+    assert_ne!(client.get(), new);
+    assert_eq!(comes.refused(), 0, "some were refused");
+    outlast.signal("TERM");
+    outlast.ended();
+}
+
+/// Nothing can be loaded into a program that is linked statically, nor does one tell anything that calls the kernel by itself.
+#[test]
+fn a_program_that_does_not_tell_where_it_listens_is_named() {
+    let (folder, port, library) = (folder(), free_port(), library());
+    // Python, without the C library's function.
+    let program = format!(
+        "import ctypes, socket, time\ns = socket.socket(); s.bind(('127.0.0.1', {port}))\n\
+         ctypes.CDLL(None).syscall({}, s.fileno(), 5)\ntime.sleep(600)",
+        libc::SYS_listen
+    );
+    let preload = ["--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let run =
+        [&["run", "--name", "silent"], &preload[..], &["--", "/usr/bin/python3", "-c", &program]].concat();
+    let mut outlast = Outlast::start(folder.path(), &run);
+    let line = outlast.wait_for("does not use the C library for that");
+    assert!(
+        line.contains("WARN silent is started again") && line.contains("(python3), which listens"),
+        "{line}"
+    );
+    outlast.signal("TERM");
+    outlast.ended();
+    assert_eq!(outlast.said().matches("does not use the C library").count(), 1);
 }

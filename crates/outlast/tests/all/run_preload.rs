@@ -105,8 +105,8 @@ fn a_server_that_is_killed_keeps_its_idle_clients() {
         let killed = client.get();
         await_idle(folder.path(), &killed, 2);
         signal(&killed, "KILL");
-        // On its way out it may still take a request, which is lost with it.
-        ends(killed.parse().unwrap());
+        // Until its last thread has ended it may take a request, which is lost with it.
+        outlast.wait_for(&format!("process {killed} has been killed"));
         match client.try_get() {
             Ok(next) => assert_ne!(next, killed),
             Err(heard) => panic!("crash {crash}: {heard:?}\n{}", outlast.said_so_far()),

@@ -20,6 +20,11 @@ pub struct Server {
 
 impl Server {
     pub fn start(command: &Command, supervised: bool) -> Self {
+        Self::start_with(command, supervised, |_| ())
+    }
+
+    /// In the supervisor's process something is done before, too.
+    pub fn start_with(command: &Command, supervised: bool, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut started = if supervised {
             let this = std::env::current_exe().unwrap();
             let supervise = this.parent().unwrap().parent().unwrap().join("examples/supervise");
@@ -35,6 +40,7 @@ impl Server {
         started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // Some tell all of their group to end: this test is none of it.
         started.process_group(0);
+        prepare(&mut started);
         let mut child = started.spawn().unwrap();
         let (said, output) = (Arc::new(Mutex::new(Vec::new())), child.stdout.take().unwrap());
         let heard = Arc::clone(&said);
