@@ -29,6 +29,9 @@ const SLOW_TICK: Duration = Duration::from_millis(50);
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks at the processes.
 const SWEEP: Duration = Duration::from_secs(1);
+/// The same, so long after anything has changed: a program that begins makes others.
+const QUICK_SWEEP: Duration = Duration::from_millis(100);
+const QUICK_FOR: Duration = Duration::from_secs(3);
 /// So long after anything has changed it is looked whether the program has given up some of its listening sockets.
 const SETTLES: Duration = Duration::from_secs(20);
 /// Descriptors that are left for the supervisor's other work.
@@ -201,7 +204,7 @@ impl Holder {
         let tick = |holder: &Self| {
             if now.duration_since(holder.took_at) < SLOW_AFTER { TICK } else { SLOW_TICK }
         };
-        let sweep = SWEEP.saturating_sub(now.duration_since(self.swept_at));
+        let sweep = self.sweep_interval(now).saturating_sub(now.duration_since(self.swept_at));
         let mut time = if self.connections.has_waiting() { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
@@ -214,6 +217,10 @@ impl Holder {
         }
         let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 }
+    }
+
+    fn sweep_interval(&self, now: Instant) -> Duration {
+        if now.duration_since(self.changed_at) < QUICK_FOR { QUICK_SWEEP } else { SWEEP }
     }
 
     fn work(&mut self) {
@@ -231,7 +238,7 @@ impl Holder {
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
-        if now.duration_since(self.swept_at) < SWEEP {
+        if now.duration_since(self.swept_at) < self.sweep_interval(now) {
             return;
         }
         self.swept_at = now;

@@ -56,13 +56,14 @@ fn plain(row: &Row, is_supervised: bool) -> (Vec<String>, i32, usize) {
     let mut server = Running::start(row, is_supervised);
     await_serving(row, &server);
     let shape = server.settled();
+    let log = server.log();
     let (code, left) = server.stop();
     if is_supervised {
-        let log = server.log();
-        let warnings: Vec<&String> = log.iter().filter(|line| line.contains("WARN")).collect();
+        let warnings: Vec<&String> =
+            log.iter().filter(|line| line.contains(" WARN ") && line.contains(row.name)).collect();
         match row.warning {
             Some(words) => {
-                let is_said = warnings.iter().any(|line| line.contains(words) && line.contains(row.name));
+                let is_said = warnings.iter().any(|line| line.contains(words));
                 assert!(is_said, "it is not said that it is not kept: {log:#?}");
             }
             None => assert!(warnings.is_empty(), "something is warned of: {warnings:#?}"),

@@ -109,13 +109,21 @@ impl Row {
         self
     }
 
-    pub const fn loses(mut self, why: &'static str) -> Self {
+    pub const fn optional(mut self) -> Self {
+        self.is_optional = true;
+        self
+    }
+
+    /// New connections are refused while it is down, and nothing is said of that: a fault of ours.
+    pub const fn unheld(mut self, why: &'static str) -> Self {
+        self.refuses = true;
         self.kept = Kept::None(why);
         self
     }
 
-    pub const fn optional(mut self) -> Self {
-        self.is_optional = true;
+    /// Nobody can be idle there.
+    pub const fn none_idle(mut self, why: &'static str) -> Self {
+        self.kept = Kept::NoneIdle(why);
         self
     }
 

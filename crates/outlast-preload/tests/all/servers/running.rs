@@ -7,9 +7,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Between two looks at what should not change any more.
-const SETTLES: std::time::Duration = std::time::Duration::from_millis(250);
+const SETTLES: Duration = Duration::from_millis(250);
+/// For processes that end a little after their master.
+const ENDS: Duration = Duration::from_secs(3);
 
 /// One that was started. It is killed, with all below it, when this goes.
 pub struct Running {
@@ -105,8 +108,16 @@ impl Running {
         let all = family(self.pid());
         kill(self.pid(), libc::SIGTERM);
         let code = code(eventually("it does not end", || self.child.try_wait().unwrap()));
-        let lives = |pid: &&u32| Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok();
-        (code, all.iter().filter(lives).count())
+        let left = || {
+            let lives = |pid: &&u32| Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok();
+            all.iter().filter(lives).count()
+        };
+        // Some are on their way out.
+        let deadline = Instant::now() + ENDS;
+        while left() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (code, left())
     }
 
     /// Whether the supervisor has copies of all these connections, which are told by the ports of the clients.

@@ -9,7 +9,7 @@ pub const ROWS: &[Row] = &[
     Row::asked("redis", "redis-server", redis, b"PING\r\n", b"+PONG\r\n"),
     Row::asked("memcached", "memcached", memcached, b"version\r\n", b"VERSION"),
     Row::asked("mariadb", "mariadbd", mariadb, b"", b"").first(b"", b"mysql_native_password"),
-    Row::asked("beanstalkd", "beanstalkd", beanstalkd, b"list-tubes\r\n", b"default\r\n"),
+    Row::asked("beanstalkd", "beanstalkd", beanstalkd, b"list-tubes\r\n", b"- default\n"),
     Row::asked("mosquitto", "mosquitto", mosquitto, b"\xc0\0", b"\xd0\0").first(MQTT, b"\x20\x02"),
     Row::asked("postgresql", "/usr/lib/postgresql/15/bin/postgres", postgresql, SELECT, b"SELECT 1\0Z")
         .first(STARTUP, b"Z\0\0\0\x05I")
@@ -39,11 +39,16 @@ fn memcached(_: &Path, port: u16) -> Command {
 fn mariadb(folder: &Path, port: u16) -> Command {
     let data = folder.join("data");
     std::fs::create_dir_all(&data).unwrap();
-    let mut command = Command::new("mariadbd");
-    command
-        .args(["--no-defaults", "--user=root", "--skip-grant-tables", "--bind-address=127.0.0.1"])
-        .arg(format!("--port={port}"));
-    command.arg(format!("--datadir={}", data.display()));
+    let start = || {
+        let mut command = Command::new("mariadbd");
+        command.args(["--no-defaults", "--user=root", "--innodb-log-file-size=4M"]);
+        command.arg(format!("--datadir={}", data.display()));
+        command
+    };
+    // One that is killed soon after its first start does not start again, also without us.
+    made(start().arg("--bootstrap").stdin(std::process::Stdio::null()));
+    let mut command = start();
+    command.args(["--skip-grant-tables", "--bind-address=127.0.0.1"]).arg(format!("--port={port}"));
     command.arg(format!("--socket={}", folder.join("socket").display()));
     command
 }

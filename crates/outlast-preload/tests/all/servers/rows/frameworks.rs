@@ -15,7 +15,7 @@ pub const ROWS: &[Row] = &[
     Row::http("tornado", PYTHON, tornado),
     Row::http("aiohttp", PYTHON, aiohttp),
     Row::http("twisted", "twistd3", twisted).optional(),
-    Row::http("cherrypy", "cherryd", cherrypy).optional(),
+    Row::http("cherrypy", "/usr/lib/python3/dist-packages/cherrypy", cherrypy).optional(),
     Row::http("uwsgi", "uwsgi", uwsgi).workers("uwsgi").optional(),
     Row::http("puma", "puma", puma).workers("puma").optional(),
     Row::http("thin", "thin", thin).optional(),
@@ -134,7 +134,8 @@ const RACK: &str = "run proc { |e| [200, {'Content-Length' => '5'}, ['hello']] }
 fn puma(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("puma");
     command.args(["-w", "2", "-t", "1:8", "--persistent-timeout", "60", "-b", &format!("tcp://127.0.0.1:{port}")]);
-    command.arg(config(folder, RACK));
+    std::fs::write(folder.join("config.ru"), RACK).unwrap();
+    command.arg(folder.join("config.ru"));
     command
 }
 
