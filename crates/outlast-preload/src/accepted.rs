@@ -41,7 +41,7 @@ pub fn on_receive(descriptor: RawFd) {
 
 /// Puts a connection that is held in the place of what was accepted, if that stands for one.
 fn swap(descriptor: RawFd) -> bool {
-    let Some(address) = AddressBytes::new(&sys::name(descriptor, true)) else { return false };
+    let Some(address) = AddressBytes::new(sys::name(descriptor, true).as_ref()) else { return false };
     let question = Message { descriptor, address, ..Message::new(Verb::Swap) };
     let Some((answer, Some(held))) = holder::ask(&question) else { return false };
     if answer.verb != Verb::Yes || !sys::replace(descriptor, held.as_fd()) {

@@ -34,7 +34,8 @@ pub fn on_listen(descriptor: RawFd) {
         return;
     }
     let name = sys::name(descriptor, false);
-    let Some(address) = Address::parse(&name).and_then(|_| AddressBytes::new(&name)) else { return };
+    let name = name.as_ref();
+    let Some(address) = Address::parse(name).and_then(|_| AddressBytes::new(name)) else { return };
     if holder::attach().is_some() {
         // Not waited for: what is under way is read, also if this process crashes right now.
         let message = Message { descriptor, address, ..Message::new(Verb::Listen) };

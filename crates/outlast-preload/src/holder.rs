@@ -8,7 +8,7 @@ use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// A holder that does not answer for so long is given up for this time: the program goes on without it.
 const PATIENCE_MS: u32 = 2_000;
@@ -22,17 +22,21 @@ static ADDRESS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
 static SOCKET_COOKIE: AtomicU64 = AtomicU64::new(0);
-/// One at a time asks.
-static ASKS: AtomicBool = AtomicBool::new(false);
+/// One at a time asks: the thread that does. 0: none.
+static ASKS: AtomicUsize = AtomicUsize::new(0);
 
 /// One thread's turn to ask.
 struct Turn;
 
 impl Turn {
-    /// Short: others wait for at most one answer. None after a while: a signal handler may have interrupted who has it.
+    /// Short: others wait for at most one answer. None for a signal handler of the thread that has it, which cannot go on
+    /// before that, and for whoever has waited too long.
     fn take() -> Option<Self> {
-        let mut tries = 0u32;
-        while ASKS.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        let (mut tries, thread) = (0u32, sys::thread());
+        while let Err(has) = ASKS.compare_exchange_weak(0, thread, Ordering::Acquire, Ordering::Relaxed) {
+            if has == thread {
+                return None;
+            }
             tries += 1;
             match tries {
                 0..100 => std::hint::spin_loop(),
@@ -47,7 +51,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        ASKS.store(false, Ordering::Release);
+        ASKS.store(0, Ordering::Release);
     }
 }
 
@@ -161,6 +165,6 @@ pub fn say(message: &Message, descriptor: Option<RawFd>, waits: bool) {
 /// In a child of the program.
 pub fn forked() {
     // Whichever thread of the parent has asked is not here.
-    ASKS.store(false, Ordering::Relaxed);
+    ASKS.store(0, Ordering::Relaxed);
     GIVEN_UP.store(false, Ordering::Relaxed);
 }

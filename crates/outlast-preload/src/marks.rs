@@ -114,10 +114,17 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         let _errno = sys::Errno::keep();
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
         mark.what.store(NOTHING, Ordering::Relaxed);
-        if !http::is_request(head) || !is_own() {
+        if !is_own() {
             return;
         }
         let Some(table) = holder::table().filter(|table| table.keeps_connections()) else { return };
+        if !http::is_request(head) {
+            if let Some(kind) = http::stranger(head).filter(|kind| table.tell_once(*kind)) {
+                let told = Message { slot: kind as u32, ..Message::new(Verb::Strange) };
+                holder::say(&told, None, false);
+            }
+            return;
+        }
         let (cookie, pid) = (sys::cookie(descriptor), PID.load(Ordering::Relaxed).cast_unsigned());
         let claimed = Some(cookie).filter(|cookie| *cookie != 0);
         let Some(number) = claimed.and_then(|cookie| table.claim(cookie, pid, descriptor.cast_unsigned()))

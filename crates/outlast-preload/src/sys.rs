@@ -61,6 +61,12 @@ impl Next {
     }
 }
 
+/// What no other thread of this process has as long as the calling one lives.
+pub fn thread() -> usize {
+    // SAFETY: the address of the calling thread's own integer.
+    unsafe { libc::__errno_location() }.addr()
+}
+
 /// The calling process.
 pub fn pid() -> Pid {
     // SAFETY: no arguments, cannot fail.
@@ -102,8 +108,20 @@ pub fn cookie(descriptor: RawFd) -> u64 {
     if result == 0 { value } else { 0 }
 }
 
-/// A socket's own address, or its peer's, as the kernel has it. Empty: none.
-pub fn name(descriptor: RawFd, of_peer: bool) -> Vec<u8> {
+/// The address of a socket, as the kernel has it.
+pub struct Name {
+    bytes: [u8; size_of::<libc::sockaddr_storage>()],
+    length: usize,
+}
+
+impl AsRef<[u8]> for Name {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+/// A socket's own address, or its peer's. Empty: none.
+pub fn name(descriptor: RawFd, of_peer: bool) -> Name {
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
     let mut length = length::<libc::sockaddr_storage>();
     let place = storage.as_mut_ptr().cast();
@@ -116,8 +134,8 @@ pub fn name(descriptor: RawFd, of_peer: bool) -> Vec<u8> {
         }
     };
     let length = if result < 0 { 0 } else { (length as usize).min(size_of::<libc::sockaddr_storage>()) };
-    // SAFETY: zeroed before, and so long.
-    unsafe { std::slice::from_raw_parts(storage.as_ptr().cast::<u8>(), length) }.to_vec()
+    // SAFETY: zeroed before, and as long.
+    Name { bytes: unsafe { storage.as_ptr().cast::<[u8; _]>().read() }, length }
 }
 
 /// Who is connected, as `accept` tells it, where the program has room for `room` bytes.

@@ -38,8 +38,6 @@ mod generation;
 mod handover;
 pub mod holder;
 mod inherited;
-#[doc(hidden)]
-pub mod parts;
 mod passed;
 mod patience;
 pub mod policy;

@@ -10,7 +10,8 @@ mod sockets;
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = crate::holder::look_for;
 
-/// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
+/// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function, which is looked
+/// for before the program begins: in a signal handler, or in a child of a process with threads, the linker may be locked.
 ///
 /// They may be unwound: threads are cancelled in them.
 macro_rules! hooks {
@@ -21,6 +22,13 @@ macro_rules! hooks {
         /// As the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            extern "C" fn find() {
+                NEXT.get();
+            }
+            /// As `START`.
+            #[used]
+            #[unsafe(link_section = ".init_array")]
+            static FIND: extern "C" fn() = find;
             static NEXT: $crate::sys::Next = $crate::sys::Next::new(
                 // The name and a zero.
                 match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

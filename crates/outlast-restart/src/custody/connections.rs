@@ -6,7 +6,7 @@ use super::table::{NEW, Phase, TAKEN, Table};
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, local};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,13 @@ pub(super) struct Given<'a> {
 pub(super) struct Connections {
     table: &'static Table,
     all: BTreeMap<u32, Connection>,
+    /// Those that nobody serves.
+    loose: BTreeSet<u32>,
+    /// All that are served, the oldest copies first; and some that are over.
+    by_age: VecDeque<(u32, u64)>,
     limit: usize,
+    /// For want of descriptors.
+    given_up: u64,
     /// Slots of which there is no copy yet.
     new: Vec<u32>,
     head: u32,
@@ -70,8 +76,28 @@ fn has_ended(socket: BorrowedFd<'_>) -> bool {
 }
 
 impl Connections {
-    pub(super) fn new(table: &'static Table, limit: usize) -> Self {
-        Self { table, all: BTreeMap::new(), limit, new: Vec::new(), head: 0, looked_at: 0 }
+    pub(super) fn new(table: &'static Table) -> Self {
+        Self {
+            table,
+            all: BTreeMap::new(),
+            loose: BTreeSet::new(),
+            by_age: VecDeque::new(),
+            limit: 0,
+            given_up: 0,
+            new: Vec::new(),
+            head: 0,
+            looked_at: 0,
+        }
+    }
+
+    /// Holds at most so many from here on.
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// How many the limit allows, if some were given up for it.
+    pub(super) fn was_too_small(&self) -> Option<usize> {
+        (self.given_up > 0).then_some(self.limit)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -118,9 +144,7 @@ impl Connections {
             }
             let owner = slot.owner.load(SeqCst).cast_signed();
             let (at, cookie) = (slot.descriptor.load(SeqCst).cast_signed(), slot.cookie.load(SeqCst));
-            let Some(process) = known(owner).filter(|_| self.all.len() < self.limit) else {
-                return false;
-            };
+            let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
             let copy = sys::copy_of(process, at).ok();
             // Closed meanwhile, the number may stand for another one.
             let copy = copy.filter(|copy| cookie != 0 && sys::cookie(copy.as_fd()) == cookie);
@@ -131,6 +155,7 @@ impl Connections {
                 let state = State::Served;
                 let connection = Connection { socket, cookie, owner, number: at, address, state };
                 self.all.insert(number, connection);
+                self.by_age.push_back((number, cookie));
             }
             false
         });
@@ -148,6 +173,7 @@ impl Connections {
         let Some(held) = self.all.get_mut(&number).filter(is_it) else { return };
         if keep && Self::is_idle(self.table, number, held) {
             rest(number, held, epoll);
+            self.loose.insert(number);
         } else {
             self.drop(number);
         }
@@ -167,6 +193,7 @@ impl Connections {
             let Some(held) = self.all.get_mut(&number) else { continue };
             if keep && Self::is_idle(self.table, number, held) {
                 rest(number, held, epoll);
+                self.loose.insert(number);
                 kept += 1;
             } else {
                 self.drop(number);
@@ -210,10 +237,16 @@ impl Connections {
 
     /// Connects to the program for those whose clients have sent something, and gives up those that nobody wants.
     pub(super) fn offer(&mut self, listeners: &Listeners, now: Instant) {
-        let mut offered =
-            self.all.values().filter(|held| matches!(held.state, State::Offered { .. })).count();
+        if self.loose.is_empty() {
+            return;
+        }
+        let is_offered = |number: &&u32| {
+            self.all.get(number).is_some_and(|held| matches!(held.state, State::Offered { .. }))
+        };
+        let mut offered = self.loose.iter().filter(is_offered).count();
         let mut over = Vec::new();
-        for (&number, held) in &mut self.all {
+        for &number in &self.loose {
+            let Some(held) = self.all.get_mut(&number) else { continue };
             let late = |since: &Instant, limit: Duration| now.duration_since(*since) >= limit;
             match &held.state {
                 State::Resting { since } if late(since, REST) => over.push(number),
@@ -252,13 +285,15 @@ impl Connections {
             (State::Offered { name: Some(name), .. }, peer) => name == peer,
             _ => false,
         };
-        let number = *self.all.iter().find(|(_, held)| is_it(held))?.0;
+        let number = *self.loose.iter().find(|number| self.all.get(number).is_some_and(is_it))?;
         let slot = self.table.slot(number)?;
         slot.owner.store(owner.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
         slot.descriptor.store(at.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
         slot.set_phase(Phase::Busy);
         let held = self.all.get_mut(&number)?;
         (held.owner, held.number, held.state) = (owner, at, State::Served);
+        self.by_age.push_back((number, held.cookie));
+        self.loose.remove(&number);
         self.note_waiting();
         let held = self.all.get(&number)?;
         Some(Given { socket: held.socket.as_fd(), slot: number, cookie: held.cookie })
@@ -290,12 +325,32 @@ impl Connections {
         if let (Some(_), Some(slot)) = (self.all.remove(&number), self.table.slot(number)) {
             slot.free();
         }
-        self.note_waiting();
+        if self.loose.remove(&number) {
+            self.note_waiting();
+        }
+        if self.by_age.len() > 2 * self.all.len() + 64 {
+            let all = &self.all;
+            self.by_age.retain(|(number, cookie)| all.get(number).is_some_and(|held| held.cookie == *cookie));
+        }
+    }
+
+    /// Whether there is room for one more copy: the oldest is given up for it, if need be. The program has that one still.
+    fn make_room(&mut self) -> bool {
+        while self.all.len() >= self.limit {
+            self.given_up += 1;
+            let Some((number, cookie)) = self.by_age.pop_front() else { return false };
+            let is_it = |held: &Connection| held.cookie == cookie && matches!(held.state, State::Served);
+            if self.all.get(&number).is_some_and(is_it) {
+                self.drop(number);
+            }
+        }
+        true
     }
 
     fn note_waiting(&self) {
         let waits = |held: &&Connection| matches!(held.state, State::Ready { .. } | State::Offered { .. });
-        let waiting = u32::try_from(self.all.values().filter(waits).count()).unwrap_or(u32::MAX);
+        let loose = self.loose.iter().filter_map(|number| self.all.get(number));
+        let waiting = u32::try_from(loose.filter(waits).count()).unwrap_or(u32::MAX);
         self.table.waiting.store(waiting, std::sync::atomic::Ordering::SeqCst);
     }
 }

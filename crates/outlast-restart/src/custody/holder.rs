@@ -1,11 +1,11 @@
 //! The thread that holds.
 
-use super::PartEnded;
 use super::address::Address;
 use super::connections::Connections;
 use super::listeners::Listeners;
 use super::message::{BYTES, Message, VERSION, Verb};
-use super::table::Table;
+use super::table::{NotKept, Table};
+use super::{Buried, PartEnded, Report};
 use crate::board::{Backend, Board};
 use crate::death::Death;
 use crate::holder::packet;
@@ -58,6 +58,10 @@ pub(super) enum Command {
         from: Vec<Pid>,
         answer: Sender<usize>,
     },
+    Expect {
+        supervisor: Pid,
+        processes: Vec<Pid>,
+    },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting,
     Started {
@@ -100,7 +104,8 @@ pub(super) struct Holder {
     socket: OwnedFd,
     wake: Arc<OwnedFd>,
     inbox: Receiver<Command>,
-    outbox: Sender<PartEnded>,
+    outbox: Sender<Report>,
+    buried: Arc<Buried>,
     controls: BTreeMap<u64, Control>,
     next_control: u64,
     parts: BTreeMap<Pid, Part>,
@@ -115,6 +120,10 @@ pub(super) struct Holder {
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
+    /// Descriptors that this process may have.
+    descriptors: usize,
+    told_full: bool,
+    told_strange: Vec<NotKept>,
     is_over: bool,
 }
 
@@ -125,16 +134,16 @@ impl Holder {
         memory: OwnedFd,
         socket: OwnedFd,
         wake: Arc<OwnedFd>,
-        (inbox, outbox): (Receiver<Command>, Sender<PartEnded>),
+        (inbox, outbox, buried): (Receiver<Command>, Sender<Report>, Arc<Buried>),
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &socket, epoll::EventData::new_u64(SOCKET), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let limit = allowed.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let descriptors = allowed.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let now = Instant::now();
         Ok(Self {
-            connections: Connections::new(table, limit.saturating_sub(SPARE_DESCRIPTORS)),
+            connections: Connections::new(table),
             board,
             table,
             memory,
@@ -143,6 +152,7 @@ impl Holder {
             wake,
             inbox,
             outbox,
+            buried,
             controls: BTreeMap::new(),
             next_control: 0,
             parts: BTreeMap::new(),
@@ -155,6 +165,9 @@ impl Holder {
             changed_at: now,
             took_at: now,
             swept_at: now,
+            descriptors,
+            told_full: false,
+            told_strange: Vec::new(),
             is_over: false,
         })
     }
@@ -231,10 +244,13 @@ impl Holder {
                 self.watch(pid, true);
             }
         }
+        let others = SPARE_DESCRIPTORS + self.parts.len() + self.controls.len() + self.listeners.count();
+        self.connections.set_limit(self.descriptors.saturating_sub(others));
         let parts = &self.parts;
         if self.connections.take(|pid| parts.get(&pid).map(|part| part.process.as_fd())) {
             self.took_at = now;
         }
+        self.note_held();
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
@@ -253,12 +269,25 @@ impl Holder {
         for &pid in &processes {
             self.watch(pid, false);
         }
-        if self.serves && !self.listeners.is_empty() && now.duration_since(self.changed_at) < SETTLES {
+        if self.serves && self.listeners.count() > 0 && now.duration_since(self.changed_at) < SETTLES {
             self.listeners.sweep(&processes, now);
         }
+    }
+
+    fn note_held(&mut self) {
         if self.board.backend() == Backend::Exec {
             self.board.note_held(u32::try_from(self.connections.count()).unwrap_or(u32::MAX), 0);
         }
+        if let Some(limit) = self.connections.was_too_small().filter(|_| !self.told_full) {
+            self.told_full = true;
+            self.report(Report::Full { limit });
+        }
+    }
+
+    fn report(&self, report: Report) {
+        let _ = self.outbox.send(report);
+        // The supervisor looks around at this one.
+        let _ = process::kill(process::pid(), libc::SIGCHLD);
     }
 
     /// What the supervisor says.
@@ -269,6 +298,9 @@ impl Holder {
                 Command::Inherit { from, answer } => {
                     let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
                     let _ = answer.send(count);
+                }
+                Command::Expect { supervisor, processes } => {
+                    self.listeners.expect(supervisor, processes, self.table);
                 }
                 Command::Starting => {
                     (self.main, self.listens, self.serves) = (None, false, false);
@@ -336,6 +368,10 @@ impl Holder {
                 self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
             }
             Verb::Bind => {
+                let left = address.as_ref().and_then(|it| self.listeners.take_left(it, self.table));
+                if let Some((supervisor, sockets)) = left {
+                    self.report(Report::TookOver { supervisor, sockets });
+                }
                 let Some(control) = self.controls.get(&control) else { return };
                 let processes = family::below_this();
                 let socket = address.and_then(|address| self.listeners.adopt(&address, &processes));
@@ -368,6 +404,13 @@ impl Holder {
                 let keep =
                     self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
                 self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
+            }
+            Verb::Strange => {
+                let kind = NotKept::from_number(message.slot);
+                if let Some(kind) = kind.filter(|kind| !self.told_strange.contains(kind)) {
+                    self.told_strange.push(kind);
+                    self.report(Report::NotKept(kind));
+                }
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }
@@ -433,7 +476,9 @@ impl Holder {
     fn on_end(&mut self, pid: u64) {
         let Ok(pid) = Pid::try_from(pid) else { return };
         let Some(part) = self.parts.remove(&pid) else { return };
-        let status = sys::exit_status(part.process.as_fd(), pid);
+        // Asked last: it may be buried just now, which is noted before.
+        let told = sys::exit_status(part.process.as_fd(), pid);
+        let status = self.buried.take(pid).or(told);
         self.changed_at = Instant::now();
         let is_main = self.main == Some(pid.cast_unsigned());
         if is_main {
@@ -454,9 +499,7 @@ impl Holder {
             None => kept + closed > 0,
         };
         if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
-            let _ = self.outbox.send(PartEnded { pid, death, kept, closed });
-            // The supervisor looks around at this one.
-            let _ = process::kill(process::pid(), libc::SIGCHLD);
+            self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));
         }
     }
 }

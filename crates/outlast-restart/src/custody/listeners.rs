@@ -38,9 +38,37 @@ impl Drop for Listener {
     }
 }
 
+/// Processes that an earlier supervisor has left.
+#[derive(Debug)]
+struct Left {
+    supervisor: Pid,
+    processes: Vec<(OwnedFd, Pid)>,
+    addresses: Vec<Address>,
+}
+
 /// All of a program.
 #[derive(Debug, Default)]
-pub(super) struct Listeners(Vec<Listener>);
+pub(super) struct Listeners {
+    all: Vec<Listener>,
+    left: Vec<Left>,
+}
+
+/// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
+/// may be a stranger's.
+fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
+    let user = rustix::process::geteuid().as_raw();
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let is_socket = link.to_str()?.starts_with("socket:");
+        is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
+    });
+    let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
+    copies
+        .filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()))
+        .filter(|copy| rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user))
+        .collect()
+}
 
 /// Which of these sockets some of the processes have open.
 fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
@@ -94,42 +122,55 @@ impl Listeners {
         else {
             return false;
         };
-        if let Some(known) = self.0.iter_mut().find(|known| known.inode == inode) {
+        if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             known.unused_since = None;
             return false;
         }
-        if self.0.len() == LISTENERS_MAX || !descriptors::does_listen(socket.as_fd()) {
+        if self.all.len() == LISTENERS_MAX || !descriptors::does_listen(socket.as_fd()) {
             return false;
         }
         let link = address.path().and_then(|path| link(Path::new(OsStr::from_bytes(path)), inode));
         table.note_address(&address);
-        self.0.push(Listener { socket, inode, address, bytes, unused_since: None, link });
+        self.all.push(Listener { socket, inode, address, bytes, unused_since: None, link });
         true
     }
 
     /// Copies of those that a process has.
     pub(super) fn inherit(&mut self, pid: Pid, table: &Table) -> usize {
         let Ok(process) = process::open(pid) else { return 0 };
-        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let numbers = entries.filter_map(|entry| {
-            let link = std::fs::read_link(entry.path()).ok()?;
-            let is_socket = link.to_str()?.starts_with("socket:");
-            is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
-        });
-        let copies = numbers.filter_map(|number| sys::copy_of(process.as_fd(), number).ok());
-        let listening =
-            copies.filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()));
         let mut count = 0;
-        for socket in listening.collect::<Vec<_>>() {
+        for socket in listening(process.as_fd(), pid) {
             let bytes = AddressBytes::new(&sys::local_address(socket.as_fd()));
             count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, table)));
         }
         count
     }
 
+    /// Those processes of another supervisor have listening sockets that the program may ask for.
+    pub(super) fn expect(&mut self, supervisor: Pid, processes: Vec<Pid>, table: &Table) {
+        let open = |pid: Pid| process::open(pid).ok().map(|process| (process, pid));
+        let processes: Vec<(OwnedFd, Pid)> = processes.into_iter().filter_map(open).collect();
+        let sockets = processes.iter().flat_map(|(process, pid)| listening(process.as_fd(), *pid));
+        let addresses: Vec<Address> =
+            sockets.filter_map(|socket| Address::parse(&sys::local_address(socket.as_fd()))).collect();
+        if !addresses.is_empty() {
+            addresses.iter().for_each(|address| table.note_address(address));
+            self.left.push(Left { supervisor, processes, addresses });
+        }
+    }
+
+    /// Copies of all that those processes have of which some are at this address, where there are some: whose, and how many.
+    pub(super) fn take_left(&mut self, address: &Address, table: &Table) -> Option<(Pid, usize)> {
+        let at = self.left.iter().position(|left| left.addresses.contains(address))?;
+        let Left { supervisor, processes, .. } = self.left.swap_remove(at);
+        let lives = |process: &OwnedFd| !descriptors::wait_readable(process, Duration::ZERO);
+        let living = processes.into_iter().filter(|(process, _)| lives(process));
+        Some((supervisor, living.map(|(_, pid)| self.inherit(pid, table)).sum()))
+    }
+
     /// The one at this address that none of the processes has.
     fn unused(&self, address: &Address, processes: &[Pid]) -> Option<&Listener> {
-        let there = self.0.iter().filter(|listener| &listener.address == address);
+        let there = self.all.iter().filter(|listener| &listener.address == address);
         let inodes: Vec<u64> = there.clone().map(|listener| listener.inode).collect();
         if inodes.is_empty() {
             return None;
@@ -141,25 +182,25 @@ impl Listeners {
     /// For a program that binds to this address, of which these processes run.
     pub(super) fn adopt(&mut self, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
         let inode = self.unused(address, processes)?.inode;
-        let listener = self.0.iter_mut().find(|listener| listener.inode == inode)?;
+        let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
         listener.unused_since = None;
         listener.put_back().then(|| listener.socket.as_fd())
     }
 
     /// Whether the holder alone listens there.
     pub(super) fn is_alone(&self, address: &Address, processes: &[Pid]) -> bool {
-        let mut there = self.0.iter().filter(|listener| &listener.address == address).peekable();
+        let mut there = self.all.iter().filter(|listener| &listener.address == address).peekable();
         there.peek().is_some() && there.all(|listener| open_of(processes, &[listener.inode]).is_empty())
     }
 
     /// The program is down: clients wait in the queue.
     pub(super) fn make_room(&self) {
-        self.0.iter().for_each(|listener| sys::listen_again(listener.socket.as_fd(), BACKLOG));
+        self.all.iter().for_each(|listener| sys::listen_again(listener.socket.as_fd(), BACKLOG));
     }
 
     /// Where a connection has come from, to connect there once more; and whether it waits for a first byte.
     pub(super) fn origin(&self, connection: &Address) -> Option<(Vec<u8>, bool)> {
-        let listener = self.0.iter().find(|listener| connection.came_to(&listener.address))?;
+        let listener = self.all.iter().find(|listener| connection.came_to(&listener.address))?;
         let mut bytes = listener.bytes.as_ref().to_vec();
         if let Address::Internet { ip, .. } = &listener.address
             && ip.iter().all(|&byte| byte == 0)
@@ -179,9 +220,9 @@ impl Listeners {
 
     /// Lets go of those that the program has given up: it has others, and is not about to begin.
     pub(super) fn sweep(&mut self, processes: &[Pid], now: Instant) {
-        let inodes: Vec<u64> = self.0.iter().map(|listener| listener.inode).collect();
+        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         let used = open_of(processes, &inodes);
-        self.0.retain_mut(|listener| {
+        self.all.retain_mut(|listener| {
             if used.is_empty() || used.contains(&listener.inode) {
                 listener.unused_since = None;
                 return true;
@@ -190,7 +231,7 @@ impl Listeners {
         });
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
     }
 }

@@ -30,12 +30,14 @@ pub enum Verb {
     Yes = 8,
     /// Holder: no.
     No = 9,
+    /// Program: connections of this kind have come, in `slot`, which are not kept. Not answered.
+    Strange = 10,
 }
 
 impl Verb {
     fn from_number(number: u32) -> Option<Self> {
-        use Verb::{Attach, Bind, Listen, Look, No, Probe, Release, Swap, Yes};
-        let all = [Attach, Bind, Listen, Probe, Swap, Release, Look, Yes, No];
+        use Verb::{Attach, Bind, Listen, Look, No, Probe, Release, Strange, Swap, Yes};
+        let all = [Attach, Bind, Listen, Probe, Swap, Release, Look, Yes, No, Strange];
         all.into_iter().find(|verb| *verb as u32 == number)
     }
 }

@@ -22,16 +22,17 @@ use crate::board::Board;
 use crate::death::Death;
 use crate::sys::custody as sys;
 use crate::sys::mapping::Mapping;
-use crate::sys::process::Pid;
+use crate::sys::process::{Ended, Pid};
 use holder::{Command, Holder};
 use name::Name;
 use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use table::Table;
+use table::{NotKept, Table};
 
 /// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
 pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
@@ -78,6 +79,50 @@ pub(crate) struct PartEnded {
     pub(crate) closed: u32,
 }
 
+/// What the holder tells the supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    PartEnded(PartEnded),
+    /// Connections of this kind have come.
+    NotKept(NotKept),
+    /// Copies are given up, as there is room for so many.
+    Full {
+        limit: usize,
+    },
+    /// The program has got listening sockets of those that this supervisor has left, which is gone.
+    TookOver {
+        supervisor: Pid,
+        sockets: usize,
+    },
+}
+
+/// How the last children of this process have ended.
+#[derive(Debug, Default)]
+struct Buried(Mutex<VecDeque<Ended>>);
+
+impl Buried {
+    const COUNT: usize = 256;
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<Ended>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, ended: Ended) {
+        let mut all = self.all();
+        if all.len() == Self::COUNT {
+            all.pop_front();
+        }
+        all.push_back(ended);
+    }
+
+    /// The status of one, once.
+    fn take(&self, pid: Pid) -> Option<i32> {
+        let mut all = self.all();
+        let at = all.iter().rposition(|ended| ended.pid == pid)?;
+        all.remove(at).map(|ended| ended.status)
+    }
+}
+
 /// The supervisor's side.
 #[derive(Debug)]
 pub(crate) struct Custody {
@@ -85,7 +130,8 @@ pub(crate) struct Custody {
     mapping: Option<Mapping>,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
-    reports: Receiver<PartEnded>,
+    reports: Receiver<Report>,
+    buried: Arc<Buried>,
     thread: Option<JoinHandle<()>>,
     /// Descriptors that this process was allowed before, and is now.
     limits: Option<(u64, u64)>,
@@ -107,10 +153,12 @@ impl Custody {
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
         let limits = sys::raise_descriptors_limit();
         let (text, socket) = name.into_parts();
-        let holder = Holder::new(board, table, memory, socket, Arc::clone(&wake), (inbox, outbox))?;
+        let buried = Arc::new(Buried::default());
+        let told = (inbox, outbox, Arc::clone(&buried));
+        let holder = Holder::new(board, table, memory, socket, Arc::clone(&wake), told)?;
         let thread = std::thread::Builder::new().name("holder".into()).spawn(move || holder.run())?;
         let mapping = Mapping::at(table);
-        Ok(Self { name: text, mapping, commands, wake, reports, thread: Some(thread), limits })
+        Ok(Self { name: text, mapping, commands, wake, reports, buried, thread: Some(thread), limits })
     }
 
     /// Has the program find the holder.
@@ -133,6 +181,12 @@ impl Custody {
         count.recv().unwrap_or(0)
     }
 
+    /// Those processes are another supervisor's, which is gone: as soon as the program binds to an address of theirs, it
+    /// gets what listens there.
+    pub(crate) fn expect(&self, supervisor: Pid, processes: Vec<Pid>) {
+        self.send(Command::Expect { supervisor, processes });
+    }
+
     /// The program is about to be started.
     pub(crate) fn starting(&self) {
         self.send(Command::Starting);
@@ -143,13 +197,18 @@ impl Custody {
         self.send(Command::Started { pid });
     }
 
+    /// A child of this process has ended, and is about to be buried: nobody else could find out how it has ended then.
+    pub(crate) fn note_end(&self, ended: Ended) {
+        self.buried.add(ended);
+    }
+
     /// It is about to end: for good, or to be started as another binary.
     pub(crate) fn stopping(&self, for_good: bool) {
         self.send(Command::Stopping { for_good });
     }
 
     /// What has happened since this was asked last.
-    pub(crate) fn report(&self) -> Option<PartEnded> {
+    pub(crate) fn report(&self) -> Option<Report> {
         self.reports.try_recv().ok()
     }
 

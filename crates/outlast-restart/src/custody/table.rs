@@ -38,6 +38,26 @@ impl Phase {
     }
 }
 
+/// A kind of connections that cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NotKept {
+    /// Its keys are in the process that has crashed.
+    Tls = 1,
+    /// What is under way on it, and what was said before, is known to that process alone.
+    Http2 = 2,
+    /// Of databases, of mail, and whatever else is no HTTP.
+    Other = 3,
+}
+
+impl NotKept {
+    /// As it is sent.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        [Self::Tls, Self::Http2, Self::Other].into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
 /// No connection.
 pub const FREE: u32 = 0;
 /// Of the program alone.
@@ -94,6 +114,8 @@ pub struct Table {
     pub waiting: AtomicU32,
     /// Not 0: the holder sleeps, and is to be told of what is new.
     pub asleep: AtomicU32,
+    /// What was said of connections that are not kept: a bit for each kind.
+    told: AtomicU32,
     tail: AtomicU32,
     /// Slots that are new, each with 1 added.
     ring: [AtomicU32; SLOTS],
@@ -119,6 +141,7 @@ impl Table {
     pub fn create(listeners_only: bool, mark: &str) -> io::Result<(OwnedFd, &'static Self)> {
         let mark = std::ffi::CString::new(mark).map_err(io::Error::other)?;
         let memory = memfd::create(&mark, size_of::<Self>())?;
+        memfd::keep_size(memory.as_fd());
         let table: &'static Self = memfd::map(memory.as_fd())?;
         table.listeners_only.store(u32::from(listeners_only), Ordering::SeqCst);
         Ok((memory, table))
@@ -136,6 +159,13 @@ impl Table {
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
         self.listeners_only.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether nobody has said so yet that such connections are not kept.
+    #[must_use]
+    pub fn tell_once(&self, kind: NotKept) -> bool {
+        let bit = 1u32 << (kind as u32 % u32::BITS);
+        self.told.load(Ordering::Relaxed) & bit == 0 && self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
     /// A slot by its number.

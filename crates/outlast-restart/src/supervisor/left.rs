@@ -3,6 +3,7 @@
 use crate::custody;
 use crate::sys::process::{self, Pid};
 use crate::sys::{descriptors, family};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
@@ -34,15 +35,27 @@ pub fn without_supervisor(name: &str) -> Vec<Left> {
     })
 }
 
-/// Processes whose sockets a supervisor of this key has held that is gone. Some write over their environment, but not over
-/// the name of the memory that they share with it.
-pub(super) fn held_by(key: &str) -> Vec<Pid> {
-    let is_left = |pid: &Pid| {
-        *pid != process::pid()
-            && custody::supervisor_of(*pid, key)
-                .is_some_and(|supervisor| family::parent_of_living(supervisor).is_none())
-    };
-    family::all().into_iter().filter(is_left).collect()
+/// Processes whose sockets supervisors of this key have held that are gone, by those. Some write over their environment, but
+/// not over the name of the memory that they share with it.
+pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Pid>> {
+    let mut found = BTreeMap::<Pid, Vec<Pid>>::new();
+    for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
+        if let Some(supervisor) = custody::supervisor_of(pid, key)
+            && family::parent_of_living(supervisor).is_none()
+        {
+            found.entry(supervisor).or_default().push(pid);
+        }
+    }
+    found
+}
+
+/// Has those of one of them end, while the caller goes on. Gives one, and how many they are.
+pub(super) fn end_of(key: &str, supervisor: Pid, number: i32) -> Option<(Pid, usize)> {
+    let all = held_by(key).remove(&supervisor)?;
+    let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
+    let thread = std::thread::Builder::new().name("taken over".into());
+    thread.spawn(move || end(&known, number)).ok()?;
+    Some((*all.first()?, all.len()))
 }
 
 /// Tells processes to end, and kills them if they do not in time.

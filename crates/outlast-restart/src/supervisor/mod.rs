@@ -19,6 +19,7 @@ use crate::Error;
 use crate::board::Board;
 use crate::custody::Custody;
 use crate::custody::name::{Name, Taken};
+pub use crate::custody::table::NotKept;
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::signals::Mask;
@@ -161,6 +162,26 @@ pub enum Event {
         kept: u32,
         /// Those that are closed, as somebody waited for an answer on them, or it was not understood.
         closed: u32,
+    },
+    /// Connections of this kind have come to it, which are not kept over a crash. Told once of each kind.
+    NotKept {
+        /// Which.
+        kind: NotKept,
+    },
+    /// This process may not have as many descriptors as the program has idle connections: the oldest ones are not kept over
+    /// a crash. Told once.
+    KeepsFewer {
+        /// So many are.
+        limit: usize,
+    },
+    /// It has got the listening sockets of processes that an earlier supervisor has left, which are told to end.
+    TookOver {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+        /// So many sockets.
+        sockets: usize,
     },
     /// It has ended in order and goes on in the background, where it is looked after as before.
     InBackground {
@@ -325,7 +346,8 @@ impl Supervisor {
         let (sender, inbox) = channel();
         let rest = Rest::begin();
         let handle = Handle { board, sender, spared: rest.spared().clone() };
-        let name = settings.exclusive_key.as_deref().map_or_else(Name::any, Name::take);
+        let key = settings.key.as_deref().unwrap_or("");
+        let name = if settings.is_exclusive { Name::take(key) } else { Name::any() };
         let (name, failed) = match name {
             Ok(name) => (Some(name), None),
             Err(Taken::By { pid }) => return Err(Error::Taken { pid }),
@@ -333,12 +355,7 @@ impl Supervisor {
         };
         let (mut custody, mut without_custody, mut _name) = (None, failed, name);
         if let (Some(hold), Some(name)) = (settings.hold, _name.take_if(|_| settings.hold.is_some())) {
-            match Custody::start(
-                name,
-                hold == Hold::Listeners,
-                board,
-                settings.exclusive_key.as_deref().unwrap_or(""),
-            ) {
+            match Custody::start(name, hold == Hold::Listeners, board, key) {
                 Ok(started) => custody = Some(started),
                 Err(error) => without_custody = Some(error),
             }
@@ -347,13 +364,22 @@ impl Supervisor {
         Ok(Self { settings, memory, board, mask, rest, inbox, handle, custody, without_custody, _name })
     }
 
-    /// Takes over the listening sockets of processes that an earlier supervisor of the same [key](Settings::exclusive_key)
+    /// Takes over the listening sockets of processes that an earlier supervisor of the same [key](Settings::key)
     /// has left, which are told to end, and killed if they do not within 5 s. Gives those processes, and how many sockets.
+    /// If the key is [not exclusive](Settings::is_exclusive), that is done when the program binds to their address: they may be
+    /// of another program that is called the same.
     #[must_use]
     pub fn take_over(&self) -> (Vec<u32>, usize) {
-        let key = self.settings.exclusive_key.as_deref();
+        let key = self.settings.key.as_deref();
         let (Some(custody), Some(key)) = (&self.custody, key) else { return (Vec::new(), 0) };
-        let all = left::held_by(key);
+        let held = left::held_by(key);
+        if !self.settings.is_exclusive {
+            for (supervisor, processes) in held {
+                custody.expect(supervisor, processes);
+            }
+            return (Vec::new(), 0);
+        }
+        let all: Vec<_> = held.into_values().flatten().collect();
         // Known from here on, whoever gets their numbers.
         let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
         let pids = all.iter().map(|pid| pid.cast_unsigned()).collect();

@@ -43,9 +43,11 @@ pub enum Hold {
 pub struct Settings {
     /// By which others find what is left of it ([`without_supervisor`](super::without_supervisor)).
     pub name: String,
-    /// Nobody else of this user may supervise by this key at the same time, and what a killed one of this key has left is
-    /// taken over. None: there may be several.
-    pub exclusive_key: Option<String>,
+    /// What a supervisor of this key has left that was killed is taken over: with [`Settings::is_exclusive`] when this one
+    /// begins, or else when its program binds to an address where that listens. None: nothing is.
+    pub key: Option<String>,
+    /// Nobody else of this user may supervise by this key at the same time.
+    pub is_exclusive: bool,
     /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
     pub hold: Option<Hold>,
     /// How many crashes are too many. The server's own generations keep to it, too.
@@ -83,7 +85,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             name: String::new(),
-            exclusive_key: None,
+            key: None,
+            is_exclusive: false,
             hold: None,
             policy: Policy::default(),
             own_hang_timeout: true,

@@ -10,9 +10,8 @@ use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd};
-use crate::custody::{Custody, PartEnded};
+use crate::custody::{Custody, PartEnded, Report};
 use crate::death::Death;
-use crate::parts::kill_all;
 use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
@@ -129,7 +128,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 }
                 let _ = family::signal_below(of(pid), number);
             }
-            Action::KillAll { pid } => kill_all(of(pid)),
+            Action::KillAll { pid } => family::kill_all(of(pid)),
             Action::KillHung { pid } => self.kill_hung(of(pid)),
             Action::Sleep => {
                 let _ = process::kill(process::pid(), libc::SIGSTOP);
@@ -199,7 +198,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
     /// one.
     fn bury(&mut self) -> bool {
-        while let Some(ended) = process::reap() {
+        while let Some(ended) = process::ended() {
+            if let Some(custody) = &self.supervisor.custody {
+                custody.note_end(ended);
+            }
+            process::bury(ended.pid);
             self.write_down(ended);
             if self.machine.main().map(of) != Some(ended.pid) {
                 self.other_buried(ended.pid);
@@ -323,17 +326,19 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             board.note_end_of(board.generation(), None, Cause::Hang);
             let _ = family::signal_below(serving, libc::SIGKILL);
         } else {
-            kill_all(main);
+            family::kill_all(main);
         }
     }
 
     /// What others have to say.
     fn hear(&mut self) {
         let reports = self.supervisor.custody.as_ref();
-        let reports: Vec<PartEnded> =
+        let reports: Vec<Report> =
             reports.iter().flat_map(|custody| std::iter::from_fn(|| custody.report())).collect();
-        for PartEnded { pid, death, kept, closed } in reports {
-            (self.tell)(Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed });
+        for report in reports {
+            if let Some(event) = self.reported(report) {
+                (self.tell)(event);
+            }
         }
         if self.clearing.is_some() {
             // In a moment there is a program that can do what is asked.
@@ -361,6 +366,21 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Message::Replace { wish, .. } => self.refuse(wish),
             }
         }
+    }
+
+    fn reported(&self, report: Report) -> Option<Event> {
+        Some(match report {
+            Report::PartEnded(PartEnded { pid, death, kept, closed }) => {
+                Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
+            }
+            Report::NotKept(kind) => Event::NotKept { kind },
+            Report::Full { limit } => Event::KeepsFewer { limit },
+            Report::TookOver { supervisor, sockets } => {
+                let settings = &self.supervisor.settings;
+                let (pid, count) = left::end_of(settings.key.as_deref()?, supervisor, settings.stop_signal)?;
+                Event::TookOver { pid: pid.cast_unsigned(), count, sockets }
+            }
+        })
     }
 
     /// What the board has to say.

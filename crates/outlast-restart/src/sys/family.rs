@@ -120,6 +120,13 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
     }
 }
 
+/// Kills a process below this one, and all that is below that.
+pub(crate) fn kill_all(root: Pid) {
+    for pid in and_below(root) {
+        let _ = signal_below(pid, libc::SIGKILL);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -198,13 +198,15 @@ A program that uses the library `outlast-restart` keeps its connections when it 
 without this supervisor. For an unmodified, dynamically linked program (--preload) this process holds
 the listening sockets and idle HTTP/1 connections while the program is down. Its processes, their
 parents and their exit codes are as without Outlast. Connections with TLS, HTTP/2 or a database, and
-those on which a client waits for an answer, are closed when their process dies.
+those on which a client waits for an answer, are closed when their process dies. A warning names what
+a program has of these, once, and programs into which no library can be loaded (static ones).
 
 When this process itself is killed, a program that uses the library keeps serving, survives crashes
 as before, and says so on its standard error. An unmodified program gets --stop-signal, unless it is
-preloaded. The next `outlast run` of the same --name names whatever still runs. Two supervisors of
-one --name: the second one exits. The program has to stay in the foreground, unless it is preloaded
-and listens before it goes into the background.";
+preloaded: then it keeps serving, and the next `outlast run` of the same --name takes its listening
+sockets over and stops it, so that no client is refused. (Without --name, when the new program binds
+to the same address.) Two supervisors of one --name: the second one exits with 2. The program has to
+stay in the foreground, unless it is preloaded and listens before it goes into the background.";
 
 /// `outlast upgrade`.
 #[derive(Debug, Args)]
@@ -235,8 +237,9 @@ within --timeout, the old one keeps serving. What is kept depends on the program
   - A program that uses the library `outlast-restart` hands over all connections, with the input it
     has received and its state. Clients wait until the new binary serves. If it does not, the old
     binary keeps serving with all of that, as after a crash.
-  - An unmodified, preloaded program is asked to stop (--stop-signal), and the new binary is started
-    with its listening sockets and idle connections: new clients wait meanwhile, none is refused.
+  - An unmodified, preloaded program is asked to stop (--stop-signal). When it has ended, the new
+    binary is started with its listening sockets and idle connections: new clients wait meanwhile,
+    none is refused. The two never run at the same time.
     Anything that was only in memory is lost. If the new binary does not serve, the old one is
     started again.
   - Any other program (also with roles) needs --force: it is stopped and the new binary is started,

@@ -25,7 +25,8 @@ use notify::Notify;
 use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
 use outlast_restart::policy::Inheritance;
 use outlast_restart::supervisor::{
-    Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
+    Attempt, Event, Hold, Left, NotKept, Outcome, Readiness, Restart, Settings, Supervisor,
+    without_supervisor,
 };
 use outlast_session::relay::dial::plain;
 use preload::Choice;
@@ -118,7 +119,9 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
             // What is loaded into it lets it live on.
             orphan_signal: launch.preload.is_none().then_some(settings.stop_signal),
             name: name.clone(),
-            exclusive_key: args.name.as_deref().map(exclusive_key),
+            // Of programs that are called by their file there may be several.
+            key: Some(key(&name)),
+            is_exclusive: args.name.is_some(),
             hold: launch.preload.as_ref().map(|_| match args.preload.keep_connections {
                 Some(KeepConnections::Listeners) => Hold::Listeners,
                 _ => Hold::Idle,
@@ -193,9 +196,14 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
+        let taken_over = if plan.settings.hold.is_some() && !plan.settings.is_exclusive {
+            format!("if this {name} listens at the same address, its sockets are taken over; ")
+        } else {
+            String::new()
+        };
         tracing::warn!(
             "process {pid} of an earlier {name} still runs, without its supervisor (process {supervisor}), which is gone: \
-             kill {pid} ends it"
+             {taken_over}kill {pid} ends it"
         );
     }
     let shown = [&plan.launch.program].into_iter().chain(&plan.launch.arguments);
@@ -216,7 +224,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
 }
 
 /// A name is one's own where instances are found: below the folder of their sockets, and for a user.
-fn exclusive_key(name: &str) -> String {
+fn key(name: &str) -> String {
     use std::hash::{Hash, Hasher};
     let mut hasher = std::hash::DefaultHasher::new();
     (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
@@ -340,6 +348,16 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
                 "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
             );
         }
+        Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
+        Event::KeepsFewer { limit } => tracing::warn!(
+            "{name} has more idle connections than can be kept over a crash with the descriptors that this process may \
+             have: {limit} of them are (ulimit -Hn, in a unit LimitNOFILE)"
+        ),
+        Event::TookOver { pid, count, sockets } => tracing::warn!(
+            "{name} has got {sockets} listening sockets of an earlier one that still ran without its supervisor, so that \
+             nobody is refused: {} told to end",
+            state::commands_of(pid, count)
+        ),
         Event::RolledBack { death, pid } => {
             tracing::warn!("the new binary of {name} has {death}: the old one keeps serving (process {pid})");
         }
@@ -414,12 +432,30 @@ fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
     }
 }
 
+/// Whose clients have to connect again after a crash.
+fn not_kept(kind: NotKept) -> &'static str {
+    match kind {
+        NotKept::Tls => {
+            "connections with TLS are not kept over a crash, as their keys are in the process that dies: clients connect \
+             again (the listening sockets are kept; behind a proxy that ends TLS, idle HTTP/1 connections are, too)"
+        }
+        NotKept::Http2 => {
+            "connections with HTTP/2 are not kept over a crash: clients connect again (the listening sockets and idle \
+             HTTP/1 connections are kept)"
+        }
+        NotKept::Other => {
+            "connections that do not begin with an HTTP/1 request (databases, mail, others) are not kept over a crash: \
+             clients connect again (the listening sockets are kept)"
+        }
+    }
+}
+
 /// What a program is started again without that has lived on by itself until now.
 fn lost(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "",
         Backend::Exec => "; its listening sockets stay open",
-        Backend::Library | Backend::Snapshot | Backend::Roles => "; its connections and state are lost",
+        Backend::Library | Backend::Roles => "; its connections and state are lost",
     }
 }
 
@@ -455,7 +491,7 @@ fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
             );
         }
         // That has no state to be suspected.
-        Inheritance::WithoutSuspectState if matches!(board.backend(), Backend::Exec | Backend::Snapshot) => {
+        Inheritance::WithoutSuspectState if board.backend() == Backend::Exec => {
             tracing::warn!("{so_often}: its connections are kept this time; {next} they are closed");
         }
         Inheritance::WithoutSuspectState => tracing::warn!(

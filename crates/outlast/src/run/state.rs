@@ -247,7 +247,6 @@ fn backend(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "none",
         Backend::Library => "library",
-        Backend::Snapshot => "snapshot",
         Backend::Exec => "exec",
         Backend::Roles => "roles",
     }

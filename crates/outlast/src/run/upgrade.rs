@@ -101,7 +101,7 @@ impl Upgrades {
         }
         let replaced = hindrance.is_some() || !runs;
         // Its sockets are held while it is stopped and the new one is started.
-        let anew = replaced || (self.board.backend() == Backend::Exec && self.is_preloaded());
+        let anew = replaced || self.board.backend() == Backend::Exec;
         let mut now = self.now();
         let Some(wish) = self.handle.upgrade(Path::new(program), anew, timeout) else {
             return json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
@@ -127,7 +127,7 @@ impl Upgrades {
         match self.board.backend() {
             Backend::None => return Some("it does not use the library, nor is it preloaded".into()),
             Backend::Roles => return Some("it has several processes with roles".into()),
-            Backend::Library | Backend::Snapshot => {}
+            Backend::Library => {}
             Backend::Exec => {
                 let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
                 if let (Some(Preloaded { library, .. }), Some(file)) = (&self.preloaded, file)

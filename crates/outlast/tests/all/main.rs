@@ -30,6 +30,7 @@ mod run;
 mod run_config;
 mod run_crashes;
 mod run_forks;
+mod run_held;
 mod run_leftovers;
 mod run_log;
 mod run_notify;

@@ -3,16 +3,21 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::restarts::ends;
+use crate::common::supervised::status;
 use crate::common::{Outlast, PATIENCE, command, eventually, folder, output};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const CRASHES: usize = 10;
 
 /// Says which process it is, to whoever asks.
-const PROGRAM: &str = "
+pub const PROGRAM: &str = "
 import http.server, os, sys
 class H(http.server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
@@ -24,46 +29,62 @@ class H(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
 ";
 
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("liboutlast_preload.so")
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// One connection, from the beginning to the end.
-struct Client(TcpStream);
+pub struct Client(pub TcpStream);
 
 impl Client {
-    fn connect(port: u16) -> Self {
+    pub fn connect(port: u16) -> Self {
         let stream = eventually("nobody listens", || TcpStream::connect(("127.0.0.1", port)).ok());
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Self(stream)
     }
 
     /// The body of the answer, whose end tells that of the head.
-    fn get(&mut self) -> String {
-        self.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    pub fn get(&mut self) -> String {
+        self.try_get().unwrap_or_else(|heard| panic!("the connection has ended: {heard}"))
+    }
+
+    /// The same, or what was heard until the connection has ended.
+    pub fn try_get(&mut self) -> Result<String, String> {
+        if let Err(error) = self.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") {
+            return Err(error.to_string());
+        }
         let mut heard = String::new();
         loop {
             if let Some((head, body)) = heard.split_once("\r\n\r\n") {
                 let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
                 if body.len() == length.parse::<usize>().unwrap() {
-                    return body.to_owned();
+                    return Ok(body.to_owned());
                 }
             }
             let mut room = [0; 1024];
-            let count = self.0.read(&mut room).unwrap();
-            assert!(count > 0, "the connection has ended: {heard}");
+            let count = self.0.read(&mut room).map_err(|error| format!("{heard}{error}"))?;
+            if count == 0 {
+                return Err(heard);
+            }
             heard.push_str(std::str::from_utf8(&room[..count]).unwrap());
         }
     }
 }
 
-/// Until the answer that was just given is the end of what goes on there, and a copy of the connection is held.
-fn await_idle() {
-    std::thread::sleep(std::time::Duration::from_millis(150));
+/// Until no thread of the process runs: the answer that was just given is the end of what goes on there, as far as it can
+/// know. And until as many connections are held: of a new one a copy is taken in a moment.
+pub fn await_idle(folder: &Path, pid: &str, held: u64) {
+    let sleeps = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    eventually("the server does not come to rest", || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let all = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
+        all.into_iter().all(|stat| sleeps(&stat)).then_some(())
+    });
+    eventually("the connections are not held", || (status(folder)["connections"] == held).then_some(()));
 }
 
 #[test]
@@ -80,20 +101,33 @@ fn a_server_that_is_killed_keeps_its_idle_clients() {
     let mut outlast = Outlast::from(command);
     let (mut client, mut idle) = (Client::connect(port), Client::connect(port));
     idle.get();
-    for _ in 0..CRASHES {
+    for crash in 0..CRASHES {
         let killed = client.get();
-        await_idle();
+        await_idle(folder.path(), &killed, 2);
         signal(&killed, "KILL");
-        assert_ne!(client.get(), killed);
+        // On its way out it may still take a request, which is lost with it.
+        ends(killed.parse().unwrap());
+        match client.try_get() {
+            Ok(next) => assert_ne!(next, killed),
+            Err(heard) => panic!("crash {crash}: {heard:?}\n{}", outlast.said_so_far()),
+        }
     }
     idle.get();
-    let status = String::from_utf8(output(folder.path(), &["status", "--json"]).stdout).unwrap();
-    assert!(status.contains("\"backend\": \"exec\"") && status.contains("\"generation\": 11"), "{status}");
-    assert!(status.contains("\"kept\": 2"), "the crashes are in the status: {status}");
-    eventually("the connections are not counted", || {
-        let status = String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
-        status.contains("2 connections held").then_some(())
-    });
+    let now = status(folder.path());
+    assert_eq!((now["backend"].as_str(), now["generation"].as_u64()), (Some("exec"), Some(11)), "{now:#}");
+    let crashes = now["crashes"]["kept"].as_array().unwrap();
+    // The idle one is nobody's from the first crash on.
+    assert!(crashes.len() == CRASHES && crashes[0]["kept"] == 2, "{crashes:#?}");
+    assert!(crashes.iter().all(|crash| crash["closed"] == 0 && crash["how"] == "SIGKILL"), "{crashes:#?}");
+    // Each has its own time.
+    assert!(
+        crashes.windows(2).all(|two| two[0]["at_ms"].as_u64() < two[1]["at_ms"].as_u64()),
+        "{crashes:#?}"
+    );
+    let page = String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
+    let last = page.lines().find(|line| line.trim_start().starts_with("10 ")).unwrap_or_default();
+    assert!(page.contains("2 connections held") && page.contains("CONNECTIONS KEPT"), "{page}");
+    assert!(last.contains("SIGKILL"), "{page}");
     // Two of one name would fight for the port.
     let mut second = crate::common::command(folder.path(), &[&run[..], &preload, &program].concat());
     let second = second.output().unwrap();
@@ -106,8 +140,36 @@ fn a_server_that_is_killed_keeps_its_idle_clients() {
     assert!(outlast.said().contains("2 idle ones are kept, 0 closed"), "{}", outlast.said());
 }
 
-fn signal(pid: &str, name: &str) {
+pub fn signal(pid: &str, name: &str) {
     assert!(Command::new("kill").args([&format!("-{name}"), pid]).status().unwrap().success());
+}
+
+/// Clients that come all the time.
+pub struct Comes {
+    over: Arc<AtomicBool>,
+    refused: JoinHandle<u32>,
+}
+
+impl Comes {
+    pub fn begin(port: u16) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let refused = std::thread::spawn(move || {
+            let mut refused = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                refused += u32::from(TcpStream::connect(("127.0.0.1", port)).is_err());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            refused
+        });
+        Self { over, refused }
+    }
+
+    /// How many of them were.
+    pub fn refused(self) -> u32 {
+        self.over.store(true, Ordering::SeqCst);
+        self.refused.join().unwrap()
+    }
 }
 
 /// Nobody is refused meanwhile, and nobody is left over.
@@ -133,27 +195,14 @@ fn what_a_killed_supervisor_has_left_is_taken_over_by_the_next_one_of_its_name()
     outlast.signal("KILL");
     outlast.ended();
     let master = std::fs::read_to_string(folder.path().join("pid")).unwrap().trim().to_owned();
-    let over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let comes = std::thread::spawn({
-        let over = std::sync::Arc::clone(&over);
-        move || {
-            let mut refused = 0;
-            while !over.load(std::sync::atomic::Ordering::SeqCst) {
-                let came = TcpStream::connect(("127.0.0.1", port));
-                refused += u32::from(came.is_err());
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-            refused
-        }
-    });
+    let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &[&run[..], &nginx].concat());
     let line = next.wait_for("of before still ran without its supervisor");
     assert!(line.contains(&master) && line.contains(": 1 of its listening sockets"), "{line}");
     ends(master.parse().unwrap());
     next.wait_for("is ready");
     Client::connect(port).0.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
-    over.store(true, std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(comes.join().unwrap(), 0, "some were refused");
+    assert_eq!(comes.refused(), 0, "some were refused");
     next.signal("TERM");
     next.ended();
 }

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -32,6 +33,8 @@ impl Server {
         started.args(command.get_args());
         started.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Some tell all of their group to end: this test is none of it.
+        started.process_group(0);
         let mut child = started.spawn().unwrap();
         let (said, output) = (Arc::new(Mutex::new(Vec::new())), child.stdout.take().unwrap());
         let heard = Arc::clone(&said);
