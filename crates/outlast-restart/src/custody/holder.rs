@@ -332,7 +332,7 @@ impl Holder {
             if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
                 self.next_control += 1;
                 self.controls.insert(number, Control { socket, pid });
-                self.watch(pid, true);
+                self.watch(pid, false);
             }
         }
     }
@@ -364,6 +364,7 @@ impl Holder {
         match message.verb {
             Verb::Attach => {
                 let understood = message.slot == VERSION;
+                self.watch(pid, understood);
                 answer.verb = if understood { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
             }
@@ -379,8 +380,9 @@ impl Holder {
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Probe => {
-                let processes = family::below_this();
-                let alone = address.is_some_and(|address| self.listeners.is_alone(&address, &processes));
+                let alone = address.is_some_and(|address| {
+                    self.listeners.has(&address) && self.listeners.is_alone(&address, &family::below_this())
+                });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }

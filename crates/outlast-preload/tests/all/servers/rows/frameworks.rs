@@ -15,7 +15,6 @@ pub const ROWS: &[Row] = &[
     Row::http("tornado", PYTHON, tornado),
     Row::http("aiohttp", PYTHON, aiohttp),
     Row::http("twisted", "twistd3", twisted).optional(),
-    Row::http("cherrypy", "/usr/lib/python3/dist-packages/cherrypy", cherrypy).optional(),
     Row::http("uwsgi", "uwsgi", uwsgi).workers("uwsgi").optional(),
     Row::http("puma", "puma", puma).workers("puma").optional(),
     Row::http("thin", "thin", thin).optional(),
@@ -111,15 +110,6 @@ fn twisted(folder: &Path, port: u16) -> Command {
     script(PYTHON, folder, &text)
 }
 
-fn cherrypy(folder: &Path, port: u16) -> Command {
-    let text = format!(
-        "import cherrypy\nclass R:\n    @cherrypy.expose\n    def index(self): return 'hello'\n\
-         cherrypy.config.update({{'server.socket_host': '127.0.0.1', 'server.socket_port': {port}, 'environment': \
-         'production', 'server.socket_timeout': 60, 'server.thread_pool': 30}})\ncherrypy.quickstart(R())\n"
-    );
-    script(PYTHON, folder, &text)
-}
-
 fn uwsgi(folder: &Path, port: u16) -> Command {
     std::fs::write(folder.join("app.py"), WSGI).unwrap();
     let mut command = Command::new("uwsgi");
@@ -133,7 +123,7 @@ const RACK: &str = "run proc { |e| [200, {'Content-Length' => '5'}, ['hello']] }
 
 fn puma(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("puma");
-    command.args(["-w", "2", "-t", "1:8", "--persistent-timeout", "60", "-b", &format!("tcp://127.0.0.1:{port}")]);
+    command.args(["-w", "2", "-t", "1:8", "-b", &format!("tcp://127.0.0.1:{port}")]);
     std::fs::write(folder.join("config.ru"), RACK).unwrap();
     command.arg(folder.join("config.ru"));
     command
