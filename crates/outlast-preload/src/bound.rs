@@ -1,6 +1,7 @@
 //! Addresses that the program binds to, listens at, or looks for somebody at.
 
 use crate::holder;
+use crate::marks;
 use crate::sys;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
@@ -43,14 +44,14 @@ pub fn on_listen(descriptor: RawFd) {
     }
 }
 
-/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs.
+/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, which may be the
+/// first that they do.
 pub fn on_connect(address: &[u8]) -> bool {
     let _errno = sys::Errno::keep();
-    let family = address.get(..2).and_then(|family| family.try_into().ok()).map(u16::from_ne_bytes);
-    if family.map(i32::from) != Some(libc::AF_UNIX) || holder::table().is_none() {
-        return false;
-    }
-    let Some(question) = asked(address) else { return false };
-    let question = Message { verb: Verb::Probe, ..question };
+    let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
+    let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
+    let Some(address) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
+    marks::begin();
+    let question = Message { address, ..Message::new(Verb::Probe) };
     holder::ask(&question).is_some_and(|(answer, _)| answer.verb == Verb::Yes)
 }

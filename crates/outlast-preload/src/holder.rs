@@ -70,6 +70,11 @@ pub extern "C" fn look_for() {
     address();
 }
 
+/// Whether somebody holds for this program, who was not given up.
+pub fn is_known() -> bool {
+    address().is_some() && !GIVEN_UP.load(Ordering::Relaxed)
+}
+
 /// The table, if this process has it.
 pub fn table() -> Option<&'static Table> {
     // SAFETY: null, or from a reference that is good for ever.
@@ -81,7 +86,7 @@ pub fn attach() -> Option<&'static Table> {
     if let Some(table) = table() {
         return Some(table);
     }
-    if GIVEN_UP.load(Ordering::Relaxed) || address().is_none() {
+    if !is_known() {
         return None;
     }
     let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };

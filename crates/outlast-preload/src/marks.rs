@@ -32,11 +32,13 @@ static MARKS: [Mark; DESCRIPTORS] =
 /// Of this process.
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// This process has the table from here on.
+/// This process, and those that it forks, speak with the holder from here on.
 pub fn begin() {
     static FORK: Once = Once::new();
-    PID.store(sys::pid(), Ordering::Relaxed);
-    FORK.call_once(|| sys::on_fork(forked));
+    FORK.call_once(|| {
+        PID.store(sys::pid(), Ordering::Relaxed);
+        sys::on_fork(forked);
+    });
 }
 
 extern "C" fn forked() {

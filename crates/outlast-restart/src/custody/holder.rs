@@ -29,6 +29,9 @@ const SLOW_TICK: Duration = Duration::from_millis(50);
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks at the processes.
 const SWEEP: Duration = Duration::from_secs(1);
+/// The same, so long after anything has changed: a program that begins makes others.
+const QUICK_SWEEP: Duration = Duration::from_millis(100);
+const QUICK_FOR: Duration = Duration::from_secs(3);
 /// So long after anything has changed it is looked whether the program has given up some of its listening sockets.
 const SETTLES: Duration = Duration::from_secs(20);
 /// Descriptors that are left for the supervisor's other work.
@@ -219,7 +222,7 @@ impl Holder {
         let tick = |holder: &Self| {
             if now.duration_since(holder.took_at) < SLOW_AFTER { TICK } else { SLOW_TICK }
         };
-        let sweep = SWEEP.saturating_sub(now.duration_since(self.swept_at));
+        let sweep = self.sweep_interval(now).saturating_sub(now.duration_since(self.swept_at));
         let mut time = if self.connections.has_waiting() { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
@@ -232,6 +235,10 @@ impl Holder {
         }
         let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 }
+    }
+
+    fn sweep_interval(&self, now: Instant) -> Duration {
+        if now.duration_since(self.changed_at) < QUICK_FOR { QUICK_SWEEP } else { SWEEP }
     }
 
     fn work(&mut self) {
@@ -252,7 +259,7 @@ impl Holder {
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
-        if now.duration_since(self.swept_at) < SWEEP {
+        if now.duration_since(self.swept_at) < self.sweep_interval(now) {
             return;
         }
         self.swept_at = now;
@@ -346,7 +353,7 @@ impl Holder {
             if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
                 self.next_control += 1;
                 self.controls.insert(number, Control { socket, pid });
-                self.watch(pid, true);
+                self.watch(pid, false);
             }
         }
     }
@@ -378,6 +385,7 @@ impl Holder {
         match message.verb {
             Verb::Attach => {
                 let understood = message.slot == VERSION;
+                self.watch(pid, understood);
                 answer.verb = if understood { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
             }
@@ -393,8 +401,9 @@ impl Holder {
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Probe => {
-                let processes = family::below_this();
-                let alone = address.is_some_and(|address| self.listeners.is_alone(&address, &processes));
+                let alone = address.is_some_and(|address| {
+                    self.listeners.has(&address) && self.listeners.is_alone(&address, &family::below_this())
+                });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }

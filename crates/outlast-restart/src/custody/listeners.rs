@@ -196,6 +196,11 @@ impl Listeners {
         listener.put_back().then(|| listener.socket.as_fd())
     }
 
+    /// Whether there is one at this address.
+    pub(super) fn has(&self, address: &Address) -> bool {
+        self.all.iter().any(|listener| &listener.address == address)
+    }
+
     /// Whether the holder alone listens there.
     pub(super) fn is_alone(&self, address: &Address, processes: &[Pid]) -> bool {
         let mut there = self.all.iter().filter(|listener| &listener.address == address).peekable();

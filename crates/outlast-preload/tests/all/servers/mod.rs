@@ -1,171 +1,130 @@
-//! Real servers and frameworks, each below a supervisor as without one: a table.
+//! Real servers and frameworks, each below `outlast run` as without it: a table.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
-#![allow(clippy::print_stdout, reason = "the table is what it is about")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is what it is about")]
 
+mod check;
+mod row;
 mod rows;
+mod running;
+mod talk;
 
-use crate::common::{Client, Server, children, eventually, family, folder, free_port, is_installed, kill};
+use crate::common::is_installed;
+use check::{IDLE, Line, Victim, check};
+use row::{Kept, Row};
 pub use rows::nginx;
-use rows::{ROWS, Row, Talk};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
 
-/// Idle connections while a process is killed.
-const IDLE: usize = 20;
+/// Rows that are looked at side by side: they wait more than they compute.
+const SIDE_BY_SIDE: usize = 3;
 
-/// Which processes are killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victim {
-    Master,
-    Worker,
-    All,
-}
-
-/// What has become of clients.
-#[derive(Debug, Default)]
-struct Seen {
-    refused: AtomicU32,
-    answered: AtomicU32,
-}
-
-fn ask(row: &Row, client: &mut Client) -> bool {
-    match row.talk {
-        Talk::Http => client.get("/"),
-        Talk::Bytes { say, hear } => client.hears(say, hear),
+/// Whether it is among those of this run: a third, which the seed chooses, and with `OUTLAST_SERVERS` all, or those that
+/// are named there.
+fn is_wanted(number: usize, row: &Row) -> bool {
+    let wanted = std::env::var("OUTLAST_SERVERS").unwrap_or_default();
+    let seed: usize = std::env::var("OUTLAST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    match wanted.as_str() {
+        "" => number % 3 == seed % 3,
+        "all" => true,
+        names => names.split(',').any(|name| name == row.name),
     }
 }
 
-/// Until one client is answered.
-fn await_serving(row: &Row, port: u16) {
-    eventually(row.name, || {
-        let mut client = Client::connect(port);
-        ask(row, &mut client).then_some(())
-    });
+/// Whether its program is there. What only the long runs need is skipped, which is said.
+fn is_there(row: &Row) -> bool {
+    if !row.is_optional {
+        return is_installed(row.program);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|folder| folder.join(row.program).exists());
+    if !found {
+        eprintln!("SKIPPED: {}: {} is not installed; tools/deps.sh --soak installs it", row.name, row.program);
+    }
+    found
 }
 
-/// The processes, when no more come.
-fn settled(row: &Row, server: &Server) -> Vec<String> {
-    let mut last = Vec::new();
-    eventually(row.name, || {
-        std::thread::sleep(Duration::from_millis(400));
-        let now = server.shape();
-        (std::mem::replace(&mut last, now.clone()) == now).then_some(now)
-    })
+/// What a panic has said.
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Its processes and its exit code.
-fn plain(row: &Row, supervised: bool) -> (Vec<String>, i32) {
-    let (port, folder) = (free_port(), folder(row.name));
-    let server = Server::start(&(row.make)(&folder, port), supervised);
-    await_serving(row, port);
-    let told = (settled(row, &server), server.stop());
-    let _ = std::fs::remove_dir_all(folder);
-    told
-}
-
-/// Kills some of its processes while clients come: how many idle connections were kept.
-fn crash(row: &Row, victim: Victim) -> usize {
-    let (port, folder) = (free_port(), folder(row.name));
-    let server = Server::start(&(row.make)(&folder, port), true);
-    await_serving(row, port);
-    settled(row, &server);
-    let mut idle: Vec<Client> = (0..IDLE).map(|_| Client::connect(port)).collect();
-    assert!(idle.iter_mut().all(|client| ask(row, client)), "{}: not answered", row.name);
-    std::thread::sleep(Duration::from_millis(150));
-    let (seen, over) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
-    let comes = {
-        let (seen, over) = (Arc::clone(&seen), Arc::clone(&over));
-        move || {
-            while !over.load(Ordering::SeqCst) {
-                match Client::try_connect(port) {
-                    Ok(mut client) => {
-                        // One that a master has passed to a worker which died just then hangs without us, too.
-                        client.1 = false;
-                        client.0.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-                        let answered = u32::from(ask(row, &mut client));
-                        seen.answered.fetch_add(answered, Ordering::SeqCst);
-                    }
-                    Err(error) => {
-                        let refused = u32::from(error.kind() == std::io::ErrorKind::ConnectionRefused);
-                        seen.refused.fetch_add(refused, Ordering::SeqCst);
-                    }
-                }
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
+/// As it stands in the table.
+fn show(row: &Row, line: &Line) -> String {
+    let each = |of: &dyn Fn(Victim) -> Option<String>| {
+        let all = [Victim::Master, Victim::Worker, Victim::All];
+        all.map(|victim| of(victim).unwrap_or_else(|| "-".to_owned())).join(" ")
     };
-    let kept = std::thread::scope(|scope| {
-        scope.spawn(comes);
-        std::thread::sleep(Duration::from_millis(50));
-        let main = server.main();
-        let victims = match victim {
-            Victim::Master => vec![main],
-            Victim::Worker => children(main).into_iter().take(1).collect(),
-            Victim::All => [vec![main], family(main)].concat(),
-        };
-        victims.into_iter().for_each(|pid| kill(pid, libc::SIGKILL));
-        let before = seen.answered.load(Ordering::SeqCst);
-        eventually("nobody is answered any more", || {
-            (seen.answered.load(Ordering::SeqCst) > before + 5).then_some(())
-        });
-        let kept = idle.iter_mut().filter_map(|client| ask(row, client).then_some(())).count();
-        over.store(true, Ordering::SeqCst);
-        kept
-    });
-    assert_eq!(seen.refused.load(Ordering::SeqCst), 0, "{} {victim:?}: refused", row.name);
-    drop(server);
-    let _ = std::fs::remove_dir_all(folder);
-    kept
+    let crash = |victim| line.crashes.iter().find(|(killed, ..)| *killed == victim);
+    let refused = each(&|victim| Some(crash(victim)?.1.to_string()));
+    let kept = each(&|victim| Some(crash(victim)?.2.to_string()));
+    let note = match row.kept {
+        Kept::All => String::new(),
+        Kept::None(why) | Kept::NoneIdle(why) => why.to_owned(),
+    };
+    let kept = if matches!(row.kept, Kept::NoneIdle(_)) { String::from("-") } else { kept };
+    let mut ratios: Vec<f64> = line.load.iter().map(|(alone, below)| (below / alone - 1.0) * 100.0).collect();
+    ratios.sort_by(f64::total_cmp);
+    let load = ratios.get(ratios.len() / 2).map(|median| format!("{median:+.1} %")).unwrap_or_default();
+    let rate = |of: &dyn Fn(&(f64, f64)) -> f64| {
+        let mut rates: Vec<f64> = line.load.iter().map(of).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).map(|median| format!("{median:.0}")).unwrap_or_default()
+    };
+    let (alone, below) = (rate(&|pair| pair.0), rate(&|pair| pair.1));
+    let (processes, exit) = (line.processes, line.exit);
+    format!(
+        "{:<16} {processes:>5} {exit:>5}  {refused:<10} {kept:<10} {alone:>7} {below:>7} {load:>7}  {note}",
+        row.name
+    )
 }
 
-/// One line of the table.
-fn check(row: &Row) {
-    if !is_installed(row.program) {
-        return;
-    }
-    let (alone, below) = (plain(row, false), plain(row, true));
-    assert_eq!(alone, below, "{}: processes and exit code, without and with us", row.name);
-    let victims =
-        if row.has_workers { &[Victim::Master, Victim::Worker, Victim::All][..] } else { &[Victim::Master] };
-    let kept: Vec<String> = victims
-        .iter()
-        .map(|&victim| {
-            let kept = crash(row, victim);
-            let expected = if row.keeps_idle { IDLE } else { kept };
-            assert_eq!(kept, expected, "{} {victim:?}: idle connections", row.name);
-            format!("{victim:?} {kept}/{IDLE}")
-        })
-        .collect();
-    println!(
-        "{:<16} {} processes, exit {:<3}, refused 0, idle kept: {}",
-        row.name,
-        below.0.len(),
-        below.1,
-        kept.join(", ")
-    );
-}
+const HEAD: &str = "                  processes, exit code      refused    idle kept  requests in a second
+server             as without us     M W A     of 20:M W A   alone    here    diff  why not";
 
-/// A third of them, another one each day; all with `OUTLAST_SERVERS=all`, or those that are named there.
+/// A third of them in each run; all with `OUTLAST_SERVERS=all`. `OUTLAST_SERVERS_LOAD` pairs of measurements are made of
+/// the requests that each answers in a second.
 #[test]
 fn servers_are_as_without_us_and_nobody_is_refused_when_they_crash() {
-    let wanted = std::env::var("OUTLAST_SERVERS").unwrap_or_default();
-    let day = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
-    for (number, row) in ROWS.iter().enumerate() {
-        let today = number as u64 % 3 == day % 3;
-        let named = wanted.split(',').any(|name| name == row.name);
-        if named || wanted == "all" || (wanted.is_empty() && today) {
-            check(row);
+    let load = std::env::var("OUTLAST_SERVERS_LOAD").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    let wanted = rows::all().into_iter().enumerate().filter(|(number, row)| is_wanted(*number, row));
+    let wanted: Vec<(usize, Row)> = wanted.filter(|(_, row)| is_there(row)).collect();
+    let (waiting, lines) = (Mutex::new(wanted.iter()), Mutex::new(BTreeMap::new()));
+    // Measured alone, or not at all.
+    let workers = if load > 0 { 1 } else { SIDE_BY_SIDE };
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let Some((number, row)) = waiting.lock().unwrap().next() else { return };
+                    let line = catch_unwind(AssertUnwindSafe(|| check(row, load)));
+                    let line = line.map(|line| show(row, &line)).map_err(|panic| words(&*panic));
+                    lines.lock().unwrap().insert(*number, (row.name, line));
+                }
+            });
+        }
+    });
+    let (lines, mut failed) = (lines.into_inner().unwrap(), Vec::new());
+    let mut table = format!("{HEAD}\n");
+    for (name, line) in lines.into_values() {
+        match line {
+            Ok(line) => table.push_str(&(line + "\n")),
+            Err(why) => {
+                table.push_str(&format!("{name:<16} FAILED: {}\n", why.lines().next().unwrap_or_default()));
+                failed.push(format!("{name}: {why}"));
+            }
         }
     }
+    println!("{table}");
+    std::fs::write(target().join("servers.txt"), &table).unwrap();
+    assert!(failed.is_empty(), "{} of {} servers:\n{}", failed.len(), wanted.len(), failed.join("\n"));
+    assert!(wanted.len() > 0 || load == 0, "there is none of that name, idle connections {IDLE}");
 }
 
-/// By an interpreter, with a program in a file.
-fn script(interpreter: &str, folder: &std::path::Path, text: &str) -> Command {
-    let file = folder.join("program");
-    std::fs::write(&file, text).unwrap();
-    let mut command = Command::new(interpreter);
-    command.arg(file);
-    command
+/// Where all that is built is.
+fn target() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(3).unwrap().to_owned()
 }
