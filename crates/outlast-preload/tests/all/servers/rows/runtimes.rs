@@ -9,12 +9,13 @@ use std::process::Command;
 pub const ROWS: &[Row] = &[
     Row::once("static", "cc", linked_statically).warned("is linked statically", "static: no library can be loaded"),
     Row::http("go-static", "go", go).warned("is linked statically", "static: no library can be loaded").optional(),
-    Row::http("caddy", "caddy", caddy).unheld(GO).optional(),
-    Row::asked("nats", "nats-server", nats, b"PING\r\n", b"PONG\r\n").first(b"", b"INFO ").unheld(GO).optional(),
+    Row::http("caddy", "caddy", caddy).warned(UNTOLD, GO).optional(),
+    Row::asked("nats", "nats-server", nats, b"PING\r\n", b"PONG\r\n").first(b"", b"INFO ").warned(UNTOLD, GO).optional(),
     Row::http("java", "javac", java).optional(),
     Row::http("erlang", "escript", erlang).optional(),
 ];
 
+const UNTOLD: &str = "listens";
 const GO: &str = "Go: it does not call the C library";
 
 /// A server in C.
