@@ -160,7 +160,16 @@ impl Connections {
                 let address = Address::parse(&sys::local_address(socket.as_fd()));
                 let state = State::Served;
                 let got_at = Instant::now();
-                let connection = Connection { socket, cookie, owner, number: at, address, got_at, looks_closed: false, state };
+                let connection = Connection {
+                    socket,
+                    cookie,
+                    owner,
+                    number: at,
+                    address,
+                    got_at,
+                    looks_closed: false,
+                    state,
+                };
                 self.all.insert(number, connection);
                 self.by_age.push_back((number, cookie));
             }

@@ -2,9 +2,10 @@
 
 use super::address::Address;
 use super::connections::Connections;
-use super::listeners::{self, Listeners};
+use super::listeners::Listeners;
 use super::message::{BYTES, Message, VERSION, Verb};
 use super::table::{NotKept, Table};
+use super::untold::Untold;
 use super::{Buried, PartEnded, Report};
 use crate::board::{Backend, Board};
 use crate::death::Death;
@@ -36,8 +37,6 @@ const NEW_FOR: Duration = Duration::from_secs(3);
 const SETTLES: Duration = Duration::from_secs(20);
 /// Descriptors that are left for the supervisor's other work.
 const SPARE_DESCRIPTORS: usize = 256;
-/// A process listens, and has not said so: at the first look that may be under way.
-const UNTOLD_LOOKS: u32 = 2;
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
 
@@ -127,8 +126,7 @@ pub(super) struct Holder {
     descriptors: usize,
     told_full: bool,
     told_strange: Vec<NotKept>,
-    /// Looks at which a process listened of which it was not told.
-    untold: u32,
+    untold: Untold,
     is_over: bool,
 }
 
@@ -174,7 +172,7 @@ impl Holder {
             descriptors,
             told_full: false,
             told_strange: Vec::new(),
-            untold: 0,
+            untold: Untold::new(now),
             is_over: false,
         })
     }
@@ -281,24 +279,12 @@ impl Holder {
             return;
         }
         self.connections.sweep();
-        if !self.listens {
-            self.look_for_untold(&processes);
+        let untold = if self.listens { None } else { self.untold.look(&processes, now) };
+        if let Some(pid) = untold {
+            self.report(Report::Untold { pid });
         }
         if self.serves && self.listeners.count() > 0 && now.duration_since(self.changed_at) < SETTLES {
             self.listeners.sweep(&processes, now);
-        }
-    }
-
-    /// Some do not listen by the C library's function: they are linked statically, or call the kernel by themselves.
-    fn look_for_untold(&mut self, processes: &[Pid]) {
-        if self.untold >= UNTOLD_LOOKS || self.changed_at.elapsed() >= SETTLES {
-            return;
-        }
-        if let Some(&pid) = processes.iter().find(|pid| listeners::does_listen(**pid)) {
-            self.untold += 1;
-            if self.untold == UNTOLD_LOOKS {
-                self.report(Report::Untold { pid });
-            }
         }
     }
 
@@ -338,6 +324,7 @@ impl Holder {
                 }
                 Command::Started { pid } => {
                     self.main = Some(pid);
+                    self.untold.begin(Instant::now());
                     self.watch(pid.cast_signed(), false);
                     self.note_serving();
                 }

@@ -17,6 +17,7 @@ mod listeners;
 pub mod message;
 pub(crate) mod name;
 pub mod table;
+mod untold;
 
 use crate::board::Board;
 use crate::death::Death;

@@ -63,19 +63,6 @@ impl Server {
         if self.supervised { eventually("no program", || children(child).first().copied()) } else { child }
     }
 
-    /// What its processes are called, and how they are below each other.
-    pub fn shape(&self) -> Vec<String> {
-        fn below(pid: u32, depth: usize, found: &mut Vec<String>) {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            found.push(format!("{depth} {}", name.trim_end()));
-            children(pid).into_iter().for_each(|child| below(child, depth + 1, found));
-        }
-        let mut found = Vec::new();
-        below(self.main(), 0, &mut found);
-        found.sort();
-        found
-    }
-
     /// Told to end: how it did.
     pub fn stop(mut self) -> i32 {
         kill(self.child.id(), libc::SIGTERM);
@@ -214,14 +201,5 @@ impl Client {
                 }
             }
         }
-    }
-
-    /// Says something, if that is needed, and hears what begins so; anything at all, if that is empty.
-    pub fn hears(&mut self, say: &[u8], hear: &[u8]) -> bool {
-        if hear.is_empty() {
-            return self.0.write_all(say).is_ok() && self.0.read_exact(&mut [0]).is_ok();
-        }
-        let mut heard = vec![0; hear.len()];
-        self.0.write_all(say).is_ok() && self.0.read_exact(&mut heard).is_ok() && heard == hear
     }
 }

@@ -151,7 +151,12 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
         more(5);
         let kept = idle.iter_mut().filter_map(|client| {
             let fate = client.ask();
-            assert_ne!(fate, Fate::Silent, "an idle connection is neither answered nor ended: {:#?}", server.log());
+            assert_ne!(
+                fate,
+                Fate::Silent,
+                "an idle connection is neither answered nor ended: {:#?}",
+                server.log()
+            );
             (fate == Fate::Answered).then_some(())
         });
         kept.count()
@@ -202,11 +207,12 @@ fn load(row: &Row, server: &Running) -> f64 {
         let answered = current.ask() == Fate::Answered;
         count += u32::from(answered);
         // Some end a connection after so many requests.
-        let goes_on = answered && match row.talk {
-            Talk::Http(_) => true,
-            Talk::Bytes { then: (say, _), .. } => !say.is_empty(),
-            Talk::HttpOnce(_) | Talk::Tls => false,
-        };
+        let goes_on = answered
+            && match row.talk {
+                Talk::Http(_) => true,
+                Talk::Bytes { then: (say, _), .. } => !say.is_empty(),
+                Talk::HttpOnce(_) | Talk::Tls => false,
+            };
         client = goes_on.then_some(current);
     }
     f64::from(count) / began.elapsed().as_secs_f64()

@@ -40,7 +40,10 @@ fn is_there(row: &Row) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|folder| folder.join(row.program).exists());
     if !found {
-        eprintln!("SKIPPED: {}: {} is not installed; tools/deps.sh --soak installs it", row.name, row.program);
+        eprintln!(
+            "SKIPPED: {}: {} is not installed; tools/deps.sh --soak installs it",
+            row.name, row.program
+        );
     }
     found
 }
@@ -120,7 +123,7 @@ fn servers_are_as_without_us_and_nobody_is_refused_when_they_crash() {
     println!("{table}");
     std::fs::write(target().join("servers.txt"), &table).unwrap();
     assert!(failed.is_empty(), "{} of {} servers:\n{}", failed.len(), wanted.len(), failed.join("\n"));
-    assert!(wanted.len() > 0 || load == 0, "there is none of that name, idle connections {IDLE}");
+    assert!(!wanted.is_empty() || load == 0, "there is none of that name, idle connections {IDLE}");
 }
 
 /// Where all that is built is.

@@ -15,7 +15,8 @@ pub const ROWS: &[Row] = &[
         .first(STARTUP, b"Z\0\0\0\x05I")
         .optional(),
     Row::asked("pgbouncer", "pgbouncer", pgbouncer, b"\0\0\0\x08\x04\xd2\x16\x2f", b"N").optional(),
-    Row::asked("slapd", "slapd", slapd, b"0\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\0\x80\0", b"0\x0c").optional(),
+    Row::asked("slapd", "slapd", slapd, b"0\x0c\x02\x01\x01\x60\x07\x02\x01\x03\x04\0\x80\0", b"0\x0c")
+        .optional(),
     Row::asked("gearmand", "gearmand", gearmand, b"version\r\n", b"OK ").optional(),
 ];
 

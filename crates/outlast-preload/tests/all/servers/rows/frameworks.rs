@@ -25,9 +25,11 @@ pub const ROWS: &[Row] = &[
 
 /// Not one that somebody has in their home.
 const PYTHON: &str = "/usr/bin/python3";
-const WSGI: &str = "def app(e, start):\n    start('200 OK', [('Content-Length', '5')])\n    return [b'hello']\n";
+const WSGI: &str =
+    "def app(e, start):\n    start('200 OK', [('Content-Length', '5')])\n    return [b'hello']\n";
 /// A request whose connection stays.
-const FASTCGI: &[u8] = b"\x01\x01\0\x01\0\x08\0\0\0\x01\x01\0\0\0\0\0\x01\x04\0\x01\0\x3b\0\0\x0e\x03REQUEST_METHODGET\
+const FASTCGI: &[u8] =
+    b"\x01\x01\0\x01\0\x08\0\0\0\x01\x01\0\0\0\0\0\x01\x04\0\x01\0\x3b\0\0\x0e\x03REQUEST_METHODGET\
     \x0b\x05SCRIPT_NAME/ping\x0f\x05SCRIPT_FILENAME/ping\x01\x04\0\x01\0\0\0\0\x01\x05\0\x01\0\0\0\0";
 
 fn node(folder: &Path, port: u16) -> Command {
@@ -75,7 +77,6 @@ fn python(folder: &Path, port: u16) -> Command {
     );
     script(PYTHON, folder, &text)
 }
-
 
 fn waitress(folder: &Path, port: u16) -> Command {
     std::fs::write(folder.join("app.py"), WSGI).unwrap();
@@ -132,7 +133,9 @@ fn puma(folder: &Path, port: u16) -> Command {
 fn thin(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("thin");
     std::fs::write(folder.join("config.ru"), RACK).unwrap();
-    command.args(["-a", "127.0.0.1", "-p", &port.to_string(), "-t", "60", "-R"]).arg(folder.join("config.ru"));
+    command
+        .args(["-a", "127.0.0.1", "-p", &port.to_string(), "-t", "60", "-R"])
+        .arg(folder.join("config.ru"));
     command.arg("start");
     command
 }

@@ -50,7 +50,8 @@ fn made(command: &mut Command) {
 fn certificate(folder: &Path) -> std::path::PathBuf {
     let (key, both) = (folder.join("key.pem"), folder.join("both.pem"));
     let mut openssl = Command::new("openssl");
-    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=a", "-keyout"]);
+    openssl
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", "/CN=a", "-keyout"]);
     made(openssl.arg(&key).arg("-out").arg(&both));
     let both_pem = [std::fs::read(&key).unwrap(), std::fs::read(&both).unwrap()].concat();
     std::fs::write(&both, both_pem).unwrap();

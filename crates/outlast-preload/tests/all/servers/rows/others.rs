@@ -11,12 +11,16 @@ pub const ROWS: &[Row] = &[
         .first(b"", b"SSH-2.0")
         .none_idle("five a client, before a login"),
     Row::asked("rsync", "rsync", rsync, b"", b"").first(b"", b"@RSYNCD: "),
-    Row::asked("dnsmasq", "dnsmasq", dnsmasq, DNS, b"\x01\x02\x03\x04").none_idle("a process for each, twenty at most"),
+    Row::asked("dnsmasq", "dnsmasq", dnsmasq, DNS, b"\x01\x02\x03\x04")
+        .none_idle("a process for each, twenty at most"),
     Row::asked("ngircd", "ngircd", ngircd, b"PING a\r\n", b" 451 "),
     Row::asked("unbound", "unbound", unbound, DNS, b"\x01\x02\x03\x04").optional(),
     Row::asked("bind9", "named", named, DNS, b"example").optional(),
     Row::asked("vsftpd", "vsftpd", vsftpd, b"NOOP\r\n", b"530 ").first(b"", b"220 ").unsaid().optional(),
-    Row::asked("exim", "exim4", exim, b"NOOP\r\n", b"250 OK").first(b"", b"220 ").warned("setuid", "setuid").optional(),
+    Row::asked("exim", "exim4", exim, b"NOOP\r\n", b"250 OK")
+        .first(b"", b"220 ")
+        .warned("setuid", "setuid")
+        .optional(),
     Row::asked("dovecot", "dovecot", dovecot, b"a NOOP\r\n", b"a OK").first(b"", b"* OK").unsaid().optional(),
 ];
 
@@ -36,7 +40,6 @@ fn sshd(folder: &Path, port: u16) -> Command {
     command
 }
 
-
 fn dropbear(folder: &Path, port: u16) -> Command {
     let key = folder.join("key");
     super::made(Command::new("dropbearkey").args(["-t", "ed25519", "-f"]).arg(&key));
@@ -55,7 +58,18 @@ fn rsync(folder: &Path, port: u16) -> Command {
 
 fn dnsmasq(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("dnsmasq");
-    command.args(["-k", "-C", "/dev/null", "-R", "-h", "-u", "root", "--bind-interfaces", "-p", &port.to_string()]);
+    command.args([
+        "-k",
+        "-C",
+        "/dev/null",
+        "-R",
+        "-h",
+        "-u",
+        "root",
+        "--bind-interfaces",
+        "-p",
+        &port.to_string(),
+    ]);
     command.args(["--listen-address=127.0.0.1", "--address=/example/1.2.3.4", "-x"]).arg(folder.join("pid"));
     command
 }

@@ -7,10 +7,16 @@ use std::path::Path;
 use std::process::Command;
 
 pub const ROWS: &[Row] = &[
-    Row::once("static", "cc", linked_statically).warned("is linked statically", "static: no library can be loaded"),
-    Row::http("go-static", "go", go).warned("is linked statically", "static: no library can be loaded").optional(),
+    Row::once("static", "cc", linked_statically)
+        .warned("is linked statically", "static: no library can be loaded"),
+    Row::http("go-static", "go", go)
+        .warned("is linked statically", "static: no library can be loaded")
+        .optional(),
     Row::http("caddy", "caddy", caddy).warned(UNTOLD, GO).optional(),
-    Row::asked("nats", "nats-server", nats, b"PING\r\n", b"PONG\r\n").first(b"", b"INFO ").warned(UNTOLD, GO).optional(),
+    Row::asked("nats", "nats-server", nats, b"PING\r\n", b"PONG\r\n")
+        .first(b"", b"INFO ")
+        .warned(UNTOLD, GO)
+        .optional(),
     Row::http("java", "javac", java).optional(),
     Row::http("erlang", "escript", erlang).optional(),
 ];
@@ -59,9 +65,13 @@ fn go(folder: &Path, port: u16) -> Command {
 }
 
 fn caddy(folder: &Path, port: u16) -> Command {
-    let text = format!("{{\n admin off\n auto_https off\n}}\nhttp://127.0.0.1:{port} {{\n respond \"hello\"\n}}\n");
+    let text =
+        format!("{{\n admin off\n auto_https off\n}}\nhttp://127.0.0.1:{port} {{\n respond \"hello\"\n}}\n");
     let mut command = Command::new("caddy");
-    command.args(["run", "--adapter", "caddyfile", "--config"]).arg(config(folder, &text)).env("HOME", folder);
+    command
+        .args(["run", "--adapter", "caddyfile", "--config"])
+        .arg(config(folder, &text))
+        .env("HOME", folder);
     command
 }
 
@@ -79,7 +89,11 @@ fn java(folder: &Path, port: u16) -> Command {
     std::fs::write(folder.join("S.java"), text).unwrap();
     made(Command::new("javac").arg("-d").arg(folder).arg(folder.join("S.java")));
     let mut command = Command::new("java");
-    command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp"]).arg(folder).arg("S").arg(port.to_string());
+    command
+        .args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp"])
+        .arg(folder)
+        .arg("S")
+        .arg(port.to_string());
     command
 }
 

@@ -92,7 +92,6 @@ fn lighttpd(folder: &Path, port: u16) -> Command {
     command
 }
 
-
 fn nginx_tls(folder: &Path, port: u16) -> Command {
     let command = nginx(folder, port);
     let (file, both) = (folder.join("nginx.conf"), certificate(folder).display().to_string());
@@ -113,13 +112,16 @@ fn busybox(folder: &Path, port: u16) -> Command {
 
 fn webfs(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("webfsd");
-    command.args(["-F", "-i", "127.0.0.1", "-p", &port.to_string(), "-f", "index.html", "-r"]).arg(www(folder));
+    command
+        .args(["-F", "-i", "127.0.0.1", "-p", &port.to_string(), "-f", "index.html", "-r"])
+        .arg(www(folder));
     command
 }
 
 fn tinyproxy(folder: &Path, port: u16) -> Command {
     std::fs::write(folder.join("stats"), "hello\n").unwrap();
-    let text = format!("Port {port}\nListen 127.0.0.1\nTimeout 60\nStatFile \"{}/stats\"\n", folder.display());
+    let text =
+        format!("Port {port}\nListen 127.0.0.1\nTimeout 60\nStatFile \"{}/stats\"\n", folder.display());
     let mut command = Command::new("tinyproxy");
     command.args(["-d", "-c"]).arg(config(folder, &text));
     command
@@ -145,7 +147,17 @@ fn mini_httpd(folder: &Path, port: u16) -> Command {
 /// Without a server behind it: it says so itself.
 fn varnish(folder: &Path, port: u16) -> Command {
     let mut command = Command::new("varnishd");
-    command.args(["-F", "-a", &format!("127.0.0.1:{port}"), "-b", "127.0.0.1:1", "-s", "malloc,1m", "-T", "none"]);
+    command.args([
+        "-F",
+        "-a",
+        &format!("127.0.0.1:{port}"),
+        "-b",
+        "127.0.0.1:1",
+        "-s",
+        "malloc,1m",
+        "-T",
+        "none",
+    ]);
     command.args(["-p", "timeout_idle=60", "-n"]).arg(folder.join("varnish"));
     command
 }
