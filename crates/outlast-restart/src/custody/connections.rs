@@ -42,6 +42,8 @@ struct Connection {
     address: Option<Address>,
     /// When a process has got it last.
     got_at: Instant,
+    /// When it was last looked at, its process did not have it.
+    looks_closed: bool,
     state: State,
 }
 
@@ -158,7 +160,16 @@ impl Connections {
                 let address = Address::parse(&sys::local_address(socket.as_fd()));
                 let state = State::Served;
                 let got_at = Instant::now();
-                let connection = Connection { socket, cookie, owner, number: at, address, got_at, state };
+                let connection = Connection {
+                    socket,
+                    cookie,
+                    owner,
+                    number: at,
+                    address,
+                    got_at,
+                    looks_closed: false,
+                    state,
+                };
                 self.all.insert(number, connection);
                 self.by_age.push_back((number, cookie));
             }
@@ -297,7 +308,7 @@ impl Connections {
         slot.set_phase(Phase::Busy);
         let held = self.all.get_mut(&number)?;
         (held.owner, held.number, held.state) = (owner, at, State::Served);
-        held.got_at = Instant::now();
+        (held.got_at, held.looks_closed) = (Instant::now(), false);
         self.by_age.push_back((number, held.cookie));
         self.loose.remove(&number);
         self.note_waiting();
@@ -311,13 +322,13 @@ impl Connections {
         let some: Vec<u32> = self.all.range(from..).take(LOOKED_AT).map(|(number, _)| *number).collect();
         self.looked_at = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |last| last + 1);
         for number in some {
-            let closed = self.all.get(&number).is_some_and(|held| {
-                // One that has got it just now may be about to put it in its place.
-                matches!(held.state, State::Served)
-                    && held.got_at.elapsed() >= SETTLED
-                    && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false)
-            });
-            if closed {
+            let Some(held) = self.all.get_mut(&number) else { continue };
+            // One that has got it just now may be about to put it in its place.
+            let closed = matches!(held.state, State::Served)
+                && held.got_at.elapsed() >= SETTLED
+                && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false);
+            // A process that dies just now has lost all of its descriptors, and will be heard of before the next look.
+            if std::mem::replace(&mut held.looks_closed, closed) && closed {
                 self.drop(number);
             }
         }

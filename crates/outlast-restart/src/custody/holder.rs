@@ -30,9 +30,9 @@ const SLOW_TICK: Duration = Duration::from_millis(50);
 const SLOW_AFTER: Duration = Duration::from_secs(1);
 /// Between two looks at the processes.
 const SWEEP: Duration = Duration::from_secs(1);
-/// The same, so long after anything has changed: a program that begins makes others.
-const QUICK_SWEEP: Duration = Duration::from_millis(100);
-const QUICK_FOR: Duration = Duration::from_secs(3);
+/// New ones are looked for more often for so long after anything has changed: a program that begins makes others.
+const NEW_PROCESSES: Duration = Duration::from_millis(100);
+const NEW_FOR: Duration = Duration::from_secs(3);
 /// So long after anything has changed it is looked whether the program has given up some of its listening sockets.
 const SETTLES: Duration = Duration::from_secs(20);
 /// Descriptors that are left for the supervisor's other work.
@@ -121,6 +121,7 @@ pub(super) struct Holder {
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
+    watched_at: Instant,
     /// Descriptors that this process may have.
     descriptors: usize,
     told_full: bool,
@@ -167,6 +168,7 @@ impl Holder {
             changed_at: now,
             took_at: now,
             swept_at: now,
+            watched_at: now,
             descriptors,
             told_full: false,
             told_strange: Vec::new(),
@@ -220,7 +222,8 @@ impl Holder {
         let tick = |holder: &Self| {
             if now.duration_since(holder.took_at) < SLOW_AFTER { TICK } else { SLOW_TICK }
         };
-        let sweep = self.sweep_interval(now).saturating_sub(now.duration_since(self.swept_at));
+        let sweep = SWEEP.saturating_sub(now.duration_since(self.swept_at));
+        let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
         let mut time = if self.connections.has_waiting() { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
@@ -235,8 +238,8 @@ impl Holder {
         Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 }
     }
 
-    fn sweep_interval(&self, now: Instant) -> Duration {
-        if now.duration_since(self.changed_at) < QUICK_FOR { QUICK_SWEEP } else { SWEEP }
+    fn watch_interval(&self, now: Instant) -> Duration {
+        if now.duration_since(self.changed_at) < NEW_FOR { NEW_PROCESSES } else { SWEEP }
     }
 
     fn work(&mut self) {
@@ -257,7 +260,15 @@ impl Holder {
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
-        if now.duration_since(self.swept_at) < self.sweep_interval(now) {
+        if now.duration_since(self.watched_at) < self.watch_interval(now) {
+            return;
+        }
+        let processes = family::below_this();
+        for &pid in &processes {
+            self.watch(pid, false);
+        }
+        self.watched_at = now;
+        if now.duration_since(self.swept_at) < SWEEP {
             return;
         }
         self.swept_at = now;
@@ -268,10 +279,6 @@ impl Holder {
             return;
         }
         self.connections.sweep();
-        let processes = family::below_this();
-        for &pid in &processes {
-            self.watch(pid, false);
-        }
         let untold = if self.listens { None } else { self.untold.look(&processes, now) };
         if let Some(pid) = untold {
             self.report(Report::Untold { pid });

@@ -15,7 +15,7 @@ use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
-use crate::sys::signals::Waited;
+use crate::sys::signals::{Arrived, Waited};
 use crate::sys::{clock, family, launch, signals};
 use change::{Asked, Change};
 use ending::Clearing;
@@ -94,6 +94,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             if let Waited::Arrived(arrived) = signals::wait_for(Some(self.patience()))
                 && arrived.number != libc::SIGCHLD
+                && !self.is_echo(&arrived)
             {
                 let (number, by_process) = (arrived.number, arrived.by_process);
                 self.inputs.push_back(Input::Signal { number, by_process });
@@ -103,6 +104,15 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             self.go_on_clearing();
             self.inputs.push_back(Input::Time);
         }
+    }
+
+    /// Whether the program has told all of its process group, which this process is in: it was meant for the program, and
+    /// has reached it. One that asks this process to end counts, once.
+    fn is_echo(&self, arrived: &Arrived) -> bool {
+        let is_from_program = arrived.by_process
+            && family::group(arrived.sender) == family::group(0)
+            && family::is_below_this(arrived.sender);
+        is_from_program && (self.machine.is_ending() || !crate::STOP_SIGNALS.contains(&arrived.number))
     }
 
     /// How long nothing needs to be done, if nothing happens.

@@ -44,6 +44,12 @@ pub(crate) fn all() -> Vec<Pid> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The process group of a process; of the calling one for 0. None if there is no such process.
+pub(crate) fn group(pid: Pid) -> Option<Pid> {
+    // SAFETY: an integer.
+    Some(unsafe { libc::getpgid(pid) }).filter(|group| *group >= 0)
+}
+
 /// The session of a process; of the calling one for 0. None if there is no such process.
 pub(crate) fn session(pid: Pid) -> Option<Pid> {
     // SAFETY: an integer.

@@ -70,7 +70,7 @@ fn check_warnings(row: &Row, server: &Running) {
         (None, Talk::Tls) => ("connections with TLS are not kept", true),
         // Only where a client says something.
         (None, Talk::Bytes { then: (say, _), .. }) => {
-            ("do not begin with an HTTP/1 request", !say.is_empty() && !row.refuses)
+            ("do not begin with an HTTP/1 request", !say.is_empty() && !row.is_unsaid)
         }
         (None, Talk::Http(_) | Talk::HttpOnce(_)) => ("", false),
     };

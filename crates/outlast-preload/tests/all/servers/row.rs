@@ -45,6 +45,8 @@ pub struct Row {
     pub warning: Option<&'static str>,
     /// New connections are refused while it is down: it cannot be helped.
     pub refuses: bool,
+    /// What cannot be kept is not seen, and is not said.
+    pub is_unsaid: bool,
 }
 
 impl Row {
@@ -60,6 +62,7 @@ impl Row {
             kept: Kept::All,
             warning: None,
             refuses: false,
+            is_unsaid: false,
         }
     }
 
@@ -114,10 +117,9 @@ impl Row {
         self
     }
 
-    /// New connections are refused while it is down, and nothing is said of that: a fault of ours.
-    pub const fn unheld(mut self, why: &'static str) -> Self {
-        self.refuses = true;
-        self.kept = Kept::None(why);
+    /// Its connections are with processes that the library is not in, or that are shut off: what is not kept is not said.
+    pub const fn unsaid(mut self) -> Self {
+        self.is_unsaid = true;
         self
     }
 

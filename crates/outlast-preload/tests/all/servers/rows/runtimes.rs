@@ -12,15 +12,16 @@ pub const ROWS: &[Row] = &[
     Row::http("go-static", "go", go)
         .warned("is linked statically", "static: no library can be loaded")
         .optional(),
-    Row::http("caddy", "caddy", caddy).unheld(GO).optional(),
+    Row::http("caddy", "caddy", caddy).warned(UNTOLD, GO).optional(),
     Row::asked("nats", "nats-server", nats, b"PING\r\n", b"PONG\r\n")
         .first(b"", b"INFO ")
-        .unheld(GO)
+        .warned(UNTOLD, GO)
         .optional(),
     Row::http("java", "javac", java).optional(),
     Row::http("erlang", "escript", erlang).optional(),
 ];
 
+const UNTOLD: &str = "listens";
 const GO: &str = "Go: it does not call the C library";
 
 /// A server in C.
