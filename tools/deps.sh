@@ -18,6 +18,13 @@ socat socat a relay that ends TCP and is killed
 /usr/sbin/ip iproute2 builds the private network
 cc gcc builds the example server in C
 /usr/bin/redis-server redis-server a server to crash
+/usr/sbin/apache2 apache2-bin a real web server: crashed
+/usr/sbin/lighttpd lighttpd a real web server: crashed
+/usr/bin/memcached memcached a server to crash
+/usr/bin/gunicorn gunicorn a server with workers to crash
+/usr/bin/uvicorn uvicorn a server with workers to crash
+/usr/sbin/mariadbd mariadb-server-core a database to crash
+node nodejs a server with workers to crash
 python3 python3 servers and clients in Python
 c++ g++ checks that the C header works in C++
 make make builds the example server in C

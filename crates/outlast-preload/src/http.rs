@@ -3,6 +3,8 @@
 //! Between the parts of an answer a server may wait for long, just as it waits for the next request. What the bytes say
 //! tells the one from the other. Whatever is not understood here is not kept.
 
+use outlast_restart::custody::table::NotKept;
+
 /// The longest head of a request or an answer that is looked at.
 const HEAD_BYTES: usize = 8 << 10;
 
@@ -219,6 +221,17 @@ pub fn is_request(head: &[u8]) -> bool {
     // Of a line that is not complete the rest is guessed: if that is wrong, the connection is not kept.
     let ends = line.len() == head.len() || versions.iter().any(|version| line.ends_with(version));
     ends && methods.iter().any(|method| head.starts_with(method))
+}
+
+/// What a connection is that does not begin with a request. None: nothing of it can be seen.
+pub fn stranger(head: &[u8]) -> Option<NotKept> {
+    match head {
+        [] => None,
+        // A record of TLS with a handshake in it.
+        [0x16, 3, ..] => Some(NotKept::Tls),
+        _ if head.starts_with(b"PRI * HTTP/2") => Some(NotKept::Http2),
+        _ => Some(NotKept::Other),
+    }
 }
 
 /// What is behind the first bytes.

@@ -74,8 +74,6 @@ pub enum Backend {
     None = 0,
     /// Generations of the library.
     Library = 1,
-    /// Unmodified, a copy of the process where it began to wait for clients.
-    Snapshot = 2,
     /// Unmodified, started anew with its sockets.
     Exec = 3,
     /// Several processes with [roles](crate::roles), each of which has generations of the library.
@@ -275,7 +273,7 @@ impl Board {
     /// How the server lives on.
     #[must_use]
     pub fn backend(&self) -> Backend {
-        [Backend::Library, Backend::Snapshot, Backend::Exec, Backend::Roles]
+        [Backend::Library, Backend::Exec, Backend::Roles]
             .into_iter()
             .find(|backend| *backend as u32 == self.backend.load(Ordering::SeqCst))
             .unwrap_or(Backend::None)

@@ -27,6 +27,8 @@ pub mod board;
 mod buffers;
 mod connection;
 mod control;
+#[doc(hidden)]
+pub mod custody;
 mod death;
 mod fault;
 #[cfg(test)]
@@ -36,8 +38,6 @@ mod generation;
 mod handover;
 pub mod holder;
 mod inherited;
-#[doc(hidden)]
-pub mod parts;
 mod passed;
 mod patience;
 pub mod policy;
@@ -82,6 +82,12 @@ pub enum Error {
     /// This process has registered before.
     #[error("this process is registered already")]
     Registered,
+    /// Another supervisor runs a program by this name.
+    #[error("process {pid} supervises a program of this name already")]
+    Taken {
+        /// That supervisor.
+        pid: u32,
+    },
     /// A policy that cannot be kept.
     #[error("a policy allows at most {} restarts in its window", policy::INTENSITY_MAX)]
     Policy,

@@ -4,7 +4,7 @@
 //! process, with the same descriptors. A copy of it waits until that has registered; if it does not in time, or the wish is
 //! withdrawn, the copy goes on as the zygote of the old one. So clients wait while the new program begins, and notice nothing else.
 
-use crate::board::{Backend, Board, UpgradeEnd, WhyNot};
+use crate::board::{Board, UpgradeEnd, WhyNot};
 use crate::handover;
 use crate::sys::descriptors;
 use std::ffi::{CString, OsStr};
@@ -25,8 +25,6 @@ pub(crate) fn wanted(board: &Board) -> Option<(u32, PathBuf)> {
     let path = path.and_then(|path| crate::sys::process::can_execute(&path).map(|()| path));
     let begun = match (board.upgrade_is_over(wish.number), path) {
         (Some(why), _) => Err(why),
-        // What has made the snapshot would begin anew, and does not know what is left.
-        (None, _) if board.backend() == Backend::Snapshot => Err(WhyNot::Unable),
         (None, _) if crate::state::is_lost_by_upgrades() => {
             crate::zygote::say(
                 "no upgrade: another binary would not have its state, as memfd_create is forbidden here, or missing",

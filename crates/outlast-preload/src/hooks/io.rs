@@ -1,18 +1,14 @@
 //! What is read from and written to connections.
 
 use super::hooks;
+use crate::accepted;
+use crate::marks;
 use crate::memory::Parts;
-use crate::sys::Errno;
-use crate::table::{self, Slot, Table};
+use crate::sys;
 use libc::{
     c_int, c_uint, c_void, iovec, loff_t, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
     timespec,
 };
-
-fn tracked(descriptor: c_int) -> Option<(&'static Table, &'static Slot)> {
-    let table = table::current()?;
-    Some((table, table.slot(descriptor).filter(|slot| slot.is_tracked())?))
-}
 
 /// A call that reads. `filled` gives what it fills, as far as that can be seen.
 fn reading<'a>(
@@ -21,31 +17,24 @@ fn reading<'a>(
     call: impl FnOnce() -> ssize_t,
     filled: impl FnOnce() -> Option<Parts<'a>>,
 ) -> ssize_t {
-    let Some((table, slot)) = tracked(descriptor).filter(|_| flags & libc::MSG_PEEK == 0) else {
-        return call();
-    };
-    slot.on_look();
-    let result = table.calling(call);
-    slot.on_read(filled(), result);
+    let result = call();
+    if marks::is_marked(descriptor) && flags & libc::MSG_PEEK == 0 {
+        marks::on_read(descriptor, filled(), result);
+    }
     result
 }
 
-/// A call that writes `parts`, as far as they can be seen, of `wanted` bytes.
-fn writing(
-    descriptor: c_int,
-    parts: Option<Parts<'_>>,
-    wanted: usize,
-    call: impl FnOnce() -> ssize_t,
-) -> ssize_t {
-    let Some((table, slot)) = tracked(descriptor) else { return call() };
-    let result = table.calling(call);
-    let _errno = Errno::keep();
-    table.on_write(slot, parts, wanted, result);
+/// A call that writes `parts`, as far as they can be seen.
+fn writing(descriptor: c_int, parts: Option<Parts<'_>>, call: impl FnOnce() -> ssize_t) -> ssize_t {
+    let result = call();
+    if marks::is_marked(descriptor) {
+        marks::on_write(descriptor, parts, result);
+    }
     result
 }
 
 fn writing_parts(descriptor: c_int, parts: Parts<'_>, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    writing(descriptor, Some(parts), parts.len(), call)
+    writing(descriptor, Some(parts), call)
 }
 
 fn list<'a>(list: *const iovec, count: c_int) -> Parts<'a> {
@@ -73,13 +62,18 @@ hooks! {
         length: *mut socklen_t
     ) -> ssize_t, next =>
         reading(fd, flags, || next(fd, buffer, size, room, flags, from, length), || Some(Parts::one(buffer, size)));
-    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, next =>
-        reading(fd, flags, || next(fd, message, flags), || Some(Parts::of_message(message)));
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, next => {
+        let result = reading(fd, flags, || next(fd, message, flags), || Some(Parts::of_message(message)));
+        // A process that accepts for others passes connections on so.
+        if result > 0 && sys::has_more(message) {
+            let _errno = sys::Errno::keep();
+            sys::received(message).into_iter().for_each(accepted::on_receive);
+        }
+        result
+    };
     fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, time: *mut timespec) -> c_int, next => {
         // Hardly for streams: what it reads is not counted, so that the connection is not kept.
-        if let Some((_, slot)) = tracked(fd) {
-            slot.never();
-        }
+        marks::never(fd);
         next(fd, list, count, flags, time)
     };
 
@@ -98,19 +92,17 @@ hooks! {
         writing_parts(fd, Parts::of_message(message), || next(fd, message, flags))
     };
     fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, next => {
-        if let Some((_, slot)) = tracked(fd) {
-            slot.never();
-        }
+        marks::never(fd);
         next(fd, list, count, flags)
     };
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, size: size_t) -> ssize_t, next =>
-        writing(to, None, size, || next(to, from, offset, size));
+        writing(to, None, || next(to, from, offset, size));
     fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, size: size_t) -> ssize_t, next =>
-        writing(to, None, size, || next(to, from, offset, size));
+        writing(to, None, || next(to, from, offset, size));
     fn splice(
         from: c_int, from_at: *mut loff_t, to: c_int, to_at: *mut loff_t, size: size_t, flags: c_uint
     ) -> ssize_t, next =>
-        writing(to, None, size, || {
+        writing(to, None, || {
             // What it is cannot be seen.
             reading(from, 0, || next(from, from_at, to, to_at, size, flags), || None)
         });

@@ -1,12 +1,17 @@
 //! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
 //! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
+//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone.
 
 mod io;
-mod process;
 mod sockets;
-mod waits;
 
-/// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function.
+/// The dynamic linker calls it before the program begins, which may change its environment.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = crate::holder::look_for;
+
+/// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function, which is looked
+/// for before the program begins: in a signal handler, or in a child of a process with threads, the linker may be locked.
 ///
 /// They may be unwound: threads are cancelled in them.
 macro_rules! hooks {
@@ -17,6 +22,13 @@ macro_rules! hooks {
         /// As the C library's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            extern "C" fn find() {
+                NEXT.get();
+            }
+            /// As `START`.
+            #[used]
+            #[unsafe(link_section = ".init_array")]
+            static FIND: extern "C" fn() = find;
             static NEXT: $crate::sys::Next = $crate::sys::Next::new(
                 // The name and a zero.
                 match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -40,4 +52,3 @@ macro_rules! hooks {
     )*};
 }
 use hooks;
-pub use process::{forked, forking};

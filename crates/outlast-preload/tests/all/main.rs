@@ -1,4 +1,4 @@
-//! Unmodified servers below the preloaded library.
+//! Unmodified servers below a supervisor that holds their sockets.
 //! One program, so that it is built and linked once.
 #![allow(
     clippy::unwrap_used,
@@ -11,12 +11,8 @@
 )]
 
 mod common;
-mod ends;
+mod connections;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
-mod limits;
-mod lines;
-mod masters;
-mod programs;
-mod upgrades;
+mod servers;

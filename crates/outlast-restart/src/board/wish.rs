@@ -179,8 +179,7 @@ impl Board {
     pub fn takes_upgrades(&self, main_pid: u32) -> bool {
         match self.backend() {
             Backend::Library => main_pid != self.serving_pid(),
-            Backend::Exec => true,
-            Backend::None | Backend::Snapshot | Backend::Roles => false,
+            Backend::None | Backend::Exec | Backend::Roles => false,
         }
     }
 
@@ -335,16 +334,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_zygote_or_a_keeper_goes_on_as_another_binary() {
+    fn only_a_zygote_goes_on_as_another_binary() {
         let (_memory, board) = Board::create(&Policy::default()).unwrap();
         assert!(!board.takes_upgrades(7));
         board.note_begin(8, Duration::ZERO);
-        for (backend, zygote, alone) in [
-            (Backend::Library, true, false),
-            (Backend::Exec, true, true),
-            (Backend::Snapshot, false, false),
-            (Backend::Roles, false, false),
-        ] {
+        for (backend, zygote, alone) in
+            [(Backend::Library, true, false), (Backend::Exec, false, false), (Backend::Roles, false, false)]
+        {
             board.set_backend(backend);
             assert_eq!((board.takes_upgrades(7), board.takes_upgrades(8)), (zygote, alone), "{backend:?}");
         }

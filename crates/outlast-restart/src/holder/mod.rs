@@ -29,7 +29,7 @@ mod client;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod options;
-mod packet;
+pub(crate) mod packet;
 pub mod protocol;
 #[cfg(test)]
 mod random;

@@ -13,25 +13,25 @@ const DESCRIPTORS_MAX: usize = 2;
 
 /// What has come.
 #[derive(Debug)]
-pub(super) struct Packet {
+pub(crate) struct Packet {
     /// Bytes in the room that was given. None: the other side has closed.
-    pub(super) length: usize,
-    pub(super) descriptors: Vec<OwnedFd>,
+    pub(crate) length: usize,
+    pub(crate) descriptors: Vec<OwnedFd>,
     /// There were more bytes than there was room for.
-    pub(super) is_cut: bool,
+    pub(crate) is_cut: bool,
     /// There were more descriptors than there was room for, or than this process may have. The kernel has closed them.
-    pub(super) lacks_descriptors: bool,
+    pub(crate) lacks_descriptors: bool,
 }
 
 impl Packet {
     /// This process may not have more descriptors. Otherwise there were more than any message has.
-    pub(super) fn is_for_want_of_room(&self) -> bool {
+    pub(crate) fn is_for_want_of_room(&self) -> bool {
         self.lacks_descriptors && self.descriptors.len() < DESCRIPTORS_MAX
     }
 }
 
 /// Sends a packet, whole or not at all.
-pub(super) fn send(
+pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     descriptor: Option<BorrowedFd<'_>>,
@@ -49,7 +49,7 @@ pub(super) fn send(
 }
 
 /// Takes the next packet. What is not for programs that this process executes is closed there.
-pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8], waits: bool) -> io::Result<Packet> {
+pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8], waits: bool) -> io::Result<Packet> {
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let flags = if waits { RecvFlags::CMSG_CLOEXEC } else { RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT };

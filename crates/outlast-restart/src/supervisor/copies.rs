@@ -1,7 +1,6 @@
 //! Processes that the program has forked, as far as they have not executed another one: parts of it, which are found after
 //! its main process has died, too.
 
-use crate::board::Board;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, family};
@@ -14,16 +13,21 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Who is killed may have forked just before. More often than this nobody has.
 const ROUNDS: usize = 100;
 
-/// Those that live below this process, which has made the board that they all have.
+/// Those that live below this process, which has made the memory that they all have.
 #[derive(Debug)]
 pub(super) struct Copies(Vec<Pid>);
 
 impl Copies {
-    pub(super) fn find(board: &'static Board) -> Self {
+    /// Who has one of these mappings.
+    pub(super) fn find(mappings: &[Mapping]) -> Self {
         let us = process::pid();
-        let Some(mapping) = Mapping::at(board) else { return Self(Vec::new()) };
         let below = family::and_below(us).into_iter().filter(|&pid| pid != us);
-        Self(below.filter(|&pid| mapping.is_in(pid)).collect())
+        Self(below.filter(|&pid| mappings.iter().any(|mapping| mapping.is_in(pid))).collect())
+    }
+
+    /// One that has lost its parent, and is this process's child now.
+    pub(super) fn orphan(&self) -> Option<Pid> {
+        self.0.iter().copied().find(|pid| family::parent_of_living(*pid) == Some(process::pid()))
     }
 
     /// One that has left this process's session, or any if that is enough: it has gone into the background.
@@ -48,20 +52,20 @@ impl Copies {
 }
 
 /// Has all of them end.
-pub(super) fn end(board: &'static Board) {
+pub(super) fn end(mappings: &[Mapping]) {
     let until_ms = clock::monotonic_ms() + u64::try_from(GRACE.as_millis()).unwrap_or(0);
-    let copies = Copies::find(board);
+    let copies = Copies::find(mappings);
     copies.signal_all(libc::SIGTERM);
-    while !Copies::find(board).0.is_empty() && clock::monotonic_ms() < until_ms {
+    while !Copies::find(mappings).0.is_empty() && clock::monotonic_ms() < until_ms {
         std::thread::sleep(LOOK);
     }
-    kill(board);
+    kill(mappings);
 }
 
 /// Kills all of them.
-pub(super) fn kill(board: &'static Board) {
+pub(super) fn kill(mappings: &[Mapping]) {
     for _ in 0..ROUNDS {
-        let copies = Copies::find(board);
+        let copies = Copies::find(mappings);
         if copies.0.is_empty() {
             return;
         }

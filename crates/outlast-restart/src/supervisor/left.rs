@@ -1,8 +1,17 @@
 //! What goes on without its supervisor: who that was is told to the program by a variable, which all that it starts inherit.
 
-use crate::sys::family;
+use crate::custody;
 use crate::sys::process::{self, Pid};
+use crate::sys::{descriptors, family};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
+
+/// For those that an earlier supervisor has left, when another one takes over.
+const GRACE: Duration = Duration::from_secs(5);
+/// After they were killed.
+const KILL_GRACE: Duration = Duration::from_secs(1);
 
 /// The variable with the supervisor's process and [name](super::Settings::name), and a space between them.
 pub const ENVIRONMENT: &str = "OUTLAST_SUPERVISOR";
@@ -24,14 +33,57 @@ pub struct Left {
 /// at, as it is somebody else's, is not among them.
 #[must_use]
 pub fn without_supervisor(name: &str) -> Vec<Left> {
-    topmost(|supervisor, its_name| {
-        its_name == name.as_bytes() && family::parent_of_living(supervisor).is_none()
+    topmost(|pid| {
+        let (supervisor, _) = told(pid).filter(|(_, its_name)| its_name == name.as_bytes())?;
+        family::parent_of_living(supervisor).is_none().then_some(supervisor)
     })
+}
+
+/// Processes whose sockets supervisors of this key have held that are gone, by those. Some write over their environment, but
+/// not over the name of the memory that they share with it.
+pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Pid>> {
+    let mut found = BTreeMap::<Pid, Vec<Pid>>::new();
+    for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
+        if let Some(supervisor) = custody::supervisor_of(pid, key)
+            && family::parent_of_living(supervisor).is_none()
+        {
+            found.entry(supervisor).or_default().push(pid);
+        }
+    }
+    found
+}
+
+/// Has those of one of them end, while the caller goes on. Gives one, and how many they are.
+pub(super) fn end_of(key: &str, supervisor: Pid, number: i32) -> Option<(Pid, usize)> {
+    let all = held_by(key).remove(&supervisor)?;
+    let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
+    let thread = std::thread::Builder::new().name("taken over".into());
+    thread.spawn(move || end(&known, number)).ok()?;
+    Some((*all.first()?, all.len()))
+}
+
+/// Tells processes to end, and kills them if they do not in time.
+pub(super) fn end(processes: &[OwnedFd], number: i32) {
+    for (number, time) in [(number, GRACE), (libc::SIGKILL, KILL_GRACE)] {
+        for known in processes {
+            let _ = process::signal(known.as_fd(), number);
+        }
+        let until = Instant::now() + time;
+        for known in processes {
+            let left = until.saturating_duration_since(Instant::now());
+            if !descriptors::wait_readable(known, left) {
+                break;
+            }
+        }
+        if processes.iter().all(|known| descriptors::wait_readable(known, Duration::ZERO)) {
+            return;
+        }
+    }
 }
 
 /// Whoever runs below this supervisor.
 pub(super) fn below_this() -> Vec<Left> {
-    topmost(|supervisor, _| supervisor == process::pid())
+    topmost(|pid| told(pid).map(|(supervisor, _)| supervisor).filter(|it| *it == process::pid()))
 }
 
 pub(super) fn value(name: &str) -> String {
@@ -39,11 +91,11 @@ pub(super) fn value(name: &str) -> String {
     format!("{} {}", process::pid(), name.replace('\0', " "))
 }
 
-fn topmost(is_meant: impl Fn(Pid, &[u8]) -> bool) -> Vec<Left> {
+/// `supervisor_of` gives that of a process which is meant.
+fn topmost(supervisor_of: impl Fn(Pid) -> Option<Pid>) -> Vec<Left> {
     let mut found = Vec::new();
     for pid in family::all() {
-        if let Some((supervisor, name)) = told(pid)
-            && is_meant(supervisor, &name)
+        if let Some(supervisor) = supervisor_of(pid)
             && let Some(parent) = family::parent_of_living(pid)
         {
             found.push((Left { pid: pid.cast_unsigned(), supervisor: supervisor.cast_unsigned() }, parent));

@@ -133,6 +133,11 @@ impl Machine {
         self.told_ms
     }
 
+    /// Whether the program was told to end.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Running(Running { ending: Some(_), .. }))
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         self.running().is_some_and(|running| running.ready)
     }

@@ -17,6 +17,9 @@ mod tests;
 
 use crate::Error;
 use crate::board::Board;
+use crate::custody::Custody;
+use crate::custody::name::{Name, Taken};
+pub use crate::custody::table::NotKept;
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::signals::Mask;
@@ -24,9 +27,10 @@ use crate::sys::{family, process, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, OUTLIVES_ENVIRONMENT, without_supervisor};
 use rest::{Rest, Spared};
-pub use settings::{Readiness, Restart, Settings};
+pub use settings::{Hold, Readiness, Restart, Settings};
 pub use several::{Ended, together};
 use shell::Shell;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -148,6 +152,47 @@ pub enum Event {
     Silent,
     /// All is well. Comes every [`Settings::alive_interval`].
     Alive,
+    /// A process of it has ended, and not in order; it may be the main one. Its idle connections are kept for others.
+    PartEnded {
+        /// Which.
+        pid: u32,
+        /// How, if the system says so.
+        death: Option<Death>,
+        /// Connections that are kept.
+        kept: u32,
+        /// Those that are closed, as somebody waited for an answer on them, or it was not understood.
+        closed: u32,
+    },
+    /// Connections of this kind have come to it, which are not kept over a crash. Told once of each kind.
+    NotKept {
+        /// Which.
+        kind: NotKept,
+    },
+    /// A process of it listens, and the library that is to tell of that is not in it. Told once.
+    HoldsNothing {
+        /// Which.
+        pid: u32,
+    },
+    /// This process may not have as many descriptors as the program has idle connections: the oldest ones are not kept over
+    /// a crash. Told once.
+    KeepsFewer {
+        /// So many are.
+        limit: usize,
+    },
+    /// It has got the listening sockets of processes that an earlier supervisor has left, which are told to end.
+    TookOver {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+        /// So many sockets.
+        sockets: usize,
+    },
+    /// It has ended in order and goes on in the background, where it is looked after as before.
+    InBackground {
+        /// Its process.
+        pid: u32,
+    },
     /// Another process has ended that had this one for a parent.
     Buried {
         /// Which.
@@ -282,6 +327,11 @@ pub struct Supervisor {
     rest: Rest,
     inbox: Receiver<Message>,
     handle: Handle,
+    custody: Option<Custody>,
+    /// Why there is none, though there should be.
+    without_custody: Option<io::Error>,
+    /// As long as it is there, nobody else has it.
+    _name: Option<Name>,
 }
 
 impl Supervisor {
@@ -301,7 +351,52 @@ impl Supervisor {
         let (sender, inbox) = channel();
         let rest = Rest::begin();
         let handle = Handle { board, sender, spared: rest.spared().clone() };
-        Ok(Self { settings, memory, board, mask, rest, inbox, handle })
+        let key = settings.key.as_deref().unwrap_or("");
+        let name = if settings.is_exclusive { Name::take(key) } else { Name::any() };
+        let (name, failed) = match name {
+            Ok(name) => (Some(name), None),
+            Err(Taken::By { pid }) => return Err(Error::Taken { pid }),
+            Err(Taken::System(error)) => (None, Some(error)),
+        };
+        let (mut custody, mut without_custody, mut _name) = (None, failed, name);
+        if let (Some(hold), Some(name)) = (settings.hold, _name.take_if(|_| settings.hold.is_some())) {
+            match Custody::start(name, hold == Hold::Listeners, board, key) {
+                Ok(started) => custody = Some(started),
+                Err(error) => without_custody = Some(error),
+            }
+        }
+        let without_custody = without_custody.filter(|_| settings.hold.is_some());
+        Ok(Self { settings, memory, board, mask, rest, inbox, handle, custody, without_custody, _name })
+    }
+
+    /// Takes over the listening sockets of processes that an earlier supervisor of the same [key](Settings::key)
+    /// has left, which are told to end, and killed if they do not within 5 s. Gives those processes, and how many sockets.
+    /// If the key is [not exclusive](Settings::is_exclusive), that is done when the program binds to their address: they may be
+    /// of another program that is called the same.
+    #[must_use]
+    pub fn take_over(&self) -> (Vec<u32>, usize) {
+        let key = self.settings.key.as_deref();
+        let (Some(custody), Some(key)) = (&self.custody, key) else { return (Vec::new(), 0) };
+        let held = left::held_by(key);
+        if !self.settings.is_exclusive {
+            for (supervisor, processes) in held {
+                custody.expect(supervisor, processes);
+            }
+            return (Vec::new(), 0);
+        }
+        let all: Vec<_> = held.into_values().flatten().collect();
+        // Known from here on, whoever gets their numbers.
+        let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
+        let pids = all.iter().map(|pid| pid.cast_unsigned()).collect();
+        let count = if all.is_empty() { 0 } else { custody.inherit(all) };
+        left::end(&known, self.settings.stop_signal);
+        (pids, count)
+    }
+
+    /// Why no sockets are held, though [`Settings::hold`] asks for it.
+    #[must_use]
+    pub fn without_custody(&self) -> Option<&io::Error> {
+        self.without_custody.as_ref()
     }
 
     /// For other threads.

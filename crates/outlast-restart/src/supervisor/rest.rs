@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Whoever is told late has so long nevertheless, unless the program itself had less.
 const GRACE: Duration = Duration::from_secs(1);
+/// Who was told to end by the program itself is on the way out, and not left behind.
+pub(super) const BY_THEMSELVES: Duration = Duration::from_millis(700);
 /// Nobody serves while the next start waits for who is left of the last one: they have so long at the most.
 const BEFORE_START: Duration = Duration::from_secs(5);
 /// Who cannot be killed, as it waits for a disk, is not waited for.
@@ -103,6 +105,11 @@ impl Rest {
         let others: Vec<Pid> = roots.flat_map(family::and_below).collect();
         let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && !left::outlives(*pid);
         family::and_below(us).into_iter().filter(is_rest).collect()
+    }
+
+    /// Whether somebody is left.
+    pub(super) fn is_any(&self) -> bool {
+        !self.find().is_empty()
     }
 
     /// Nobody was told anything yet: those of an earlier time, whose numbers others may have by now, are forgotten.

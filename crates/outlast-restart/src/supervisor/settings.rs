@@ -29,11 +29,27 @@ pub enum Readiness {
     Told,
 }
 
+/// What of a program's sockets is held while it is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Those that listen, and connections on which nobody waits for an answer.
+    Idle,
+    /// Those that listen.
+    Listeners,
+}
+
 /// The settings. Times are kept to the millisecond.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// By which others find what is left of it ([`without_supervisor`](super::without_supervisor)).
     pub name: String,
+    /// What a supervisor of this key has left that was killed is taken over: with [`Settings::is_exclusive`] when this one
+    /// begins, or else when its program binds to an address where that listens. None: nothing is.
+    pub key: Option<String>,
+    /// Nobody else of this user may supervise by this key at the same time.
+    pub is_exclusive: bool,
+    /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
+    pub hold: Option<Hold>,
     /// How many crashes are too many. The server's own generations keep to it, too.
     pub policy: Policy,
     /// [`Policy::hang_timeout_ms`] is left to the server, which knows best how long it takes.
@@ -69,6 +85,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             name: String::new(),
+            key: None,
+            is_exclusive: false,
+            hold: None,
             policy: Policy::default(),
             own_hang_timeout: true,
             restart: Restart::OnFailure,

@@ -10,11 +10,12 @@ use super::settings::Readiness;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd};
+use crate::custody::{Custody, PartEnded, Report};
 use crate::death::Death;
-use crate::parts::kill_all;
 use crate::policy::Inheritance;
+use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
-use crate::sys::signals::Waited;
+use crate::sys::signals::{Arrived, Waited};
 use crate::sys::{clock, family, launch, signals};
 use change::{Asked, Change};
 use ending::Clearing;
@@ -93,6 +94,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             if let Waited::Arrived(arrived) = signals::wait_for(Some(self.patience()))
                 && arrived.number != libc::SIGCHLD
+                && !self.is_echo(&arrived)
             {
                 let (number, by_process) = (arrived.number, arrived.by_process);
                 self.inputs.push_back(Input::Signal { number, by_process });
@@ -102,6 +104,15 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             self.go_on_clearing();
             self.inputs.push_back(Input::Time);
         }
+    }
+
+    /// Whether the program has told all of its process group, which this process is in: it was meant for the program, and
+    /// has reached it. One that asks this process to end counts, once.
+    fn is_echo(&self, arrived: &Arrived) -> bool {
+        let is_from_program = arrived.by_process
+            && family::group(arrived.sender) == family::group(0)
+            && family::is_below_this(arrived.sender);
+        is_from_program && (self.machine.is_ending() || !crate::STOP_SIGNALS.contains(&arrived.number))
     }
 
     /// How long nothing needs to be done, if nothing happens.
@@ -123,16 +134,19 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Action::Start => self.clear(),
             Action::Signal { pid, number } => {
                 if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
-                    Copies::find(self.supervisor.board).tell_orphans(of(pid), number);
+                    Copies::find(&self.mappings()).tell_orphans(of(pid), number);
                 }
                 let _ = family::signal_below(of(pid), number);
             }
-            Action::KillAll { pid } => kill_all(of(pid)),
+            Action::KillAll { pid } => family::kill_all(of(pid)),
             Action::KillHung { pid } => self.kill_hung(of(pid)),
             Action::Sleep => {
                 let _ = process::kill(process::pid(), libc::SIGSTOP);
             }
             Action::Tell(event) => {
+                if let (Event::Stopping { for_good, .. }, Some(custody)) = (event, &self.supervisor.custody) {
+                    custody.stopping(for_good);
+                }
                 // Of one that does not say it, only time tells.
                 if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
                     self.settle(UpgradeEnd::Done);
@@ -179,14 +193,26 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         if let Some(signal) = self.supervisor.settings.orphan_signal {
             launch::end_with_us(signal, &mut command);
         }
+        if let Some(custody) = &self.supervisor.custody {
+            custody.give_to(&mut command);
+            custody.starting();
+        }
         // Dropped without being waited for: burying is done for all children alike.
-        Ok(command.spawn()?.id())
+        let pid = command.spawn()?.id();
+        if let Some(custody) = &self.supervisor.custody {
+            custody.started(pid);
+        }
+        Ok(pid)
     }
 
     /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
     /// one.
     fn bury(&mut self) -> bool {
-        while let Some(ended) = process::reap() {
+        while let Some(ended) = process::ended() {
+            if let Some(custody) = &self.supervisor.custody {
+                custody.note_end(ended);
+            }
+            process::bury(ended.pid);
             self.write_down(ended);
             if self.machine.main().map(of) != Some(ended.pid) {
                 self.other_buried(ended.pid);
@@ -194,13 +220,13 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             // Before what follows from its end.
             self.look_at_generations(true);
-            let heir = self.heir(ended.pid);
             let death = self.true_death(Death::from_status(ended.status));
             let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
+            let heir = self.heir(ended.pid).or_else(|| self.in_background(in_order));
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
                 && in_order
-                && Copies::find(self.supervisor.board).in_background(true).is_none()
+                && Copies::find(&self.mappings()).in_background(true).is_none()
                 && let Some(left) = left::below_this().first()
             {
                 (self.tell)(Event::LeftBehind { pid: left.pid });
@@ -213,6 +239,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return true;
         }
         false
+    }
+
+    /// By which the program's own processes are known, whatever has become of them.
+    fn mappings(&self) -> Vec<Mapping> {
+        let custody = self.supervisor.custody.as_ref().and_then(Custody::mapping).cloned();
+        Mapping::at(self.supervisor.board).into_iter().chain(custody).collect()
     }
 
     fn other_buried(&mut self, pid: Pid) {
@@ -256,6 +288,14 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         })
     }
 
+    /// The process that goes on in the background, of a program that was not changed and has ended in order.
+    fn in_background(&self, in_order: bool) -> Option<u32> {
+        let custody = self.supervisor.custody.as_ref().filter(|_| in_order)?;
+        let pid = Copies::find(custody.mapping().map(std::slice::from_ref)?).orphan()?;
+        custody.started(pid.cast_unsigned());
+        Some(pid.cast_unsigned())
+    }
+
     /// Of all that live on for the main process, a zygote that an upgrade has set aside is the old one.
     fn named(&self, event: Event) -> Event {
         let board = self.supervisor.board;
@@ -264,6 +304,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 if board.backend() == Backend::Library && pid == board.main_pid() =>
             {
                 Event::RolledBack { death, pid }
+            }
+            Event::Succeeded { death, pid }
+                if board.backend() == Backend::Exec && self.supervisor.settings.success.contains(&death) =>
+            {
+                Event::InBackground { pid }
             }
             event => event,
         }
@@ -276,8 +321,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             self.end_rest();
             return outcome;
         }
-        let left = Copies::find(board).in_background(!board.is_ready());
-        copies::end(board);
+        let mappings = self.mappings();
+        let left = Copies::find(&mappings).in_background(!board.is_ready());
+        copies::end(&mappings);
         left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
     }
 
@@ -290,12 +336,20 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             board.note_end_of(board.generation(), None, Cause::Hang);
             let _ = family::signal_below(serving, libc::SIGKILL);
         } else {
-            kill_all(main);
+            family::kill_all(main);
         }
     }
 
     /// What others have to say.
     fn hear(&mut self) {
+        let reports = self.supervisor.custody.as_ref();
+        let reports: Vec<Report> =
+            reports.iter().flat_map(|custody| std::iter::from_fn(|| custody.report())).collect();
+        for report in reports {
+            if let Some(event) = self.reported(report) {
+                (self.tell)(event);
+            }
+        }
         if self.clearing.is_some() {
             // In a moment there is a program that can do what is asked.
             return;
@@ -322,6 +376,22 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Message::Replace { wish, .. } => self.refuse(wish),
             }
         }
+    }
+
+    fn reported(&self, report: Report) -> Option<Event> {
+        Some(match report {
+            Report::PartEnded(PartEnded { pid, death, kept, closed }) => {
+                Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
+            }
+            Report::NotKept(kind) => Event::NotKept { kind },
+            Report::Untold { pid } => Event::HoldsNothing { pid: pid.cast_unsigned() },
+            Report::Full { limit } => Event::KeepsFewer { limit },
+            Report::TookOver { supervisor, sockets } => {
+                let settings = &self.supervisor.settings;
+                let (pid, count) = left::end_of(settings.key.as_deref()?, supervisor, settings.stop_signal)?;
+                Event::TookOver { pid: pid.cast_unsigned(), count, sockets }
+            }
+        })
     }
 
     /// What the board has to say.

@@ -240,6 +240,11 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
+/// Whether it is a socket that listens.
+pub(crate) fn does_listen(socket: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false)
+}
+
 /// Where a stream socket listens, if it is one that does.
 pub(crate) fn listens_at(number: RawFd) -> Option<std::net::SocketAddr> {
     // SAFETY: open, as is seen before, and borrowed for the moment only.

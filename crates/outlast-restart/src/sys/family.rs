@@ -44,6 +44,12 @@ pub(crate) fn all() -> Vec<Pid> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The process group of a process; of the calling one for 0. None if there is no such process.
+pub(crate) fn group(pid: Pid) -> Option<Pid> {
+    // SAFETY: an integer.
+    Some(unsafe { libc::getpgid(pid) }).filter(|group| *group >= 0)
+}
+
 /// The session of a process; of the calling one for 0. None if there is no such process.
 pub(crate) fn session(pid: Pid) -> Option<Pid> {
     // SAFETY: an integer.
@@ -67,6 +73,31 @@ pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
     found
 }
 
+/// All living processes below the calling one, found by their parents' lists where the kernel has those.
+pub(crate) fn below_this() -> Vec<Pid> {
+    let us = process::pid();
+    let mut found = Vec::new();
+    if listed_children(us, &mut found).is_none() {
+        return and_below(us).into_iter().filter(|pid| *pid != us).collect();
+    }
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        let _ = listed_children(parent, &mut found);
+    }
+    found.retain(|pid| parent_of_living(*pid).is_some());
+    found
+}
+
+/// The children of all threads of a process. None where the kernel does not list them.
+fn listed_children(of: Pid, found: &mut Vec<Pid>) -> Option<()> {
+    for task in std::fs::read_dir(format!("/proc/{of}/task")).ok()?.flatten() {
+        let listed = std::fs::read_to_string(task.path().join("children")).ok()?;
+        found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<Pid>().ok()));
+    }
+    Some(())
+}
+
 /// Whether a living process is below the calling one, however far.
 pub(crate) fn is_below_this(mut pid: Pid) -> bool {
     let us = process::pid();
@@ -86,12 +117,25 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
     let gone = || Err(io::Error::from_raw_os_error(libc::ESRCH));
     match process::open(pid) {
         // It cannot become somebody else any more: what is looked at is what is signalled.
-        Ok(known) if is_below_this(pid) => process::signal(known.as_fd(), signal),
+        Ok(known) if is_below_this(pid) => match process::signal(known.as_fd(), signal) {
+            // A sandbox may forbid that, too. It was looked for just now.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                process::kill(pid, signal)
+            }
+            sent => sent,
+        },
         // A sandbox, or an old kernel.
         Err(error) if error.raw_os_error() != Some(libc::ESRCH) && is_below_this(pid) => {
             process::kill(pid, signal)
         }
         _ => gone(),
+    }
+}
+
+/// Kills a process below this one, and all that is below that.
+pub(crate) fn kill_all(root: Pid) {
+    for pid in and_below(root) {
+        let _ = signal_below(pid, libc::SIGKILL);
     }
 }
 

@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 /// Makes memory of this size, zeroed. It is inherited by programs that are executed only if that is asked for.
 pub(crate) fn create(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> {
     // SAFETY: reads a string that ends; gives a new descriptor.
-    let descriptor = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    let descriptor =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
     let memory = if descriptor < 0 {
         let error = io::Error::last_os_error();
         // Sandboxes may forbid the call.
@@ -22,6 +23,13 @@ pub(crate) fn create(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> 
     };
     memory.set_len(size as u64)?;
     Ok(memory.into())
+}
+
+/// Nobody can make it smaller or larger any more, who has a descriptor of it: whoever has it mapped counts on its size.
+pub(crate) fn keep_size(memory: BorrowedFd<'_>) {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: integers. A file elsewhere than in memory has no seals.
+    unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_ADD_SEALS, seals) };
 }
 
 /// A file that nobody else can open, where files are in memory if possible.

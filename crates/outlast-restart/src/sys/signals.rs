@@ -1,5 +1,6 @@
 //! Signals: held back, waited for, and the actions of a process.
 
+use super::process::Pid;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -17,6 +18,8 @@ pub(crate) struct Arrived {
     /// Sent by another process. The kernel sends those of a terminal to all processes in its foreground; and this process
     /// has itself to thank for those like SIGPIPE.
     pub(crate) by_process: bool,
+    /// Which one, if so.
+    pub(crate) sender: Pid,
 }
 
 /// By which a process is told that its parent has ended: the last but two of the real-time signals.
@@ -71,7 +74,7 @@ impl Mask {
 fn arrived(number: i32, info: &libc::siginfo_t) -> Arrived {
     // SAFETY: what there is of a signal without a sender is zero or a number all the same.
     let sender = unsafe { info.si_pid() };
-    Arrived { number, by_process: info.si_code <= 0 && sender != super::process::pid() }
+    Arrived { number, by_process: info.si_code <= 0 && sender != super::process::pid(), sender }
 }
 
 /// Sleeps until a signal arrives, all of which are held back.

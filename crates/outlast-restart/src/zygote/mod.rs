@@ -11,7 +11,7 @@ mod origin;
 mod replace;
 mod succession;
 
-use crate::board::{Backend, Cause};
+use crate::board::Cause;
 use crate::control::Control;
 use crate::death::Death;
 use crate::policy::Policy;
@@ -221,7 +221,7 @@ impl Zygote {
     fn look(&self, beats: &mut Option<(u32, u64, Beats)>) {
         let Origin { common: Common { control, board, slots, .. }, policy, .. } = &self.origin;
         // Somebody else counts the connections of a program that does not know of this.
-        if board.policy().is_some() && board.backend() != Backend::Snapshot {
+        if board.policy().is_some() {
             let (mut connections, mut held_bytes) = (0, 0);
             for (descriptor, slot) in slots.in_use() {
                 // To another process of the program, which is no client.

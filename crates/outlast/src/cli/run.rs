@@ -144,18 +144,15 @@ pub struct SurroundingsArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Keeping the connections of a program that was not changed")]
 pub struct PreloadArgs {
-    /// Load a library into it that keeps its sockets over a crash; auto: if there is one and it can be [default: auto]
+    /// Load a library into it that tells which of its sockets can be held over a crash; auto: if there is one and it can be [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub preload: Option<Preload>,
     /// That library [default: liboutlast_preload.so beside this program, or in ../lib/outlast]
     #[arg(long, value_name = "FILE", env = "OUTLAST_PRELOAD_LIBRARY", hide_env_values = true)]
     pub preload_library: Option<PathBuf>,
-    /// Which connections it keeps: idle ones (nobody waits for an answer on them; what the server knew of them is lost: a login, a subscription), or none but the sockets that listen [default: idle]
+    /// Which connections are held: idle ones of HTTP/1 (nobody waits for an answer on them), or none but the sockets that listen [default: idle]
     #[arg(long, value_name = "WHICH")]
     pub keep_connections: Option<KeepConnections>,
-    /// The next generation does not begin anew, but where the first one began to wait for clients, with its memory: at once, but only for a program that keeps nothing in memory that is also on a disk
-    #[arg(long)]
-    pub snapshot: bool,
 }
 
 /// What is kept of an unmodified program's connections.
@@ -198,12 +195,18 @@ server that keeps its connections is not restarted: its next generation takes ov
 are left alone.
 
 A program that uses the library `outlast-restart` keeps its connections when it crashes, with or
-without this supervisor. A dynamically linked program keeps its sockets without changes (--preload).
+without this supervisor. For an unmodified, dynamically linked program (--preload) this process holds
+the listening sockets and idle HTTP/1 connections while the program is down. Its processes, their
+parents and their exit codes are as without Outlast. Connections with TLS, HTTP/2 or a database, and
+those on which a client waits for an answer, are closed when their process dies. A warning names what
+a program has of these, once, and programs into which no library can be loaded (static ones).
 
 When this process itself is killed, a program that uses the library keeps serving, survives crashes
 as before, and says so on its standard error. An unmodified program gets --stop-signal, unless it is
-preloaded. The next `outlast run` of the same --name names whatever still runs. The program has to
-stay in the foreground: Outlast does not supervise a daemon that goes into the background.";
+preloaded: then it keeps serving, and the next `outlast run` of the same --name takes its listening
+sockets over and stops it, so that no client is refused. (Without --name, when the new program binds
+to the same address.) Two supervisors of one --name: the second one exits with 2. The program has to
+stay in the foreground, unless it is preloaded and listens before it goes into the background.";
 
 /// `outlast upgrade`.
 #[derive(Debug, Args)]
@@ -234,14 +237,15 @@ within --timeout, the old one keeps serving. What is kept depends on the program
   - A program that uses the library `outlast-restart` hands over all connections, with the input it
     has received and its state. Clients wait until the new binary serves. If it does not, the old
     binary keeps serving with all of that, as after a crash.
-  - An unmodified, preloaded program is ended as soon as no client waits for an answer (after 10s or
-    half of --timeout at the latest). The new binary starts from scratch with the listening sockets
-    and idle connections: anything that was only in memory is lost. If the new binary does not
-    serve, the old one is started from scratch, and has lost that too.
-  - Any other program (also with roles, or --snapshot) needs --force: it is stopped and the new
-    binary is started, which closes all connections. If the new binary exits at once or does not
-    become ready, the old one is started again. Without --notify the new binary counts as ready
-    after 1s, unless the old one is known to have waited for clients.
+  - An unmodified, preloaded program is asked to stop (--stop-signal). When it has ended, the new
+    binary is started with its listening sockets and idle connections: new clients wait meanwhile,
+    none is refused. The two never run at the same time.
+    Anything that was only in memory is lost. If the new binary does not serve, the old one is
+    started again.
+  - Any other program (also with roles) needs --force: it is stopped and the new binary is started,
+    which closes all connections. If the new binary exits at once or does not become ready, the old
+    one is started again. Without --notify the new binary counts as ready after 1s, unless the old
+    one is known to have waited for clients.
 
 Ctrl-C or SIGTERM withdraws the upgrade, and the old program keeps serving. So does anything else
 that ends `outlast upgrade` before the upgrade is decided (SIGKILL, a closed terminal). `outlast

@@ -34,6 +34,9 @@ struct RunView {
     connections: u32,
     held_bytes: u64,
     quarantined: QuarantinedView,
+    /// No instance of an earlier version says so.
+    #[serde(default)]
+    crashes: CrashesView,
     /// Since an upgrade, another one than on the command line.
     serves_program: Option<String>,
     upgrade: Option<UnderWay>,
@@ -52,6 +55,22 @@ struct PastView {
     how: Option<String>,
     cause: Option<String>,
     pause_ns: Option<u64>,
+}
+
+/// Ends of processes of an unmodified program, each with its own time.
+#[derive(Debug, Default, Deserialize)]
+struct CrashesView {
+    count: u64,
+    kept: Vec<CrashView>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CrashView {
+    pid: u32,
+    at_ms: u64,
+    how: Option<String>,
+    kept: u32,
+    closed: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,8 +117,35 @@ pub fn page(instance: &Value) -> Result<String> {
     if view.generation == 0 || view.starts.len() > 1 {
         text.push_str(&table("START", &view.starts));
     }
+    if view.crashes.count > 0 {
+        text.push_str(&crashes(&view.crashes));
+    }
     text.push('\n');
     Ok(text)
+}
+
+/// The last ones, and how many there were.
+fn crashes(crashes: &CrashesView) -> String {
+    let mut table = plain_table(&["CRASH", "PROCESS", "AT", "HOW", "CONNECTIONS KEPT", "CLOSED"]);
+    let first = crashes.count.saturating_sub(crashes.kept.len() as u64) + 1;
+    let numbered = (first..).zip(&crashes.kept);
+    for (number, one) in numbered.skip(crashes.kept.len().saturating_sub(PAST_MAX)) {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(one.at_ms);
+        table.add_row([
+            number.to_string(),
+            one.pid.to_string(),
+            humantime::format_rfc3339_millis(at).to_string(),
+            one.how.clone().unwrap_or_else(|| "unknown".into()),
+            grouped(one.kept.into()),
+            grouped(one.closed.into()),
+        ]);
+    }
+    for (number, column) in table.column_iter_mut().enumerate() {
+        if ![2, 3].contains(&number) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!("{table}\n")
 }
 
 /// As a shell would take it, on one line.

@@ -26,8 +26,6 @@ pub struct Launch {
     pub nice: Option<i8>,
     pub oom_score_adjust: Option<i16>,
     pub preload: Option<PathBuf>,
-    /// How it keeps what the program has.
-    pub keep: preload::Keep,
     /// How often it has to say that it is alive.
     pub watchdog: Option<Duration>,
 }
@@ -45,7 +43,8 @@ impl Launch {
             command.current_dir(directory);
         }
         if let Some(library) = &self.preload {
-            command.envs(preload::variables(library, &self.keep, self.variable("LD_PRELOAD")));
+            let (name, value) = preload::variable(library, self.variable("LD_PRELOAD"));
+            command.env(name, value);
         }
         if let Some(path) = notify {
             command.env("NOTIFY_SOCKET", path);

@@ -11,6 +11,7 @@ pub mod names;
 mod notify;
 mod preload;
 mod state;
+mod tell;
 pub mod upgrade;
 
 use crate::cli::When;
@@ -22,10 +23,8 @@ use capture::{Capture, Place};
 use launch::Launch;
 use manager::Manager;
 use notify::Notify;
-use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
-use outlast_restart::policy::Inheritance;
 use outlast_restart::supervisor::{
-    Attempt, Event, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
+    Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
 };
 use outlast_session::relay::dial::plain;
 use preload::Choice;
@@ -39,8 +38,6 @@ use upgrade::Preloaded;
 
 /// After SIGTERM, time for the program to end. Default 30 s: what service managers allow.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of a refused request, so much is in the log.
-const REQUEST_SHOWN_BYTES: usize = 80;
 /// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
 const READY_UNTOLD: Duration = Duration::from_secs(10);
 
@@ -52,8 +49,8 @@ pub struct Plan {
     launch: Launch,
     output: Option<Place>,
     notify: bool,
-    /// Why no library is loaded into it.
-    bare: Option<String>,
+    /// Why no library is loaded into it, and whether nobody expects one.
+    bare: Option<(String, bool)>,
 }
 
 impl Plan {
@@ -106,13 +103,9 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
     let bare = match choice {
         Choice::Load(library) => {
             launch.preload = Some(library);
-            launch.keep = preload::Keep {
-                listeners_only: args.preload.keep_connections == Some(KeepConnections::Listeners),
-                snapshot: args.preload.snapshot,
-            };
             None
         }
-        Choice::Without(why) => Some(why),
+        Choice::Without { why, is_expected } => Some((why, is_expected)),
     };
     let file_name = || Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
     let name = args.name.clone().unwrap_or_else(file_name);
@@ -122,6 +115,13 @@ pub fn plan(args: &RunArgs) -> Result<Plan> {
             // What is loaded into it lets it live on.
             orphan_signal: launch.preload.is_none().then_some(settings.stop_signal),
             name: name.clone(),
+            // Of programs that are called by their file there may be several.
+            key: Some(key(&name)),
+            is_exclusive: args.name.is_some(),
+            hold: launch.preload.as_ref().map(|_| match args.preload.keep_connections {
+                Some(KeepConnections::Listeners) => Hold::Listeners,
+                _ => Hold::Idle,
+            }),
             ..settings
         },
         name,
@@ -179,24 +179,34 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let manager = Manager::of_this_process();
     plan.settings.alive_interval = manager.alive_interval();
     // Before any thread: they hold back the signals that this one does.
-    let supervisor = Supervisor::new(plan.settings.clone())?;
-    if let Some(why) = &plan.bare {
-        let line = format!("{} runs without the preload library: {why}", plan.name);
-        // Who has not said so expects that it is protected.
-        if preload::is_proc_missing() { tracing::warn!("{line}") } else { tracing::info!("{line}") }
+    let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
+    say_what_is_not_kept(&plan, &supervisor);
+    let (taken_over, sockets) = supervisor.take_over();
+    if !taken_over.is_empty() {
+        let pids = taken_over.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "{} of before still ran without its supervisor (process {pids}): {sockets} of its listening sockets are \
+             taken over, so that nobody is refused, and it was told to end",
+            plan.name
+        );
     }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
+        let taken_over = if plan.settings.hold.is_some() && !plan.settings.is_exclusive {
+            format!("if this {name} listens at the same address, its sockets are taken over; ")
+        } else {
+            String::new()
+        };
         tracing::warn!(
             "process {pid} of an earlier {name} still runs, without its supervisor (process {supervisor}), which is gone: \
-             kill {pid} ends it"
+             {taken_over}kill {pid} ends it"
         );
     }
     let shown = [&plan.launch.program].into_iter().chain(&plan.launch.arguments);
     let shown = shown.map(|word| word.to_string_lossy().into_owned()).collect();
     let state = Arc::new(State::new(
         (plan.name.clone(), shown),
-        plan.launch.preload.clone().map(|library| Preloaded { library, keep: plan.launch.keep }),
+        plan.launch.preload.clone().map(|library| Preloaded { library, hold: plan.settings.hold }),
         supervisor.board(),
         supervisor.handle(),
         manager,
@@ -207,6 +217,45 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)
+}
+
+/// A name is one's own where instances are found: below the folder of their sockets, and for a user.
+fn key(name: &str) -> String {
+    use std::hash::{Hash, Hasher};
+    let mut hasher = std::hash::DefaultHasher::new();
+    (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
+    rustix::process::geteuid().as_raw().hash(&mut hasher);
+    name.hash(&mut hasher);
+    let shown: String = name.chars().take(12).collect();
+    format!("{:016x} {shown}", hasher.finish())
+}
+
+/// Another one runs a program by this name.
+fn taken(name: &str, error: outlast_restart::Error) -> anyhow::Error {
+    match error {
+        outlast_restart::Error::Taken { pid } => Failure::usage(format!(
+            "another `outlast run` (process {pid}) keeps {name} running: end that one, or give this one another --name"
+        )),
+        error => error.into(),
+    }
+}
+
+/// Whoever has not said so expects that the program is protected.
+fn say_what_is_not_kept(plan: &Plan, supervisor: &Supervisor) {
+    let name = &plan.name;
+    match (&plan.bare, supervisor.without_custody()) {
+        (Some((why, true)), _) => tracing::info!("{name} runs without the preload library: {why}"),
+        (Some((why, false)), _) => tracing::warn!(
+            "{name} is started again when it crashes, but its listening sockets and connections are closed then: {why} \
+             (--preload never: as it is, without this warning)"
+        ),
+        (None, Some(error)) => tracing::warn!(
+            "{name} is started again when it crashes, but its listening sockets and connections are closed then: \
+             they cannot be held here: {}",
+            plain(error)
+        ),
+        (None, None) => {}
+    }
 }
 
 fn supervise(
@@ -241,7 +290,7 @@ fn supervise(
             Event::Alive => manager.alive(),
             _ => {}
         }
-        log(plan, board, manager, event);
+        tell::log(plan, board, manager, event);
     };
     let outcome = supervisor.run(make, tell);
     if let Some(capture) = capture.into_inner() {
@@ -250,189 +299,13 @@ fn supervise(
     Ok(outcome?)
 }
 
-/// Tells people, and the service manager what is worth a line there.
-fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
-    let name = &plan.name;
-    match event {
-        Event::Started { pid, run } => {
-            tracing::info!(pid, run, "{name} is started");
-            manager.status(&format!("{name} is started (process {pid})"));
-        }
-        // That it is started says it all.
-        Event::Ready if plan.settings.readiness == Readiness::Started => {}
-        Event::Ready => {
-            tracing::info!("{name} is ready");
-            manager.status(&format!("{name} serves"));
-        }
-        Event::Crashed { death, pause, restarts } => {
-            let when = if pause.is_zero() { String::new() } else { format!(" in {}", seconds(pause)) };
-            let (intensity, window) = intensity(plan);
-            let lost = lost(board.backend());
-            let line = format!(
-                "{name} has {death}: it is started again{when} (restart {restarts} of {intensity} within {window}){lost}"
-            );
-            // Only --restart always starts it again then: it is no crash.
-            if plan.settings.success.contains(&death) {
-                tracing::info!("{line}");
-            } else {
-                tracing::warn!("{line}");
-            }
-            manager.status(&line);
-        }
-        Event::CannotStart { code, pause } => {
-            let (_, why) = why_not(plan, code);
-            tracing::warn!("{why}: it is tried again in {}", seconds(pause));
-        }
-        Event::Succeeded { death, pid } => {
-            tracing::warn!("{name} has {death}: its successor goes on (process {pid})");
-        }
-        Event::RolledBack { death, pid } => {
-            tracing::warn!("the new binary of {name} has {death}: the old one keeps serving (process {pid})");
-        }
-        Event::Upgrade { wish } => match board.upgrade_end(wish) {
-            Some(UpgradeEnd::Done) => tracing::info!("{name} is upgraded"),
-            Some(UpgradeEnd::Failed { why: WhyNot::Unanswered, .. }) => {
-                tracing::error!("nobody knows whether {name} is upgraded: {}", WhyNot::Unanswered);
-            }
-            Some(UpgradeEnd::Failed { why: WhyNot::OldKilled, .. }) => {
-                let why = WhyNot::OldKilled;
-                tracing::error!("{name} is not upgraded: {why}; its state and connections are lost");
-            }
-            Some(UpgradeEnd::Failed { why, .. }) => {
-                let why = crate::exit::clean(&why.to_string());
-                tracing::warn!("{name} is not upgraded, and the old one keeps serving: {why}");
-            }
-            None => {}
-        },
-        Event::LeftBehind { pid } => {
-            let what = state::command_of(pid);
-            tracing::warn!(
-                "{name} has ended and left process {pid} ({what}) in the background, which is not kept running: \
-                 have it stay in the foreground"
-            );
-        }
-        Event::Generation { number } => {
-            let past = board.generations();
-            let this = past.iter().find(|past| past.number == number);
-            let pause = this.map_or(Duration::ZERO, |past| past.pause);
-            if board.backend() == Backend::Roles {
-                // One process of several, whose generations are told apart below.
-                return log_role(name, this);
-            }
-            let last = past.iter().rev().find(|past| past.number + 1 == number && past.ended_ms.is_some());
-            match last {
-                // Without a pause it was started anew, which was said.
-                Some(last) if !pause.is_zero() => tracing::warn!(
-                    "{name}: generation {number} serves, {pause:?} after the last one's end ({})",
-                    state::cause(last.cause)
-                ),
-                _ => tracing::info!("{name}: generation {number} serves"),
-            }
-        }
-        Event::Quarantined { number } => log_quarantined(name, board, number),
-        Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
-        Event::Remaining { pid, count, number } => {
-            tracing::warn!(
-                "{name} has ended, but not {}: told to end ({})",
-                state::commands_of(pid, count),
-                names::signal_name(number)
-            );
-        }
-        Event::RemainingKilled { pid, count, before_start } => {
-            let why = if before_start { "in the way of the next start" } else { "--stop-timeout" };
-            tracing::warn!("{} of {name}: not ended in time ({why}), killed", state::commands_of(pid, count));
-        }
-        Event::Stopping { number, .. } => {
-            tracing::info!("{name} is told to end ({})", names::signal_name(number));
-        }
-        Event::Killed => {
-            tracing::warn!("{name} has not ended in time (--stop-timeout): it is killed, with all below it");
-        }
-        Event::NotReady => {
-            let limit = seconds(plan.settings.start_timeout.unwrap_or_default());
-            tracing::warn!("{name} is not ready after {limit} (--start-timeout): it is killed");
-        }
-        Event::Silent => {
-            let limit = seconds(plan.settings.watchdog_timeout.unwrap_or_default());
-            tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
-        }
-        _ => {}
-    }
-}
-
-/// What a program is started again without that has lived on by itself until now.
-fn lost(backend: Backend) -> &'static str {
-    match backend {
-        Backend::None => "",
-        // Those had no state that could have outlived them.
-        Backend::Exec => "; its connections are lost",
-        Backend::Library | Backend::Snapshot | Backend::Roles => "; its connections and state are lost",
-    }
-}
-
-/// A request that nobody deals with any more: whose, and how it begins.
-fn log_quarantined(name: &str, board: &Board, number: u32) {
-    let (count, kept) = board.quarantined();
-    let after = count.checked_sub(number).and_then(|after| usize::try_from(after).ok());
-    let Some(request) = after.and_then(|after| kept.iter().rev().nth(after)) else { return };
-    let shown = request.bytes.get(..REQUEST_SHOWN_BYTES).unwrap_or(&request.bytes).escape_ascii();
-    let cut = if request.length as usize > REQUEST_SHOWN_BYTES { " ..." } else { "" };
-    tracing::warn!(
-        "{name}: a request from {} was in flight in too many crashes, and is refused ({} bytes): \"{shown}\"{cut}",
-        crate::exit::clean(&request.peer),
-        request.length,
-    );
-}
-
-/// How many crashes are tolerated, and within which period.
-fn intensity(plan: &Plan) -> (usize, String) {
-    let policy = &plan.settings.policy;
-    (policy.intensity, seconds(Duration::from_millis(policy.intensity_window_ms)))
-}
-
-/// How much the next generation of a crashing server takes over, and what happens past the next limit.
-fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
-    let (name, (intensity, window)) = (&plan.name, intensity(plan));
-    let so_often = format!("{name} crashes more than {intensity} times within {window}");
-    let next = format!("after {intensity} more");
-    match inheritance {
-        Inheritance::Everything => {
-            tracing::info!(
-                "{name} has not crashed for long: its next generation takes over everything again"
-            );
-        }
-        // That has no state to be suspected.
-        Inheritance::WithoutSuspectState if matches!(board.backend(), Backend::Exec | Backend::Snapshot) => {
-            tracing::warn!("{so_often}: its connections are kept this time; {next} they are closed");
-        }
-        Inheritance::WithoutSuspectState => tracing::warn!(
-            "{so_often}: dropping shared state that cannot be verified; {next} connections are closed"
-        ),
-        Inheritance::Listeners => tracing::warn!(
-            "{so_often}, again: its connections are closed, and only its listening sockets are kept; {next} it ends, and is \
-             restarted from scratch"
-        ),
-    }
-}
-
-/// A process of several has come to serve, or does so again.
-fn log_role(name: &str, serving: Option<&Past>) {
-    match serving {
-        Some(Past { role, pid, pause, .. }) if !pause.is_zero() => {
-            tracing::warn!(pid, "{name}: {role} has crashed, and serves again after {pause:?}");
-        }
-        Some(Past { role, pid, .. }) => tracing::info!(pid, "{name}: {role} serves"),
-        None => {}
-    }
-}
-
 fn conclude(plan: &Plan, outcome: Outcome) -> Result<Code> {
     let Plan { name, settings, .. } = plan;
     match outcome {
         Outcome::Finished => Ok(Code::Ok),
         Outcome::Stopped(death) | Outcome::Ended(death) => std::process::exit(death.exit_code()),
         Outcome::GaveUp(death) => {
-            let (intensity, window) = intensity(plan);
+            let (intensity, window) = tell::intensity(plan);
             // With --restart always some of them may be ends in order.
             let others = if settings.restart == Restart::Always { "ends" } else { "crashes" };
             tracing::error!(

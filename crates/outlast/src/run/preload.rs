@@ -6,13 +6,15 @@ use crate::exit::Failure;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The library's file.
 const LIBRARY: &str = "liboutlast_preload.so";
 /// The dynamic loader's variable.
 const VARIABLE: &str = "LD_PRELOAD";
+/// How the reason ends where the program needs no library.
+const BY_ITSELF: &str = "takes over its connections by itself";
 /// Scripts for scripts: as deep as the kernel goes.
 const SCRIPTS_MAX: usize = 5;
 
@@ -20,13 +22,19 @@ const SCRIPTS_MAX: usize = 5;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Choice {
     Load(PathBuf),
-    Without(String),
+    /// Whether nobody expects it: it was not wanted, or is not needed.
+    Without {
+        why: String,
+        is_expected: bool,
+    },
 }
 
 /// Chooses. `path` is where programs are searched for.
 pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr) -> Result<Choice> {
     let found = match (when, given) {
-        (Preload::Never, _) => return Ok(Choice::Without("--preload never".into())),
+        (Preload::Never, _) => {
+            return Ok(Choice::Without { why: "--preload never".into(), is_expected: true });
+        }
         (_, Some(given)) if !given.is_file() => {
             return Err(Failure::usage(format!("there is no preload library {}", given.display())));
         }
@@ -46,16 +54,23 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
     let choice = match found {
         Some(library) => match obstacle(&library, program, path) {
             None => Choice::Load(library),
-            Some(why) => Choice::Without(why),
+            Some(why) => {
+                let is_expected = why.ends_with(BY_ITSELF);
+                Choice::Without { why, is_expected }
+            }
         },
-        None if is_proc_missing() => Choice::Without(
-            "/proc is not mounted, without which the library is not found and does not work: mount it"
-                .to_owned(),
-        ),
-        None => Choice::Without(format!("there is no {LIBRARY} beside outlast or in ../lib/outlast")),
+        None => {
+            let why = if is_proc_missing() {
+                "/proc is not mounted, without which the library is not found and does not work: mount it"
+                    .to_owned()
+            } else {
+                format!("there is no {LIBRARY} beside outlast or in ../lib/outlast")
+            };
+            Choice::Without { why, is_expected: false }
+        }
     };
     match choice {
-        Choice::Without(why) if when == Preload::Always => {
+        Choice::Without { why, .. } if when == Preload::Always => {
             let name = program.to_string_lossy();
             Err(Failure::usage(format!("cannot preload a library into {name} (--preload always): {why}")))
         }
@@ -64,26 +79,13 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
 }
 
 /// What the program's environment has for the library, which is in front of those that the user has there.
-pub fn variables(library: &Path, keep: &Keep, existing: Option<OsString>) -> Vec<(&'static str, OsString)> {
+pub fn variable(library: &Path, existing: Option<OsString>) -> (&'static str, OsString) {
     let mut value = library.as_os_str().to_owned();
     if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
         value.push(":");
         value.push(existing);
     }
-    let connections = if keep.listeners_only { "listeners" } else { "idle" };
-    let mut variables =
-        vec![(VARIABLE, value), ("OUTLAST_PRELOAD", "start".into()), ("OUTLAST_KEEP", connections.into())];
-    if keep.snapshot {
-        variables.push(("OUTLAST_SNAPSHOT", "1".into()));
-    }
-    variables
-}
-
-/// What the library does for the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Keep {
-    pub listeners_only: bool,
-    pub snapshot: bool,
+    (VARIABLE, value)
 }
 
 /// Where processes cannot be looked at, and this program does not know where its own file is.
@@ -114,7 +116,7 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     };
     let name = file.display();
     if elf.uses_library {
-        return Some(format!("{name} takes over its connections by itself"));
+        return Some(format!("{name} {BY_ITSELF}"));
     }
     let Some(loader) = &elf.loader else { return Some(format!("{name} is linked statically")) };
     if elf.machine != machine {
@@ -123,8 +125,12 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     if loader.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-musl")) {
         return Some(format!("{name} uses another C library than the GNU one"));
     }
-    let mode = std::fs::metadata(&file).map_or(0, |metadata| metadata.permissions().mode());
-    (mode & 0o6000 != 0).then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let gains = std::fs::metadata(&file).is_ok_and(|file| {
+        (file.mode() & 0o4000 != 0 && file.uid() != user)
+            || (file.mode() & 0o2000 != 0 && file.gid() != group)
+    });
+    gains.then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
 }
 
 /// The machine code that is executed in the end.
@@ -177,10 +183,15 @@ mod tests {
         std::fs::write(&text, "text").unwrap();
         let setuid = folder.path().join("setuid");
         std::fs::copy("/bin/sh", &setuid).unwrap();
+        // As root one that is somebody else's; or a group that this user is not in cannot be had.
+        let stranger = std::os::unix::fs::chown(&setuid, Some(65534), None).is_ok();
         std::fs::set_permissions(&setuid, std::fs::Permissions::from_mode(0o4755)).unwrap();
+        let own = folder.path().join("own");
+        std::fs::copy("/bin/sh", &own).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o4755)).unwrap();
         let path = OsStr::new("/bin:/usr/bin");
         let tried = |when, program: &Path| choose(when, Some(&libc), program.as_os_str(), path);
-        for program in [Path::new("sh"), Path::new("/bin/sh"), &script] {
+        for program in [Path::new("sh"), Path::new("/bin/sh"), &script, &own] {
             assert_eq!(tried(Preload::Auto, program).unwrap(), Choice::Load(libc.clone()), "{program:?}");
         }
         for (program, part) in [
@@ -189,12 +200,20 @@ mod tests {
             (&setuid, "setuid"),
             (Path::new("/no/such"), "there is no program"),
         ] {
-            let Choice::Without(why) = tried(Preload::Auto, program).unwrap() else { panic!("{program:?}") };
+            if program == setuid && !stranger {
+                continue;
+            }
+            let Choice::Without { why, is_expected: false } = tried(Preload::Auto, program).unwrap() else {
+                panic!("{program:?}")
+            };
             assert!(why.contains(part), "{why}");
             let why = tried(Preload::Always, program).unwrap_err().to_string();
             assert!(why.contains(part) && why.contains("--preload always"), "{why}");
         }
-        assert!(matches!(tried(Preload::Never, Path::new("sh")), Ok(Choice::Without(_))));
+        assert!(matches!(
+            tried(Preload::Never, Path::new("sh")),
+            Ok(Choice::Without { is_expected: true, .. })
+        ));
         let missing = choose(Preload::Auto, Some(Path::new("/no/such.so")), OsStr::new("sh"), path);
         assert!(missing.unwrap_err().to_string().contains("no preload library /no/such.so"));
         for (given, when) in [(&text, Preload::Auto), (&script, Preload::Always)] {
@@ -206,18 +225,9 @@ mod tests {
     #[test]
     fn libraries_of_the_user_stay() {
         let library = Path::new("/lib/ours.so");
-        let value = |existing| variables(library, &Keep::default(), existing).swap_remove(0).1;
+        let value = |existing| variable(library, existing).1;
         assert_eq!(value(None), "/lib/ours.so");
         assert_eq!(value(Some("/a.so /b.so".into())), "/lib/ours.so:/a.so /b.so");
         assert_eq!(value(Some(OsString::new())), "/lib/ours.so");
-        let all = variables(library, &Keep { listeners_only: true, snapshot: true }, None);
-        assert_eq!(
-            all[1..],
-            [
-                ("OUTLAST_PRELOAD", "start".into()),
-                ("OUTLAST_KEEP", "listeners".into()),
-                ("OUTLAST_SNAPSHOT", "1".into()),
-            ]
-        );
     }
 }

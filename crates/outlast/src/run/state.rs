@@ -37,6 +37,19 @@ struct Now {
     stopping: bool,
     said: Option<String>,
     starts: VecDeque<Start>,
+    /// Processes of the program that have ended, and not in order.
+    crashes: VecDeque<Crash>,
+    crashes_count: u64,
+}
+
+/// The end of one process of the program.
+#[derive(Debug)]
+struct Crash {
+    pid: u32,
+    at_ms: u64,
+    death: Option<Death>,
+    kept: u32,
+    closed: u32,
 }
 
 /// One start of the program by its supervisor.
@@ -94,7 +107,16 @@ impl State {
                 now.starts.push_back(Start { number: run, pid, began_ms: now_ms(), ended: None });
             }
             Event::Ready => now.ready = true,
-            Event::Succeeded { pid, .. } | Event::RolledBack { pid, .. } => now.main_pid = pid,
+            Event::PartEnded { pid, death, kept, closed } => {
+                now.crashes_count += 1;
+                if now.crashes.len() == STARTS_MAX {
+                    now.crashes.pop_front();
+                }
+                now.crashes.push_back(Crash { pid, at_ms: now_ms(), death, kept, closed });
+            }
+            Event::Succeeded { pid, .. } | Event::RolledBack { pid, .. } | Event::InBackground { pid } => {
+                now.main_pid = pid;
+            }
             Event::Stopping { for_good, .. } => now.stopping = for_good,
             Event::Ended { death, .. } => {
                 (now.main_pid, now.ready) = (0, false);
@@ -119,6 +141,15 @@ impl State {
                 "how": start.ended.map(|(_, death)| how(death)),
             })
         });
+        let crashes = now.crashes.iter().map(|crash| {
+            json!({
+                "pid": crash.pid,
+                "at_ms": crash.at_ms,
+                "how": crash.death.map(how),
+                "kept": crash.kept,
+                "closed": crash.closed,
+            })
+        });
         json!({
             "pid": std::process::id(),
             "version": env!("CARGO_PKG_VERSION"),
@@ -135,6 +166,7 @@ impl State {
             "backend": backend(self.board.backend()),
             "without_zygote": now.main_pid != 0 && self.upgrades.is_without_zygote(now.main_pid),
             "starts": starts.collect::<Vec<_>>(),
+            "crashes": { "count": now.crashes_count, "kept": crashes.collect::<Vec<_>>() },
             "generation": self.board.generation(),
             "generations": self.board.generations().iter().map(generation).collect::<Vec<_>>(),
             "connections": connections,
@@ -215,7 +247,6 @@ fn backend(backend: Backend) -> &'static str {
     match backend {
         Backend::None => "none",
         Backend::Library => "library",
-        Backend::Snapshot => "snapshot",
         Backend::Exec => "exec",
         Backend::Roles => "roles",
     }

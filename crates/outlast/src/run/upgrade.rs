@@ -4,7 +4,7 @@ use super::names::how;
 use super::preload;
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, PROGRAM_BYTES_MAX, UpgradeEnd, WhyNot};
-use outlast_restart::supervisor::{Event, Handle};
+use outlast_restart::supervisor::{Event, Handle, Hold};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -23,7 +23,7 @@ const REPLACED: &str = " (deleted)";
 #[derive(Debug)]
 pub struct Preloaded {
     pub library: PathBuf,
-    pub keep: preload::Keep,
+    pub hold: Option<Hold>,
 }
 
 /// The upgrades of one program.
@@ -100,15 +100,17 @@ impl Upgrades {
             return json!({ "error": "closes connections", "why": why });
         }
         let replaced = hindrance.is_some() || !runs;
+        // Its sockets are held while it is stopped and the new one is started.
+        let anew = replaced || self.board.backend() == Backend::Exec;
         let mut now = self.now();
-        let Some(wish) = self.handle.upgrade(Path::new(program), replaced, timeout) else {
+        let Some(wish) = self.handle.upgrade(Path::new(program), anew, timeout) else {
             return json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
         };
         (now.last, now.rolled_back) = (Some((wish, program.to_owned())), None);
         let keeps = match &self.preloaded {
             _ if replaced => "nothing",
             _ if self.board.backend() == Backend::Library => "everything",
-            Some(Preloaded { keep: preload::Keep { listeners_only: true, .. }, .. }) => "listeners",
+            Some(Preloaded { hold: Some(Hold::Listeners), .. }) => "listeners",
             _ => "idle",
         };
         let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
@@ -125,7 +127,6 @@ impl Upgrades {
         match self.board.backend() {
             Backend::None => return Some("it does not use the library, nor is it preloaded".into()),
             Backend::Roles => return Some("it has several processes with roles".into()),
-            Backend::Snapshot => return Some("it goes on from a snapshot of itself (--snapshot)".into()),
             Backend::Library => {}
             Backend::Exec => {
                 let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };

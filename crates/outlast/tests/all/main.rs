@@ -32,6 +32,7 @@ mod run_config;
 mod run_crashes;
 mod run_forks;
 mod run_hangup;
+mod run_held;
 mod run_leftovers;
 mod run_listen;
 mod run_log;

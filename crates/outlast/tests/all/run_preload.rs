@@ -3,144 +3,184 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::restarts::ends;
-use crate::common::{Outlast, PATIENCE, command, folder, output};
-use std::io::{BufRead, BufReader, Read, Write};
+use crate::common::supervised::status;
+use crate::common::{Outlast, PATIENCE, command, eventually, folder, output};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 const CRASHES: usize = 10;
 
-/// A client of redis: one connection, from the beginning to the end.
-struct Client(BufReader<TcpStream>);
+/// Says which process it is, to whoever asks.
+pub const PROGRAM: &str = "
+import http.server, os, sys
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = str(os.getpid()).encode()
+        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def log_message(*_): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
+";
+
+pub fn library() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("liboutlast_preload.so")
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// One connection, from the beginning to the end.
+pub struct Client(pub TcpStream);
 
 impl Client {
-    fn connect(port: u16) -> Self {
-        let begin = Instant::now();
+    pub fn connect(port: u16) -> Self {
+        let stream = eventually("nobody listens", || TcpStream::connect(("127.0.0.1", port)).ok());
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(stream)
+    }
+
+    /// The body of the answer, whose end tells that of the head.
+    pub fn get(&mut self) -> String {
+        self.try_get().unwrap_or_else(|heard| panic!("the connection has ended: {heard}"))
+    }
+
+    /// The same, or what was heard until the connection has ended.
+    pub fn try_get(&mut self) -> Result<String, String> {
+        if let Err(error) = self.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") {
+            return Err(error.to_string());
+        }
+        let mut heard = String::new();
         loop {
-            if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                return Self(BufReader::new(stream));
+            if let Some((head, body)) = heard.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+                if body.len() == length.parse::<usize>().unwrap() {
+                    return Ok(body.to_owned());
+                }
             }
-            assert!(begin.elapsed() < PATIENCE, "nobody listens at port {port}");
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            let mut room = [0; 1024];
+            let count = self.0.read(&mut room).map_err(|error| format!("{heard}{error}"))?;
+            if count == 0 {
+                return Err(heard);
+            }
+            heard.push_str(std::str::from_utf8(&room[..count]).unwrap());
         }
     }
-
-    /// The answer, or the content of it.
-    fn ask(&mut self, question: &str) -> String {
-        self.0.get_mut().write_all(format!("{question}\r\n").as_bytes()).unwrap();
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        let Some(length) = line.strip_prefix('$') else { return line.trim_end().to_owned() };
-        let mut content = vec![0; length.trim_end().parse::<usize>().unwrap() + 2];
-        self.0.read_exact(&mut content).unwrap();
-        String::from_utf8(content).unwrap().trim_end().to_owned()
-    }
-
-    fn server(&mut self) -> String {
-        let info = self.ask("INFO server");
-        info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap().trim().to_owned()
-    }
 }
 
-/// Until a process that has answered waits for the next request: before, one is in flight.
-fn await_idle(pid: &str) {
-    let begin = Instant::now();
-    let sleeps = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("State:\tS");
-    while !sleeps() {
-        assert!(begin.elapsed() < PATIENCE, "process {pid} is busy");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-}
-
-#[test]
-fn a_redis_that_is_killed_keeps_its_clients_and_what_they_have_said() {
-    outlives(&[]);
-}
-
-/// It has threads when it first waits for clients, so that there is no snapshot of it.
-#[test]
-fn and_so_does_one_that_was_to_go_on_from_a_snapshot() {
-    outlives(&["--snapshot"]);
-}
-
-fn outlives(more: &[&str]) {
-    let folder = folder();
-    let this = std::env::current_exe().unwrap();
-    let library = this.parent().unwrap().join("liboutlast_preload.so");
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let run = ["run", "--name", "store", "--intensity", "20", "--window", "20ms", "--preload", "always"];
-    let preload = ["--preload-library", library.to_str().unwrap(), "--"];
-    let port_text = port.to_string();
-    let (data, redis) = (folder.path().to_str().unwrap(), "/usr/bin/redis-server");
-    let program =
-        [redis, "--port", &port_text, "--dir", data, "--appendonly", "yes", "--appendfsync", "always"];
-    let mut command = command(folder.path(), &[&run[..], more, &preload, &program].concat());
-    let mut outlast = Outlast::from({
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        command
+/// Until no thread of the process runs: the answer that was just given is the end of what goes on there, as far as it can
+/// know. And until as many connections are held: of a new one a copy is taken in a moment.
+pub fn await_idle(folder: &Path, pid: &str, held: u64) {
+    let sleeps = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    eventually("the server does not come to rest", || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let all = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
+        all.into_iter().all(|stat| sleeps(&stat)).then_some(())
     });
-    let mut client = Client::connect(port);
-    let mut idle = Client::connect(port);
-    assert_eq!(idle.ask("PING"), "+PONG");
-    for number in 0..CRASHES {
-        assert_eq!(client.ask(&format!("SET {number} value-{number}")), "+OK");
-        let killed = client.server();
-        await_idle(&killed);
-        assert!(std::process::Command::new("kill").args(["-9", &killed]).status().unwrap().success());
-        for known in 0..=number {
-            assert_eq!(
-                client.ask(&format!("GET {known}")),
-                format!("value-{known}"),
-                "after {number} crashes"
-            );
+    eventually("the connections are not held", || (status(folder)["connections"] == held).then_some(()));
+}
+
+#[test]
+fn a_server_that_is_killed_keeps_its_idle_clients() {
+    let (folder, port) = (folder(), free_port());
+    let file = folder.path().join("program.py");
+    std::fs::write(&file, PROGRAM).unwrap();
+    let (library, port_text) = (library(), port.to_string());
+    let run = ["run", "--name", "web", "--intensity", "20", "--backoff-max", "50ms", "--preload", "always"];
+    let preload = ["--preload-library", library.to_str().unwrap(), "--"];
+    let program = ["/usr/bin/python3", file.to_str().unwrap(), &port_text];
+    let mut command = command(folder.path(), &[&run[..], &preload, &program].concat());
+    command.env("OUTLAST_LOG", "info").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut outlast = Outlast::from(command);
+    let (mut client, mut idle) = (Client::connect(port), Client::connect(port));
+    idle.get();
+    for crash in 0..CRASHES {
+        let killed = client.get();
+        await_idle(folder.path(), &killed, 2);
+        signal(&killed, "KILL");
+        // Until its last thread has ended it may take a request, which is lost with it.
+        outlast.wait_for(&format!("process {killed} has been killed"));
+        match client.try_get() {
+            Ok(next) => assert_ne!(next, killed),
+            Err(heard) => panic!("crash {crash}: {heard:?}\n{}", outlast.said_so_far()),
         }
-        assert_ne!(client.server(), killed);
     }
-    assert_eq!(idle.ask("GET 0"), "value-0");
-    let status = String::from_utf8(output(folder.path(), &["status", "--json"]).stdout).unwrap();
-    assert!(status.contains("\"backend\": \"exec\"") && status.contains("\"generation\": 11"), "{status}");
-    let deadline = Instant::now() + PATIENCE;
-    // Both clients are counted, within a second or so.
-    while !String::from_utf8(output(folder.path(), &["status"]).stdout)
-        .unwrap()
-        .contains("2 connections held")
-    {
-        assert!(Instant::now() < deadline, "the connections are not counted");
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+    idle.get();
+    let now = status(folder.path());
+    assert_eq!((now["backend"].as_str(), now["generation"].as_u64()), (Some("exec"), Some(11)), "{now:#}");
+    let crashes = now["crashes"]["kept"].as_array().unwrap();
+    // The idle one is nobody's from the first crash on.
+    assert!(crashes.len() == CRASHES && crashes[0]["kept"] == 2, "{crashes:#?}");
+    assert!(crashes.iter().all(|crash| crash["closed"] == 0 && crash["how"] == "SIGKILL"), "{crashes:#?}");
+    // Each has its own time.
+    assert!(
+        crashes.windows(2).all(|two| two[0]["at_ms"].as_u64() < two[1]["at_ms"].as_u64()),
+        "{crashes:#?}"
+    );
+    let page = String::from_utf8(output(folder.path(), &["status"]).stdout).unwrap();
+    let last = page.lines().find(|line| line.trim_start().starts_with("10 ")).unwrap_or_default();
+    assert!(page.contains("2 connections held") && page.contains("CONNECTIONS KEPT"), "{page}");
+    assert!(last.contains("SIGKILL"), "{page}");
+    // Two of one name would fight for the port.
+    let mut second = crate::common::command(folder.path(), &[&run[..], &preload, &program].concat());
+    let second = second.output().unwrap();
+    let said = String::from_utf8(second.stderr).unwrap();
+    let first = format!("another `outlast run` (process {}) keeps web running", outlast.pid());
+    assert_eq!((second.status.code(), said.contains(&first)), (Some(2), true), "{said}");
     // Killed, it would leave the server behind.
     outlast.signal("TERM");
     assert!(outlast.ended().code().is_some());
+    assert!(outlast.said().contains("2 idle ones are kept, 0 closed"), "{}", outlast.said());
 }
 
-fn signal(pid: &str, name: &str) {
+pub fn signal(pid: &str, name: &str) {
     assert!(Command::new("kill").args([&format!("-{name}"), pid]).status().unwrap().success());
 }
 
-/// The number behind the last of these words.
-fn behind<'a>(words: &str, line: &'a str) -> &'a str {
-    line.rsplit_once(words)
-        .unwrap_or_else(|| panic!("no {words:?} in {line}"))
-        .1
-        .split([' ', ')', ':'])
-        .next()
-        .unwrap()
+/// Clients that come all the time.
+pub struct Comes {
+    over: Arc<AtomicBool>,
+    refused: JoinHandle<u32>,
 }
 
-/// Neither the supervisor nor the process that stays is there to end the workers, which have its port.
+impl Comes {
+    pub fn begin(port: u16) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let refused = std::thread::spawn(move || {
+            let mut refused = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                refused += u32::from(TcpStream::connect(("127.0.0.1", port)).is_err());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            refused
+        });
+        Self { over, refused }
+    }
+
+    /// How many of them were.
+    pub fn refused(self) -> u32 {
+        self.over.store(true, Ordering::SeqCst);
+        self.refused.join().unwrap()
+    }
+}
+
+/// Nobody is refused meanwhile, and nobody is left over.
 #[test]
-fn workers_of_an_nginx_that_was_killed_are_named_by_the_next_one_and_end_when_told() {
+fn what_a_killed_supervisor_has_left_is_taken_over_by_the_next_one_of_its_name() {
     if !Path::new("/usr/sbin/nginx").exists() {
         assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "there is no nginx");
         eprintln!("SKIPPED: there is no nginx");
         return;
     }
-    let folder = folder();
-    let library = std::env::current_exe().unwrap().with_file_name("liboutlast_preload.so");
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (folder, port, library) = (folder(), free_port(), library());
     let (at, file) = (folder.path().display(), folder.path().join("nginx.conf"));
     let settings = format!(
         "daemon off; worker_processes 2; pid {at}/pid; error_log stderr; events {{ worker_connections 64; }}\n\
@@ -152,34 +192,17 @@ fn workers_of_an_nginx_that_was_killed_are_named_by_the_next_one_and_end_when_to
     let nginx = ["--", "/usr/sbin/nginx", "-e", "stderr", "-c", file.to_str().unwrap()];
     let mut outlast = Outlast::start(folder.path(), &[&run[..], &nginx].concat());
     outlast.wait_for("is ready");
-    let supervisor = outlast.pid();
     outlast.signal("KILL");
     outlast.ended();
-    // The process that stays says so itself.
-    let line = outlast.wait_for("the server goes on without it");
-    assert!(line.contains(&format!("the supervisor (process {supervisor}) is gone")), "{line}");
-    signal(behind("; kill ", &line), "KILL");
-    ends(behind("; kill ", &line).parse().unwrap());
-    let left = || {
-        let next = output(folder.path(), &[&run[..], &["--", "/bin/true"]].concat());
-        let said = String::from_utf8(next.stderr).unwrap();
-        let lines = said.lines().filter(|line| line.contains("of an earlier orphaned nginx still runs"));
-        lines.map(|line| behind(": kill ", line).to_owned()).collect::<Vec<_>>()
-    };
-    let workers = left();
-    assert_eq!(workers.len(), 2, "{workers:?}");
-    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    client.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).unwrap();
-    assert!(answer.ends_with("served"), "they still serve: {answer}");
-    for worker in &workers {
-        signal(worker, "TERM");
-        ends(worker.parse().unwrap());
-    }
-    assert_eq!(left(), [""; 0]);
+    let master = std::fs::read_to_string(folder.path().join("pid")).unwrap().trim().to_owned();
+    let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &[&run[..], &nginx].concat());
+    let line = next.wait_for("of before still ran without its supervisor");
+    assert!(line.contains(&master) && line.contains(": 1 of its listening sockets"), "{line}");
+    ends(master.parse().unwrap());
     next.wait_for("is ready");
+    Client::connect(port).0.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    assert_eq!(comes.refused(), 0, "some were refused");
     next.signal("TERM");
     next.ended();
 }

@@ -1,124 +1,114 @@
-//! Real programs with the library loaded, which are killed.
-#![allow(dead_code, clippy::print_stderr, reason = "each test uses a part of it, and says what it skips")]
+//! Real programs below the example `supervise`, or as they are.
+#![allow(clippy::print_stderr, reason = "what is skipped is said")]
 
-use outlast_restart::board::Board;
-use outlast_restart::policy::Policy;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
-use std::sync::OnceLock;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Crashes as often as anybody likes.
-pub const PATIENT: Policy =
-    Policy { transient_after_ms: 0, intensity: 20, intensity_window_ms: 1000, hang_timeout_ms: 0 };
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The library, which cargo builds beside the tests of its package.
-pub fn library() -> PathBuf {
-    let library = std::env::current_exe().unwrap().with_file_name("liboutlast_preload.so");
-    assert!(library.exists(), "{} is not built", library.display());
-    library
-}
-
-/// One of the programs beside the tests. With the interpreter itself: what is called so may be a script.
-pub fn python(name: &str, arguments: &[&str]) -> Command {
-    static INTERPRETER: OnceLock<String> = OnceLock::new();
-    let interpreter = INTERPRETER.get_or_init(|| {
-        let said =
-            Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
-        String::from_utf8(said.stdout).unwrap().trim_end().to_owned()
-    });
-    let mut command = Command::new(interpreter);
-    command.arg(program(name)).args(arguments);
-    command
-}
-
-pub fn program(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers").join(name)
-}
-
-/// A port that nobody listens at. The server is told it, as it has to ask for the same one again.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// A folder of this test's.
-pub fn folder(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("outlast-preload-{}-{name}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&path);
-    std::fs::create_dir_all(&path).unwrap();
-    path
-}
-
-/// A program below its keeper.
+/// A program, below a supervisor or by itself.
 pub struct Server {
-    pub keeper: Child,
-    pub board: &'static Board,
-    memory: OwnedFd,
+    child: Child,
+    supervised: bool,
+    said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
-    pub fn start(command: Command) -> Self {
-        Self::start_with(command, &PATIENT)
+    pub fn start(command: &Command, supervised: bool) -> Self {
+        Self::start_with(command, supervised, |_| ())
     }
 
-    pub fn start_with(mut command: Command, policy: &Policy) -> Self {
-        let (memory, board) = Board::create(policy).unwrap();
-        let number = memory.as_raw_fd();
-        // So that whoever goes on without it can be found.
-        command.process_group(0);
-        command.env("LD_PRELOAD", library()).env("OUTLAST_PRELOAD", "start");
-        command.env(outlast_restart::board::ENVIRONMENT, number.to_string());
-        // SAFETY: a system call with numbers.
-        unsafe {
-            command.pre_exec(move || {
-                libc::fcntl(number, libc::F_SETFD, 0);
-                Ok(())
-            })
+    /// In the supervisor's process something is done before, too.
+    pub fn start_with(command: &Command, supervised: bool, prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut started = if supervised {
+            let this = std::env::current_exe().unwrap();
+            let supervise = this.parent().unwrap().parent().unwrap().join("examples/supervise");
+            let mut started = Command::new(supervise);
+            started.arg(command.get_program());
+            started.env("OUTLAST_PRELOAD_LIBRARY", this.with_file_name("liboutlast_preload.so"));
+            started
+        } else {
+            Command::new(command.get_program())
         };
-        Self { keeper: command.spawn().unwrap(), board, memory }
-    }
-
-    /// The process that serves, once there is one.
-    pub fn serving(&self) -> u32 {
-        eventually("nobody serves", || self.board.is_ready().then(|| self.board.serving_pid()))
-    }
-
-    /// Kills the program with `signal`, and waits until the next generation listens.
-    pub fn crash(&self, signal: i32) {
-        let serving = self.serving();
-        let before = self.board.generation();
-        kill(serving, signal);
-        eventually("the next generation does not listen", || {
-            (self.board.generation() > before).then_some(())
+        started.args(command.get_args());
+        started.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // Some tell all of their group to end: this test is none of it.
+        started.process_group(0);
+        prepare(&mut started);
+        let mut child = started.spawn().unwrap();
+        let (said, output) = (Arc::new(Mutex::new(Vec::new())), child.stdout.take().unwrap());
+        let heard = Arc::clone(&said);
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                heard.lock().unwrap().push(line);
+            }
         });
+        Self { child, supervised, said }
     }
 
-    pub fn ended(&mut self) -> ExitStatus {
-        eventually("it does not end", || self.keeper.try_wait().unwrap())
+    /// What the supervisor has said with these words in it.
+    pub fn said(&self, words: &str) -> Vec<String> {
+        self.said.lock().unwrap().iter().filter(|line| line.contains(words)).cloned().collect()
+    }
+
+    /// The process that was started as the program.
+    pub fn main(&self) -> u32 {
+        let child = self.child.id();
+        if self.supervised { eventually("no program", || children(child).first().copied()) } else { child }
+    }
+
+    /// Told to end: how it did.
+    pub fn stop(mut self) -> i32 {
+        kill(self.child.id(), libc::SIGTERM);
+        code(eventually("it does not end", || self.child.try_wait().unwrap()))
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        kill(self.keeper.id(), libc::SIGTERM);
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline && self.keeper.try_wait().is_ok_and(|status| status.is_none()) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let _ = self.keeper.kill();
-        // SAFETY: numbers.
-        unsafe { libc::kill(-self.keeper.id().cast_signed(), libc::SIGKILL) };
+        let below: Vec<u32> = family(self.child.id());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        below.into_iter().for_each(|pid| kill(pid, libc::SIGKILL));
     }
 }
 
+/// As a shell tells it.
+fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+}
+
+/// All below a process.
+pub fn family(root: u32) -> Vec<u32> {
+    let (mut found, mut next) = (children(root), 0);
+    while let Some(&pid) = found.get(next) {
+        next += 1;
+        found.extend(children(pid));
+    }
+    found
+}
+
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// One process, never a group or everybody.
 pub fn kill(pid: u32, signal: i32) {
+    let pid = i32::try_from(pid).unwrap();
+    assert!(pid > 1);
     // SAFETY: numbers.
-    unsafe { libc::kill(pid.cast_signed(), signal) };
+    unsafe { libc::kill(pid, signal) };
 }
 
 pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
@@ -128,145 +118,88 @@ pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
             return value;
         }
         assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn stat(pid: u32) -> Option<Vec<String>> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_ascii_whitespace().map(str::to_owned).collect())
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// As `ps` tells it: Z for one that is dead and not buried.
-pub fn state(pid: u32) -> Option<char> {
-    stat(pid)?.first()?.chars().next()
+/// A folder of this test's, that servers which give their rights away can read.
+pub fn folder(name: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = std::env::temp_dir().join(format!("outlast-preload-{}-{name}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    path
 }
 
-/// The processes below one, and what they are called.
-pub fn children(pid: u32) -> Vec<(u32, String)> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let below = pids.filter(|&child| stat(child).is_some_and(|stat| stat[1] == pid.to_string()));
-    below.map(|child| (child, name(child))).collect()
-}
-
-pub fn name(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
-}
-
-/// Somebody with one connection.
-pub struct Client<S = TcpStream>(pub S);
-
-impl Client {
-    /// Waits for the server to begin.
-    pub fn of(port: u16) -> Self {
-        let stream = eventually("nobody listens", || TcpStream::connect(("127.0.0.1", port)).ok());
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_nodelay(true).unwrap();
-        Self(stream)
-    }
-}
-
-impl<S: Read + Write> Client<S> {
-    pub fn say(&mut self, words: &str) {
-        self.0.write_all(words.as_bytes()).unwrap();
-    }
-
-    /// Up to the first line's end, or nothing when the connection has ended in whatever way.
-    pub fn hear(&mut self) -> Option<String> {
-        let (mut line, mut byte) = (Vec::new(), [0]);
-        loop {
-            match self.0.read(&mut byte) {
-                Ok(0) => return None,
-                Ok(_) if byte[0] == b'\n' => {
-                    return Some(String::from_utf8(line).unwrap().trim_end().to_owned());
-                }
-                Ok(_) => line.push(byte[0]),
-                Err(error) => {
-                    let kind = error.kind();
-                    assert_eq!(kind, std::io::ErrorKind::ConnectionReset, "no answer, and no end: {error}");
-                    return None;
-                }
-            }
-        }
-    }
-
-    pub fn ask(&mut self, words: &str) -> String {
-        self.say(&format!("{words}\n"));
-        self.hear().unwrap_or_else(|| panic!("the connection has ended: {words}"))
-    }
-
-    /// The body of the answer.
-    pub fn get(&mut self, path: &str) -> String {
-        self.try_get(path).unwrap_or_else(|| panic!("the connection has ended"))
-    }
-
-    /// The body of the answer, or nothing when the connection has ended.
-    pub fn try_get(&mut self, path: &str) -> Option<String> {
-        self.0.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).ok()?;
-        let mut length = None;
-        loop {
-            let line = self.hear()?;
-            if let Some(number) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
-                length = Some(number.parse::<usize>().unwrap());
-            }
-            if line.is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; length.unwrap()];
-        match self.0.read_exact(&mut body) {
-            Ok(()) => Some(String::from_utf8(body).unwrap()),
-            Err(error) => {
-                let ended = [std::io::ErrorKind::ConnectionReset, std::io::ErrorKind::UnexpectedEof];
-                assert!(ended.contains(&error.kind()), "no answer, and no end: {error}");
-                None
-            }
-        }
-    }
-}
-
-/// Long enough for whoever has answered to wait for the next question.
-pub fn settle() {
-    std::thread::sleep(Duration::from_millis(20));
-}
-
+/// Whether it is there. If not, that is said; where all are required, it is a failure.
 pub fn is_installed(program: &str) -> bool {
-    let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-        .chain([PathBuf::from("/usr/sbin")])
-        .any(|folder| folder.join(program).exists());
+    let found = if program.starts_with('/') {
+        Path::new(program).exists()
+    } else {
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+            .any(|folder| folder.join(program).exists())
+    };
     if !found {
+        assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{program} is not installed");
         eprintln!("SKIPPED: {program} is not installed; tools/deps.sh installs it");
     }
     found
 }
 
-/// With so many workers, in the foreground.
-pub fn nginx(folder: &Path, port: u16, workers: u32) -> Command {
-    let path = folder.display();
-    let config = format!(
-        "daemon off; worker_processes {workers}; pid {path}/pid; error_log {path}/log;
-        events {{ worker_connections 256; }}
-        http {{
-            access_log off; client_body_temp_path {path}/body; proxy_temp_path {path}/proxy;
-            fastcgi_temp_path {path}/fastcgi; uwsgi_temp_path {path}/uwsgi; scgi_temp_path {path}/scgi;
-            server {{
-                listen 127.0.0.1:{port}; root {path}; keepalive_requests 100000;
-                location /pid {{ return 200 $pid; }}
-            }}
-        }}"
-    );
-    std::fs::write(folder.join("nginx.conf"), config).unwrap();
-    std::fs::write(folder.join("file"), "from a file").unwrap();
-    let mut command = Command::new("/usr/sbin/nginx");
-    command.arg("-e").arg(folder.join("log")).arg("-c").arg(folder.join("nginx.conf"));
-    command
-}
+/// One connection, and whether it is a failure if nothing comes on it.
+pub struct Client(pub TcpStream, pub bool);
 
-/// The processes that serve below each worker's keeper, of a server that forks them.
-pub fn workers(master: u32) -> Vec<u32> {
-    let below = |(keeper, _): (u32, String)| {
-        children(keeper).into_iter().filter(|(_, name)| name != "outlast-keeper")
-    };
-    children(master).into_iter().flat_map(below).map(|(pid, _)| pid).collect()
+impl Client {
+    /// None: it is refused.
+    pub fn try_connect(port: u16) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Ok(Self(stream, true))
+    }
+
+    /// Waits for the server to begin.
+    pub fn connect(port: u16) -> Self {
+        eventually("nobody listens", || Self::try_connect(port).ok())
+    }
+
+    /// Whether a request is answered in full. Fails if nothing comes at all.
+    pub fn get(&mut self, path: &str) -> bool {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+        self.0.write_all(request.as_bytes()).is_ok() && self.answered().is_some()
+    }
+
+    /// The answer's first line; none if the connection ends before.
+    pub fn answered(&mut self) -> Option<String> {
+        let (mut bytes, mut room) = (Vec::new(), [0; 4096]);
+        loop {
+            if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+                let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+                let field = |name: &str| {
+                    head.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+                };
+                let body = &bytes[end + 4..];
+                let complete = match field("content-length:") {
+                    Some(length) => body.len() >= length.parse::<usize>().unwrap(),
+                    None => body.ends_with(b"0\r\n\r\n"),
+                };
+                if complete {
+                    return head.lines().next().map(str::to_owned);
+                }
+            }
+            match self.0.read(&mut room) {
+                Ok(0) => return None,
+                Ok(count) => bytes.extend_from_slice(&room[..count]),
+                Err(error) => {
+                    let silent = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
+                    assert!(!self.1 || !silent.contains(&error.kind()), "no answer, and no end");
+                    return None;
+                }
+            }
+        }
+    }
 }

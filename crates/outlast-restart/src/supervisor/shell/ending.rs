@@ -4,9 +4,10 @@ use super::Shell;
 use crate::board::Cause;
 use crate::supervisor::rest::{self, Step};
 use crate::supervisor::{Attempt, Event, copies};
+use crate::sys::signals::Waited;
 use crate::sys::{process, signals};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A start that waits.
 pub(super) struct Clearing {
@@ -20,7 +21,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// have ended.
     pub(super) fn clear(&mut self) {
         let board = self.supervisor.board;
-        copies::kill(board);
+        copies::kill(&self.mappings());
         // Whoever would have told is among them.
         for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
             board.note_end_of(past.number, None, Cause::Killed);
@@ -53,9 +54,24 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// Whatever else the program has started is to end, too.
     pub(super) fn end_rest(&mut self) {
-        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), self.supervisor.settings.stop_timeout);
+        let limit = self.supervisor.settings.stop_timeout;
+        let by_themselves = limit.map_or(rest::BY_THEMSELVES, |limit| limit.min(rest::BY_THEMSELVES));
+        let (mut pause, began) = (None, Instant::now());
+        while began.elapsed() < by_themselves && self.supervisor.rest.is_any() {
+            pause = Some(rest::next_look(pause, None));
+            if let Waited::Arrived(arrived) = signals::wait_for(pause)
+                && crate::STOP_SIGNALS.contains(&arrived.number)
+            {
+                // Somebody is in a hurry.
+                break;
+            }
+            while let Some(ended) = process::reap() {
+                self.other_buried(ended.pid);
+            }
+        }
+        let deadline_ms = rest::deadline_ms(self.machine.told_ms(), limit);
         self.supervisor.rest.begin_end();
-        let mut pause = None;
+        pause = None;
         loop {
             match self.supervisor.rest.end(libc::SIGTERM, deadline_ms) {
                 Step::Over => return,

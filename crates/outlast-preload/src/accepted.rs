@@ -1,0 +1,52 @@
+//! Connections that the program accepts, or that others of its processes pass to it.
+
+use crate::holder;
+use crate::marks;
+use crate::sys;
+use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use std::os::fd::{AsFd, RawFd};
+use std::sync::atomic::Ordering;
+
+/// One that was accepted, of whose peer the program is told in `address`, where there was so much `room`.
+pub fn on_accept(
+    descriptor: RawFd,
+    address: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+    room: libc::socklen_t,
+) {
+    if descriptor < 0 {
+        return;
+    }
+    let _errno = sys::Errno::keep();
+    let Some(table) = holder::attach() else { return };
+    marks::accepted(descriptor);
+    // A connection that is held may be behind it: its client has sent something.
+    if table.waiting.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    if swap(descriptor) {
+        sys::tell_peer(descriptor, address, length, room);
+    }
+}
+
+/// One that has come from another process.
+pub fn on_receive(descriptor: RawFd) {
+    let is_connection = sys::is_stream(descriptor)
+        && sys::option(descriptor, libc::SO_ACCEPTCONN) == Some(0)
+        && matches!(sys::option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6));
+    if is_connection {
+        on_accept(descriptor, std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    }
+}
+
+/// Puts a connection that is held in the place of what was accepted, if that stands for one.
+fn swap(descriptor: RawFd) -> bool {
+    let Some(address) = AddressBytes::new(sys::name(descriptor, true).as_ref()) else { return false };
+    let question = Message { descriptor, address, ..Message::new(Verb::Swap) };
+    let Some((answer, Some(held))) = holder::ask(&question) else { return false };
+    if answer.verb != Verb::Yes || !sys::replace(descriptor, held.as_fd()) {
+        return false;
+    }
+    marks::given(descriptor, answer.slot, answer.cookie);
+    true
+}

@@ -1,0 +1,57 @@
+//! Addresses that the program binds to, listens at, or looks for somebody at.
+
+use crate::holder;
+use crate::marks;
+use crate::sys;
+use outlast_restart::custody::address::Address;
+use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use std::os::fd::{AsFd, RawFd};
+
+/// The address, if the holder may have a socket there.
+fn asked(address: &[u8]) -> Option<Message> {
+    let parsed = Address::parse(address).filter(|address| !address.is_chosen_by_system())?;
+    let table = holder::attach()?;
+    let verb = Verb::Bind;
+    table.may_have(&parsed).then_some(Message { address: AddressBytes::new(address)?, ..Message::new(verb) })
+}
+
+/// The program binds. Whether its socket listens there by now: one that was left takes its place.
+pub fn on_bind(descriptor: RawFd, address: &[u8]) -> bool {
+    let _errno = sys::Errno::keep();
+    if !sys::is_stream(descriptor) {
+        return false;
+    }
+    let Some(question) = asked(address) else { return false };
+    match holder::ask(&question) {
+        Some((answer, Some(socket))) if answer.verb == Verb::Yes => sys::replace(descriptor, socket.as_fd()),
+        _ => false,
+    }
+}
+
+/// The program listens.
+pub fn on_listen(descriptor: RawFd) {
+    let _errno = sys::Errno::keep();
+    if !sys::is_stream(descriptor) {
+        return;
+    }
+    let name = sys::name(descriptor, false);
+    let name = name.as_ref();
+    let Some(address) = Address::parse(name).and_then(|_| AddressBytes::new(name)) else { return };
+    if holder::attach().is_some() {
+        // Not waited for: what is under way is read, also if this process crashes right now.
+        let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
+        holder::say(&message, Some(descriptor), true);
+    }
+}
+
+/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, which may be the
+/// first that they do.
+pub fn on_connect(address: &[u8]) -> bool {
+    let _errno = sys::Errno::keep();
+    let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
+    let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
+    let Some(address) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
+    marks::begin();
+    let question = Message { address, ..Message::new(Verb::Probe) };
+    holder::ask(&question).is_some_and(|(answer, _)| answer.verb == Verb::Yes)
+}

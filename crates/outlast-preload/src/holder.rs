@@ -1,0 +1,175 @@
+//! Asking the holder, and being told by it.
+
+use crate::marks;
+use crate::sys;
+use outlast_restart::custody::ENVIRONMENT;
+use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
+use outlast_restart::custody::table::Table;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+/// A holder that does not answer for so long is given up for this time: the program goes on without it.
+const PATIENCE_MS: u32 = 2_000;
+
+/// Null: this process has none.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+/// There is no holder, or none that understands this library.
+static GIVEN_UP: AtomicBool = AtomicBool::new(false);
+static ADDRESS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+/// The socket to it, whose it is, and by what it is known that it still is that one.
+static SOCKET: AtomicI32 = AtomicI32::new(-1);
+static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
+static SOCKET_COOKIE: AtomicU64 = AtomicU64::new(0);
+/// One at a time asks: the thread that does. 0: none.
+static ASKS: AtomicUsize = AtomicUsize::new(0);
+
+/// One thread's turn to ask.
+struct Turn;
+
+impl Turn {
+    /// Short: others wait for at most one answer. None for a signal handler of the thread that has it, which cannot go on
+    /// before that, and for whoever has waited too long.
+    fn take() -> Option<Self> {
+        let (mut tries, thread) = (0u32, sys::thread());
+        while let Err(has) = ASKS.compare_exchange_weak(0, thread, Ordering::Acquire, Ordering::Relaxed) {
+            if has == thread {
+                return None;
+            }
+            tries += 1;
+            match tries {
+                0..100 => std::hint::spin_loop(),
+                100..1000 => std::thread::yield_now(),
+                1000..3000 => std::thread::sleep(std::time::Duration::from_millis(1)),
+                _ => return None,
+            }
+        }
+        Some(Self)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        ASKS.store(0, Ordering::Release);
+    }
+}
+
+/// Of the holder's socket, as the kernel has it. None: nobody holds for this program.
+fn address() -> Option<&'static [u8]> {
+    let find = || {
+        let name = std::env::var_os(ENVIRONMENT).filter(|name| !name.is_empty() && name.len() < 107)?;
+        let family = libc::sa_family_t::try_from(libc::AF_UNIX).ok()?;
+        Some([&family.to_ne_bytes()[..], &[0], name.as_bytes()].concat())
+    };
+    ADDRESS.get_or_init(find).as_deref()
+}
+
+/// Looks where the holder is. Nothing else is done until the program binds, or accepts.
+pub extern "C" fn look_for() {
+    address();
+}
+
+/// Whether somebody holds for this program, who was not given up.
+pub fn is_known() -> bool {
+    address().is_some() && !GIVEN_UP.load(Ordering::Relaxed)
+}
+
+/// The table, if this process has it.
+pub fn table() -> Option<&'static Table> {
+    // SAFETY: null, or from a reference that is good for ever.
+    unsafe { TABLE.load(Ordering::Relaxed).as_ref() }
+}
+
+/// The same; it is asked for, once, if this process does not have it.
+pub fn attach() -> Option<&'static Table> {
+    if let Some(table) = table() {
+        return Some(table);
+    }
+    if !is_known() {
+        return None;
+    }
+    let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
+    let table = ask(&hello).and_then(|(answer, memory)| {
+        let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
+        Table::map(memory.as_fd()).ok()
+    });
+    match table {
+        Some(table) => {
+            marks::begin();
+            TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
+        }
+        None => GIVEN_UP.store(true, Ordering::Relaxed),
+    }
+    table
+}
+
+/// The socket: of this process, and not closed by the program, which may have put something else under its number.
+fn socket() -> Option<RawFd> {
+    let (known, pid) = (SOCKET.load(Ordering::Relaxed), sys::pid());
+    let cookie = SOCKET_COOKIE.load(Ordering::Relaxed);
+    if known >= 0 && cookie != 0 && sys::cookie(known) == cookie {
+        if SOCKET_OF.load(Ordering::Relaxed) == pid {
+            return Some(known);
+        }
+        // The parent's: whoever says something is known by it.
+        sys::close(known);
+    }
+    let socket = sys::connect(address()?, PATIENCE_MS).ok()?;
+    SOCKET_COOKIE.store(sys::cookie(socket), Ordering::Relaxed);
+    SOCKET_OF.store(pid, Ordering::Relaxed);
+    SOCKET.store(socket, Ordering::Relaxed);
+    Some(socket)
+}
+
+/// Not to be used any more: what comes late would be taken for the answer to something else.
+fn abandon(socket: RawFd) {
+    SOCKET.store(-1, Ordering::Relaxed);
+    sys::close(socket);
+}
+
+/// Asks, and waits for the answer. In a child made by `vfork`, whose memory is its parent's: nothing.
+pub fn ask(message: &Message) -> Option<(Message, Option<OwnedFd>)> {
+    if !marks::is_own() {
+        return None;
+    }
+    let _turn = Turn::take()?;
+    let socket = socket()?;
+    let mut bytes = [0; BYTES];
+    let asked = sys::send(socket, &message.encode(), None, true);
+    let answered = asked.and_then(|()| sys::receive(socket, &mut bytes));
+    match answered {
+        Ok((length, descriptor)) => match bytes.get(..length).and_then(Message::decode) {
+            Some(answer) => Some((answer, descriptor)),
+            None => {
+                abandon(socket);
+                None
+            }
+        },
+        Err(_) => {
+            abandon(socket);
+            None
+        }
+    }
+}
+
+/// Says something that is not answered. With `waits` it is not lost where there is no room for it now.
+pub fn say(message: &Message, descriptor: Option<RawFd>, waits: bool) {
+    if !marks::is_own() {
+        return;
+    }
+    let Some(_turn) = Turn::take() else { return };
+    let Some(socket) = socket() else { return };
+    if let Err(error) = sys::send(socket, &message.encode(), descriptor, waits)
+        && error.kind() != std::io::ErrorKind::WouldBlock
+    {
+        abandon(socket);
+    }
+}
+
+/// In a child of the program.
+pub fn forked() {
+    // Whichever thread of the parent has asked is not here.
+    ASKS.store(0, Ordering::Relaxed);
+    GIVEN_UP.store(false, Ordering::Relaxed);
+}

@@ -1,0 +1,93 @@
+//! What is kept of single connections, and what is not.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// Answers whole, by halves, or not at all, as the path says.
+const PROGRAM: &str = r#"
+import socketserver, sys, time
+class H(socketserver.StreamRequestHandler):
+    def handle(s):
+        while True:
+            line = s.rfile.readline()
+            if not line: return
+            path = line.split()[1]
+            while s.rfile.readline().strip(): pass
+            if path == b"/half":
+                s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345"); time.sleep(99)
+            elif path == b"/events":
+                s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n"); time.sleep(99)
+            elif path == b"/never": time.sleep(99)
+            else: s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    allow_reuse_address = True; daemon_threads = True; request_queue_size = 50
+T(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
+"#;
+
+pub fn program(folder: &Path, port: u16) -> Command {
+    let file = folder.join("program.py");
+    std::fs::write(&file, PROGRAM).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string());
+    command
+}
+
+#[test]
+fn idle_connections_are_kept_and_half_answers_end_over_twenty_crashes() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("connections"));
+    let server = Server::start(&program(&folder, port), true);
+    let mut idle: Vec<Client> = (0..5).map(|_| Client::connect(port)).collect();
+    for crash in 0..20 {
+        let mut busy: Vec<Client> = Vec::new();
+        for path in ["/half", "/events", "/never"] {
+            let mut client = Client::connect(port);
+            client.0.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).unwrap();
+            busy.push(client);
+        }
+        for client in &mut idle {
+            assert!(client.get("/"), "crash {crash}");
+        }
+        std::thread::sleep(Duration::from_millis(120));
+        let main = server.main();
+        kill(main, if crash % 2 == 0 { libc::SIGKILL } else { libc::SIGSEGV });
+        for client in &mut busy {
+            assert_eq!(client.answered(), None, "crash {crash}");
+        }
+        eventually("the next one is not there", || (server.main() != main).then_some(()));
+    }
+    for client in &mut idle {
+        assert!(client.get("/"));
+    }
+    assert!(server.said("kept: 5").len() >= 19, "{:?}", server.said("PartEnded"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The address of a client is the true one, also on a connection that was held.
+#[test]
+fn a_program_that_closes_idle_connections_really_does() {
+    if !is_installed("/usr/sbin/nginx") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("closes"));
+    let mut command = crate::servers::nginx(&folder, port);
+    let file = folder.join("nginx.conf");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text.replace("return 200 'hello'", "keepalive_timeout 1s; return 200 $remote_port");
+    std::fs::write(&file, text).unwrap();
+    let server = Server::start(&command, true);
+    let mut client = Client::connect(port);
+    assert!(client.get("/"));
+    // A copy of it is held, and nevertheless it ends when the server closes it.
+    assert_eq!(client.answered(), None);
+    assert_eq!(server.stop(), 0);
+    command.arg("-t");
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,159 @@
+//! A server below `outlast run` with default flags, or as it is.
+
+use super::row::Row;
+use crate::common::{children, eventually, family, folder, free_port, kill};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Between two looks at what should not change any more.
+const SETTLES: Duration = Duration::from_millis(250);
+/// For processes that end a little after their master.
+const ENDS: Duration = Duration::from_secs(3);
+
+/// One that was started. It is killed, with all below it, when this goes.
+pub struct Running {
+    child: Child,
+    is_supervised: bool,
+    log: Arc<Mutex<Vec<String>>>,
+    pub port: u16,
+    folder: PathBuf,
+}
+
+/// The program, as it was built with this test.
+fn outlast() -> PathBuf {
+    let beside = || {
+        let test = std::env::current_exe().unwrap();
+        test.parent().unwrap().parent().unwrap().join("outlast")
+    };
+    let found = std::env::var_os("OUTLAST_BINARY").map_or_else(beside, PathBuf::from);
+    assert!(found.is_file(), "there is no {}: cargo build -p outlast -p outlast-preload", found.display());
+    found
+}
+
+impl Running {
+    pub fn start(row: &Row, is_supervised: bool) -> Self {
+        let port = free_port();
+        let folder = folder(&format!("{}-{port}", row.name));
+        let command = (row.make)(&folder, port);
+        let mut started = if is_supervised {
+            let mut started = Command::new(outlast());
+            started.args(["run", "--name", &format!("{}-{port}", row.name), "--"]).arg(command.get_program());
+            started
+        } else {
+            Command::new(command.get_program())
+        };
+        started.args(command.get_args());
+        started.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        started.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).current_dir(&folder);
+        // Some signal their group.
+        let mut child = started.process_group(0).spawn().unwrap();
+        let (log, output) = (Arc::new(Mutex::new(Vec::new())), child.stderr.take().unwrap());
+        let heard = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                heard.lock().unwrap().push(String::from_utf8_lossy(&line).into_owned());
+            }
+        });
+        Self { child, is_supervised, log, port, folder }
+    }
+
+    /// The process of `outlast run`, or the server itself.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The process that was started as the program.
+    pub fn main(&self) -> u32 {
+        let pid = self.pid();
+        if self.is_supervised { eventually("no program", || children(pid).first().copied()) } else { pid }
+    }
+
+    /// What was said, by it and by us.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// What its processes are called, and how they are below each other.
+    pub fn shape(&self) -> Vec<String> {
+        fn below(pid: u32, depth: usize, found: &mut Vec<String>) {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            found.push(format!("{depth} {}", name.trim_end()));
+            children(pid).into_iter().for_each(|child| below(child, depth + 1, found));
+        }
+        let mut found = Vec::new();
+        match self.is_supervised {
+            true => children(self.pid()).into_iter().for_each(|pid| below(pid, 0, &mut found)),
+            false => below(self.pid(), 0, &mut found),
+        }
+        found.sort();
+        found
+    }
+
+    /// The same, when no more come.
+    pub fn settled(&self) -> Vec<String> {
+        let mut last = Vec::new();
+        eventually("its processes come and go", || {
+            std::thread::sleep(SETTLES);
+            let now = self.shape();
+            (std::mem::replace(&mut last, now.clone()) == now && !now.is_empty()).then_some(now)
+        })
+    }
+
+    /// Told to end: its exit code, and how many of its processes are left then.
+    pub fn stop(&mut self) -> (i32, usize) {
+        let all = family(self.pid());
+        kill(self.pid(), libc::SIGTERM);
+        let code = code(eventually("it does not end", || self.child.try_wait().unwrap()));
+        let left = || {
+            let lives = |pid: &&u32| Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok();
+            all.iter().filter(lives).count()
+        };
+        // Some are on their way out.
+        let deadline = Instant::now() + ENDS;
+        while left() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (code, left())
+    }
+
+    /// Whether the supervisor has copies of all these connections, which are told by the ports of the clients.
+    pub fn holds(&self, clients: &[u16]) -> bool {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).into_iter().flatten().flatten();
+        let held: Vec<PathBuf> = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+        let tables = ["tcp", "tcp6"].map(|table| {
+            std::fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default()
+        });
+        let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+        let inodes: Vec<&str> = tables
+            .iter()
+            .flat_map(|table| table.lines())
+            .filter_map(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                let (own, client) = (port(words.get(1)?)?, port(words.get(2)?)?);
+                (own == self.port && clients.contains(&client)).then(|| words.get(9).copied())?
+            })
+            .collect();
+        let is_held = |inode: &&str| held.contains(&PathBuf::from(format!("socket:[{inode}]")));
+        inodes.iter().filter(|inode| is_held(inode)).count() == clients.len()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let below = family(self.pid());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        below.into_iter().for_each(|pid| kill(pid, libc::SIGKILL));
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// As a shell tells it.
+fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+}

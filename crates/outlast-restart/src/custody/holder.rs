@@ -1,0 +1,526 @@
+//! The thread that holds.
+
+use super::address::Address;
+use super::connections::Connections;
+use super::listeners::Listeners;
+use super::message::{BYTES, Message, VERSION, Verb};
+use super::table::{NotKept, Table};
+use super::untold::Untold;
+use super::{Buried, PartEnded, Report};
+use crate::board::{Backend, Board};
+use crate::death::Death;
+use crate::holder::packet;
+use crate::sys::process::{self, Pid};
+use crate::sys::{custody as sys, descriptors, family};
+use rustix::event::{Timespec, epoll};
+use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// Between two looks at the table while connections come and go: an answer that was written less than this before a crash
+/// is the last one on its connection.
+const TICK: Duration = Duration::from_millis(10);
+/// The same, when nothing new has come for a while.
+const SLOW_TICK: Duration = Duration::from_millis(50);
+const SLOW_AFTER: Duration = Duration::from_secs(1);
+/// Between two looks at the processes.
+const SWEEP: Duration = Duration::from_secs(1);
+/// New ones are looked for more often for so long after anything has changed: a program that begins makes others.
+const NEW_PROCESSES: Duration = Duration::from_millis(100);
+const NEW_FOR: Duration = Duration::from_secs(3);
+/// So long after anything has changed it is looked whether the program has given up some of its listening sockets.
+const SETTLES: Duration = Duration::from_secs(20);
+/// Descriptors that are left for the supervisor's other work.
+const SPARE_DESCRIPTORS: usize = 256;
+/// Packets of one program, before it is another one's turn.
+const PACKETS: usize = 32;
+
+const KIND_SHIFT: u32 = 56;
+const SOCKET: u64 = 0;
+const WAKE: u64 = 1 << KIND_SHIFT;
+const CONTROL: u64 = 2 << KIND_SHIFT;
+const PROCESS: u64 = 3 << KIND_SHIFT;
+const CONNECTION: u64 = 4 << KIND_SHIFT;
+
+/// By which an event of a connection is known.
+pub(super) fn of_connection(slot: u32) -> u64 {
+    CONNECTION | u64::from(slot)
+}
+
+/// What the supervisor says.
+#[derive(Debug)]
+pub(super) enum Command {
+    Inherit {
+        from: Vec<Pid>,
+        answer: Sender<usize>,
+    },
+    Expect {
+        supervisor: Pid,
+        processes: Vec<Pid>,
+    },
+    /// It is about to be started: what is said from here on is said by the new one.
+    Starting,
+    Started {
+        pid: u32,
+    },
+    Stopping {
+        for_good: bool,
+    },
+    End,
+}
+
+/// A process of the program that is watched.
+#[derive(Debug)]
+struct Part {
+    process: OwnedFd,
+    /// It has the table: it is the server itself, or was forked by it.
+    has_table: bool,
+}
+
+/// A connection with one of its processes.
+#[derive(Debug)]
+struct Control {
+    socket: OwnedFd,
+    pid: Pid,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    No,
+    /// Another binary takes over.
+    Replaced,
+    ForGood,
+}
+
+pub(super) struct Holder {
+    board: &'static Board,
+    table: &'static Table,
+    memory: OwnedFd,
+    epoll: OwnedFd,
+    socket: OwnedFd,
+    wake: Arc<OwnedFd>,
+    inbox: Receiver<Command>,
+    outbox: Sender<Report>,
+    buried: Arc<Buried>,
+    controls: BTreeMap<u64, Control>,
+    next_control: u64,
+    parts: BTreeMap<Pid, Part>,
+    listeners: Listeners,
+    connections: Connections,
+    main: Option<u32>,
+    listens: bool,
+    serves: bool,
+    ending: Ending,
+    /// The last one, from which on nobody has served.
+    main_ended_at: Option<Instant>,
+    changed_at: Instant,
+    took_at: Instant,
+    swept_at: Instant,
+    watched_at: Instant,
+    /// Descriptors that this process may have.
+    descriptors: usize,
+    told_full: bool,
+    told_strange: Vec<NotKept>,
+    untold: Untold,
+    is_over: bool,
+}
+
+impl Holder {
+    pub(super) fn new(
+        board: &'static Board,
+        table: &'static Table,
+        memory: OwnedFd,
+        socket: OwnedFd,
+        wake: Arc<OwnedFd>,
+        (inbox, outbox, buried): (Receiver<Command>, Sender<Report>, Arc<Buried>),
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &socket, epoll::EventData::new_u64(SOCKET), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let descriptors = sys::descriptors_limit();
+        let now = Instant::now();
+        Ok(Self {
+            connections: Connections::new(table),
+            board,
+            table,
+            memory,
+            epoll,
+            socket,
+            wake,
+            inbox,
+            outbox,
+            buried,
+            controls: BTreeMap::new(),
+            next_control: 0,
+            parts: BTreeMap::new(),
+            listeners: Listeners::default(),
+            main: None,
+            listens: false,
+            serves: false,
+            ending: Ending::No,
+            main_ended_at: None,
+            changed_at: now,
+            took_at: now,
+            swept_at: now,
+            watched_at: now,
+            descriptors,
+            told_full: false,
+            told_strange: Vec::new(),
+            untold: Untold::new(now),
+            is_over: false,
+        })
+    }
+
+    /// Until it is told to end.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        while !self.is_over {
+            let patience = self.patience();
+            events.clear();
+            let room = rustix::buffer::spare_capacity(&mut events);
+            if let Err(error) = epoll::wait(&self.epoll, room, Some(&patience))
+                && error != rustix::io::Errno::INTR
+            {
+                return;
+            }
+            self.table.asleep.store(0, Ordering::SeqCst);
+            // Before what a program has said that was started since.
+            self.hear();
+            for event in &events {
+                let data = event.data.u64();
+                let number = data & !(u64::MAX << KIND_SHIFT);
+                match data & (u64::MAX << KIND_SHIFT) {
+                    SOCKET => self.accept(),
+                    WAKE => {
+                        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+                    }
+                    CONTROL => self.on_control(number),
+                    PROCESS => {
+                        // What it has said before it ended comes first.
+                        self.hear_of(number);
+                        self.on_end(number);
+                    }
+                    _ => {
+                        let slot = u32::try_from(number).unwrap_or(u32::MAX);
+                        self.connections.on_event(slot, &self.epoll, Instant::now());
+                    }
+                }
+            }
+            self.work();
+        }
+    }
+
+    /// How long nothing needs to be done if nothing comes.
+    fn patience(&mut self) -> Timespec {
+        let now = Instant::now();
+        let tick = |holder: &Self| {
+            if now.duration_since(holder.took_at) < SLOW_AFTER { TICK } else { SLOW_TICK }
+        };
+        let sweep = SWEEP.saturating_sub(now.duration_since(self.swept_at));
+        let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
+        let mut time = if self.connections.has_waiting() { TICK } else { sweep };
+        if self.connections.has_new() {
+            time = time.min(tick(self));
+        } else {
+            self.table.asleep.store(1, Ordering::SeqCst);
+            // One may have come before that could be seen.
+            if self.connections.has_new() {
+                time = time.min(TICK);
+            }
+        }
+        let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        Timespec { tv_sec: nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 }
+    }
+
+    fn watch_interval(&self, now: Instant) -> Duration {
+        if now.duration_since(self.changed_at) < NEW_FOR { NEW_PROCESSES } else { SWEEP }
+    }
+
+    fn work(&mut self) {
+        let now = Instant::now();
+        for pid in self.connections.owners() {
+            // One that has said nothing yet.
+            if !self.parts.contains_key(&pid) && family::is_below_this(pid) {
+                self.watch(pid, true);
+            }
+        }
+        let others = SPARE_DESCRIPTORS + self.parts.len() + self.controls.len() + self.listeners.count();
+        self.connections.set_limit(self.descriptors.saturating_sub(others));
+        let parts = &self.parts;
+        if self.connections.take(|pid| parts.get(&pid).map(|part| part.process.as_fd())) {
+            self.took_at = now;
+        }
+        self.note_held();
+        if self.ending != Ending::ForGood {
+            self.connections.offer(&self.listeners, now);
+        }
+        if now.duration_since(self.watched_at) < self.watch_interval(now) {
+            return;
+        }
+        let processes = family::below_this();
+        for &pid in &processes {
+            self.watch(pid, false);
+        }
+        self.watched_at = now;
+        if now.duration_since(self.swept_at) < SWEEP {
+            return;
+        }
+        self.swept_at = now;
+        if matches!(self.board.backend(), Backend::Library | Backend::Roles) {
+            // The server keeps its sockets by itself.
+            self.connections.clear();
+            self.listeners = Listeners::default();
+            return;
+        }
+        self.connections.sweep();
+        let untold = if self.listens { None } else { self.untold.look(&processes, now) };
+        if let Some(pid) = untold {
+            self.report(Report::Untold { pid });
+        }
+        if self.serves && self.listeners.count() > 0 && now.duration_since(self.changed_at) < SETTLES {
+            self.listeners.sweep(&processes, now);
+        }
+    }
+
+    fn note_held(&mut self) {
+        if self.board.backend() == Backend::Exec {
+            self.board.note_held(u32::try_from(self.connections.count()).unwrap_or(u32::MAX), 0);
+        }
+        if let Some(limit) = self.connections.was_too_small().filter(|_| !self.told_full) {
+            self.told_full = true;
+            self.report(Report::Full { limit });
+        }
+    }
+
+    fn report(&self, report: Report) {
+        let _ = self.outbox.send(report);
+        // The supervisor looks around at this one.
+        let _ = process::kill(process::pid(), libc::SIGCHLD);
+    }
+
+    /// What the supervisor says.
+    fn hear(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            self.changed_at = Instant::now();
+            match command {
+                Command::Inherit { from, answer } => {
+                    let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
+                    let _ = answer.send(count);
+                }
+                Command::Expect { supervisor, processes } => {
+                    self.listeners.expect(supervisor, processes, self.table);
+                }
+                Command::Starting => {
+                    (self.main, self.listens, self.serves) = (None, false, false);
+                    if self.ending == Ending::ForGood {
+                        self.ending = Ending::No;
+                    }
+                }
+                Command::Started { pid } => {
+                    self.main = Some(pid);
+                    self.untold.begin(Instant::now());
+                    self.watch(pid.cast_signed(), false);
+                    self.note_serving();
+                }
+                Command::Stopping { for_good: true } => self.ending = Ending::ForGood,
+                Command::Stopping { for_good: false } => self.ending = Ending::Replaced,
+                Command::End => self.is_over = true,
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok(socket) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            // Whoever has no process here is a stranger.
+            let Some((pid, _)) = sys::peer_of(socket.as_fd()) else { continue };
+            if !family::is_below_this(pid) {
+                continue;
+            }
+            let number = self.next_control;
+            let data = epoll::EventData::new_u64(CONTROL | number);
+            if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
+                self.next_control += 1;
+                self.controls.insert(number, Control { socket, pid });
+                self.watch(pid, false);
+            }
+        }
+    }
+
+    fn on_control(&mut self, number: u64) {
+        for _ in 0..PACKETS {
+            let Some(control) = self.controls.get(&number) else { return };
+            let mut bytes = [0; BYTES];
+            match packet::receive(control.socket.as_fd(), &mut bytes, false) {
+                Ok(packet) if packet.length > 0 => {
+                    let pid = control.pid;
+                    let message = bytes.get(..packet.length).and_then(Message::decode);
+                    match message {
+                        Some(message) if !packet.is_cut => {
+                            self.on_message(number, pid, &message, packet.descriptors);
+                        }
+                        _ => drop(self.controls.remove(&number)),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => drop(self.controls.remove(&number)),
+            }
+        }
+    }
+
+    fn on_message(&mut self, control: u64, pid: Pid, message: &Message, descriptors: Vec<OwnedFd>) {
+        let address = Address::parse(message.address.as_ref());
+        let mut answer = Message::new(Verb::No);
+        match message.verb {
+            Verb::Attach => {
+                let understood = message.slot == VERSION;
+                self.watch(pid, understood);
+                answer.verb = if understood { Verb::Yes } else { Verb::No };
+                self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
+            }
+            Verb::Bind => {
+                let left = address.as_ref().and_then(|it| self.listeners.take_left(it, self.table));
+                if let Some((supervisor, sockets)) = left {
+                    self.report(Report::TookOver { supervisor, sockets });
+                }
+                let Some(control) = self.controls.get(&control) else { return };
+                let processes = family::below_this();
+                let socket = address.and_then(|address| self.listeners.adopt(&address, &processes));
+                answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
+                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+            }
+            Verb::Probe => {
+                let alone = address.is_some_and(|address| {
+                    self.listeners.has(&address) && self.listeners.is_alone(&address, &family::below_this())
+                });
+                answer.verb = if alone { Verb::Yes } else { Verb::No };
+                self.answer(control, &answer, None);
+            }
+            Verb::Listen => {
+                for socket in descriptors {
+                    self.listeners.add(socket, message.address, self.table);
+                }
+                self.listens = true;
+                self.note_serving();
+            }
+            Verb::Swap => {
+                let Some(control) = self.controls.get(&control) else { return };
+                let given = address.and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let socket = given.as_ref().map(|given| given.socket);
+                if let Some(given) = &given {
+                    (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
+                }
+                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+            }
+            Verb::Release => {
+                let keep =
+                    self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
+                self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
+            }
+            Verb::Strange => {
+                let kind = NotKept::from_number(message.slot);
+                if let Some(kind) = kind.filter(|kind| !self.told_strange.contains(kind)) {
+                    self.told_strange.push(kind);
+                    self.report(Report::NotKept(kind));
+                }
+            }
+            Verb::Look | Verb::Yes | Verb::No => {}
+        }
+    }
+
+    fn answer(&self, control: u64, answer: &Message, descriptor: Option<BorrowedFd<'_>>) {
+        if let Some(control) = self.controls.get(&control) {
+            let _ = packet::send(control.socket.as_fd(), &answer.encode(), descriptor, false);
+        }
+    }
+
+    /// The program listens, perhaps.
+    fn note_serving(&mut self) {
+        self.changed_at = Instant::now();
+        let Some(main) = self.main.filter(|_| self.listens && !self.serves) else { return };
+        if self.board.backend() != Backend::None {
+            return;
+        }
+        self.serves = true;
+        if self.ending == Ending::Replaced {
+            self.ending = Ending::No;
+        }
+        self.board.set_backend(Backend::Exec);
+        let pause = self.main_ended_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        self.board.note_begin(main, pause);
+    }
+
+    /// Whether the main process has ended, and the next one is not started yet.
+    fn is_main_down(&self) -> bool {
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        main.and_then(|main| self.parts.get(&main))
+            .is_none_or(|part| descriptors::wait_readable(&part.process, Duration::ZERO))
+    }
+
+    /// Watches a process of the program.
+    fn watch(&mut self, pid: Pid, has_table: bool) {
+        if let Some(part) = self.parts.get_mut(&pid) {
+            part.has_table |= has_table;
+            return;
+        }
+        let Ok(process) = process::open(pid) else { return };
+        let data = epoll::EventData::new_u64(PROCESS | u64::from(pid.cast_unsigned()));
+        if epoll::add(&self.epoll, &process, data, epoll::EventFlags::IN).is_ok() {
+            let has_table = has_table || self.has_table(pid);
+            self.parts.insert(pid, Part { process, has_table });
+        }
+    }
+
+    fn has_table(&self, pid: Pid) -> bool {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        maps.contains(super::MARK)
+    }
+
+    /// What the process has said that is not heard yet.
+    fn hear_of(&mut self, pid: u64) {
+        let its = |control: &Control| u64::from(control.pid.cast_unsigned()) == pid;
+        let numbers: Vec<u64> =
+            self.controls.iter().filter(|(_, control)| its(control)).map(|(number, _)| *number).collect();
+        self.accept();
+        numbers.into_iter().for_each(|number| self.on_control(number));
+    }
+
+    fn on_end(&mut self, pid: u64) {
+        let Ok(pid) = Pid::try_from(pid) else { return };
+        let Some(part) = self.parts.remove(&pid) else { return };
+        // Asked last: it may be buried just now, which is noted before.
+        let told = sys::exit_status(part.process.as_fd(), pid);
+        let status = self.buried.take(pid).or(told);
+        self.changed_at = Instant::now();
+        let is_main = self.main == Some(pid.cast_unsigned());
+        if is_main {
+            self.main_ended_at = Some(Instant::now());
+            self.listeners.make_room();
+        }
+        let keep = match self.ending {
+            // Some end in order because their master has crashed.
+            Ending::No => status != Some(0) || (!is_main && self.is_main_down()),
+            Ending::Replaced => true,
+            Ending::ForGood => false,
+        };
+        let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
+        let death = status.map(Death::from_status);
+        let is_crash = match death {
+            Some(Death::Exited(code)) => code != 0 && part.has_table,
+            Some(Death::Signal(number)) => part.has_table && !is_usual(number),
+            None => kept + closed > 0,
+        };
+        if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
+            self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));
+        }
+    }
+}
+
+/// By which processes are told to end, or told that nobody reads what they write.
+fn is_usual(number: i32) -> bool {
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE].contains(&number)
+}

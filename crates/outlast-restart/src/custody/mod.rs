@@ -1,0 +1,234 @@
+//! Sockets of a program that was not changed, held while it is down: by its supervisor, from outside.
+//!
+//! The program runs as it would without anybody: its processes have the parents that they would have, and there are no
+//! others. A library that is loaded into it (`outlast-preload`) tells the *holder*, a thread of the supervisor, of each
+//! socket that listens, and writes into a [table] which connections are idle. The holder takes copies of those
+//! (`pidfd_getfd`). When a process crashes, its copies stay open, and are given to whoever accepts connections next: when a
+//! client's next byte is there the holder connects to the program's own listening socket, and the library swaps what was
+//! accepted for the connection that is held. A program that is started anew and binds to an address of before gets the
+//! socket that listens there, with all who wait in its queue.
+//!
+//! The library finds the holder by the name of a socket in [`ENVIRONMENT`], when the program first binds or accepts.
+
+pub mod address;
+mod connections;
+mod holder;
+mod listeners;
+pub mod message;
+pub(crate) mod name;
+pub mod table;
+mod untold;
+
+use crate::board::Board;
+use crate::death::Death;
+use crate::sys::custody as sys;
+use crate::sys::mapping::Mapping;
+use crate::sys::process::{Ended, Pid};
+use holder::{Command, Holder};
+use name::Name;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use table::{NotKept, Table};
+
+/// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
+pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
+
+/// Begins the name of the table's memory, as others see it in /proc/PID/maps: behind it are the supervisor's process and
+/// the name of what it runs.
+const MARK: &str = "outlast-custody:";
+/// Of the latter.
+const MARK_BYTES_MAX: usize = 200;
+
+fn mark(supervisor: u32, name: &str) -> String {
+    let safe = |c: char| if c.is_control() || c == '\\' { '?' } else { c };
+    let mut mark = format!("{MARK}{supervisor}:");
+    name.chars()
+        .map(safe)
+        .take_while(|c| {
+            let fits = mark.len() + c.len_utf8() <= MARK_BYTES_MAX;
+            mark.push(if fits { *c } else { ' ' });
+            fits
+        })
+        .for_each(drop);
+    mark.trim_end().to_owned()
+}
+
+/// The supervisor that a process has its table of, if it is one of that name.
+pub(crate) fn supervisor_of(pid: Pid, name: &str) -> Option<Pid> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let found = maps.lines().find_map(|line| line.split_once(MARK))?.1;
+    let supervisor = found.split_once(':')?.0.parse().ok()?;
+    let whole = format!("{MARK}{found}");
+    (whole.strip_suffix(" (deleted)").unwrap_or(&whole) == mark(supervisor, name))
+        .then(|| Pid::try_from(supervisor).ok())?
+}
+
+/// A process of the program has ended, and not in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartEnded {
+    pub(crate) pid: Pid,
+    /// If the system says so.
+    pub(crate) death: Option<Death>,
+    /// Of its connections, those that are kept.
+    pub(crate) kept: u32,
+    /// And those that are closed: somebody waited for an answer.
+    pub(crate) closed: u32,
+}
+
+/// What the holder tells the supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    PartEnded(PartEnded),
+    /// Connections of this kind have come.
+    NotKept(NotKept),
+    /// A process of the program listens where nothing can be held.
+    Untold {
+        pid: Pid,
+    },
+    /// Copies are given up, as there is room for so many.
+    Full {
+        limit: usize,
+    },
+    /// The program has got listening sockets of those that this supervisor has left, which is gone.
+    TookOver {
+        supervisor: Pid,
+        sockets: usize,
+    },
+}
+
+/// How the last children of this process have ended.
+#[derive(Debug, Default)]
+struct Buried(Mutex<VecDeque<Ended>>);
+
+impl Buried {
+    const COUNT: usize = 256;
+
+    fn all(&self) -> MutexGuard<'_, VecDeque<Ended>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, ended: Ended) {
+        let mut all = self.all();
+        if all.len() == Self::COUNT {
+            all.pop_front();
+        }
+        all.push_back(ended);
+    }
+
+    /// The status of one, once.
+    fn take(&self, pid: Pid) -> Option<i32> {
+        let mut all = self.all();
+        let at = all.iter().rposition(|ended| ended.pid == pid)?;
+        all.remove(at).map(|ended| ended.status)
+    }
+}
+
+/// The supervisor's side.
+#[derive(Debug)]
+pub(crate) struct Custody {
+    name: String,
+    mapping: Option<Mapping>,
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    reports: Receiver<Report>,
+    buried: Arc<Buried>,
+    thread: Option<JoinHandle<()>>,
+    /// Descriptors that this process was allowed before, and is now.
+    limits: Option<(u64, u64)>,
+}
+
+impl Custody {
+    /// Begins to hold. All signals are to be held back by the calling thread.
+    ///
+    /// # Errors
+    /// There are no threads, or no shared memory, for us.
+    pub(crate) fn start(
+        name: Name,
+        listeners_only: bool,
+        board: &'static Board,
+        of: &str,
+    ) -> io::Result<Self> {
+        let (memory, table) = Table::create(listeners_only, &mark(std::process::id(), of))?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let ((commands, inbox), (outbox, reports)) = (channel(), channel());
+        let limits = sys::raise_descriptors_limit();
+        let (text, socket) = name.into_parts();
+        let buried = Arc::new(Buried::default());
+        let told = (inbox, outbox, Arc::clone(&buried));
+        let holder = Holder::new(board, table, memory, socket, Arc::clone(&wake), told)?;
+        let thread = std::thread::Builder::new().name("holder".into()).spawn(move || holder.run())?;
+        let mapping = Mapping::at(table);
+        Ok(Self { name: text, mapping, commands, wake, reports, buried, thread: Some(thread), limits })
+    }
+
+    /// Has the program find the holder.
+    pub(crate) fn give_to(&self, command: &mut std::process::Command) {
+        command.env(ENVIRONMENT, &self.name);
+        if let Some((before, raised)) = self.limits {
+            sys::restore_descriptors_limit(before, raised, command);
+        }
+    }
+
+    /// By which the program's processes are known that have bound, or accepted, or were forked by one that has.
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        self.mapping.as_ref()
+    }
+
+    /// Takes over the listening sockets of processes that an earlier supervisor has left: how many.
+    pub(crate) fn inherit(&self, from: Vec<Pid>) -> usize {
+        let (answer, count) = channel();
+        self.send(Command::Inherit { from, answer });
+        count.recv().unwrap_or(0)
+    }
+
+    /// Those processes are another supervisor's, which is gone: as soon as the program binds to an address of theirs, it
+    /// gets what listens there.
+    pub(crate) fn expect(&self, supervisor: Pid, processes: Vec<Pid>) {
+        self.send(Command::Expect { supervisor, processes });
+    }
+
+    /// The program is about to be started.
+    pub(crate) fn starting(&self) {
+        self.send(Command::Starting);
+    }
+
+    /// The program was started, as this process.
+    pub(crate) fn started(&self, pid: u32) {
+        self.send(Command::Started { pid });
+    }
+
+    /// A child of this process has ended, and is about to be buried: nobody else could find out how it has ended then.
+    pub(crate) fn note_end(&self, ended: Ended) {
+        self.buried.add(ended);
+    }
+
+    /// It is about to end: for good, or to be started as another binary.
+    pub(crate) fn stopping(&self, for_good: bool) {
+        self.send(Command::Stopping { for_good });
+    }
+
+    /// What has happened since this was asked last.
+    pub(crate) fn report(&self) -> Option<Report> {
+        self.reports.try_recv().ok()
+    }
+
+    fn send(&self, command: Command) {
+        // If the holder is gone, so is what it held.
+        let _ = self.commands.send(command);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Custody {
+    fn drop(&mut self) {
+        self.send(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The memory in which a program's processes write down which of their connections are idle, where the holder sees it. Of
+//! atomics alone, and written by processes that are not trusted: the holder takes nothing from it without a look at the
+//! connection itself.
+
+use super::address::Address;
+use crate::sys::memfd;
+use crate::sys::shared::AllZeroes;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Connections that can be in the table. Those that find no place in it are not kept.
+pub const SLOTS: usize = 1 << 16;
+/// So many places are looked at for a new connection.
+const PROBES: usize = 64;
+/// Places for addresses that are in custody.
+const ADDRESSES: usize = 1 << 13;
+
+/// Whether anybody waits for an answer on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Phase {
+    /// A request was read, and its answer is not complete.
+    Busy = 0,
+    /// The next request is waited for.
+    Idle = 1,
+    /// What goes on there is not understood: it is not kept.
+    Unclear = 2,
+}
+
+impl Phase {
+    fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::Busy,
+            1 => Self::Idle,
+            _ => Self::Unclear,
+        }
+    }
+}
+
+/// A kind of connections that cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NotKept {
+    /// Its keys are in the process that has crashed.
+    Tls = 1,
+    /// What is under way on it, and what was said before, is known to that process alone.
+    Http2 = 2,
+    /// Of databases, of mail, and whatever else is no HTTP.
+    Other = 3,
+}
+
+impl NotKept {
+    /// As it is sent.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        [Self::Tls, Self::Http2, Self::Other].into_iter().find(|kind| *kind as u32 == number)
+    }
+}
+
+/// No connection.
+pub const FREE: u32 = 0;
+/// Of the program alone.
+pub const NEW: u32 = 1;
+/// The holder has a copy.
+pub const TAKEN: u32 = 2;
+
+/// One connection.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    /// The socket's (`SO_COOKIE`); 0: none.
+    pub cookie: AtomicU64,
+    /// The process that serves it.
+    pub owner: AtomicU32,
+    /// Its descriptor there.
+    pub descriptor: AtomicU32,
+    /// [`FREE`], [`NEW`] or [`TAKEN`].
+    pub state: AtomicU32,
+    phase: AtomicU32,
+    /// How far its requests and answers have come, for the program alone.
+    pub exchange: [AtomicU64; 3],
+}
+
+impl Slot {
+    /// As it was set last.
+    pub fn phase(&self) -> Phase {
+        Phase::from_number(self.phase.load(Ordering::SeqCst))
+    }
+
+    /// From here on.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u32, Ordering::SeqCst);
+    }
+
+    /// From one state to another; false if it is in neither.
+    pub fn advance(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// For the next connection.
+    pub fn free(&self) {
+        self.state.store(FREE, Ordering::SeqCst);
+        self.cookie.store(0, Ordering::SeqCst);
+    }
+}
+
+/// All connections of a program.
+#[repr(C)]
+pub struct Table {
+    /// Not 0: connections are not kept.
+    listeners_only: AtomicU32,
+    /// Connections that wait to be swapped for one that was accepted.
+    pub waiting: AtomicU32,
+    /// Not 0: the holder sleeps, and is to be told of what is new.
+    pub asleep: AtomicU32,
+    /// What was said of connections that are not kept: a bit for each kind.
+    told: AtomicU32,
+    tail: AtomicU32,
+    /// Slots that are new, each with 1 added.
+    ring: [AtomicU32; SLOTS],
+    /// Where the holder may have a listening socket.
+    addresses: [AtomicU8; ADDRESSES],
+    slots: [Slot; SLOTS],
+}
+
+// SAFETY: atomics alone, for which zeroes are a value.
+unsafe impl AllZeroes for Table {}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    /// The holder's new one, to be passed on; others see by the mark whose it is.
+    ///
+    /// # Errors
+    /// There is no memory with descriptors here.
+    pub fn create(listeners_only: bool, mark: &str) -> io::Result<(OwnedFd, &'static Self)> {
+        let mark = std::ffi::CString::new(mark).map_err(io::Error::other)?;
+        let memory = memfd::create(&mark, size_of::<Self>())?;
+        memfd::keep_size(memory.as_fd());
+        let table: &'static Self = memfd::map(memory.as_fd())?;
+        table.listeners_only.store(u32::from(listeners_only), Ordering::SeqCst);
+        Ok((memory, table))
+    }
+
+    /// That of a holder.
+    ///
+    /// # Errors
+    /// It is none, or cannot be mapped.
+    pub fn map(memory: BorrowedFd<'_>) -> io::Result<&'static Self> {
+        memfd::map(memory)
+    }
+
+    /// Whether connections are kept.
+    #[must_use]
+    pub fn keeps_connections(&self) -> bool {
+        self.listeners_only.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether nobody has said so yet that such connections are not kept.
+    #[must_use]
+    pub fn tell_once(&self, kind: NotKept) -> bool {
+        let bit = 1u32 << (kind as u32 % u32::BITS);
+        self.told.load(Ordering::Relaxed) & bit == 0 && self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// A slot by its number.
+    #[must_use]
+    pub fn slot(&self, number: u32) -> Option<&Slot> {
+        self.slots.get(number as usize)
+    }
+
+    /// Takes a place for a connection, whose first request is read: the number of its slot. None: there is none left.
+    #[must_use]
+    pub fn claim(&self, cookie: u64, owner: u32, descriptor: u32) -> Option<u32> {
+        let first = usize::try_from(cookie).unwrap_or(0) % SLOTS;
+        let number = (0..PROBES).map(|probe| (first + probe) % SLOTS).find(|&number| {
+            self.slots.get(number).is_some_and(|slot| {
+                slot.cookie.compare_exchange(0, cookie, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            })
+        })?;
+        let slot = self.slots.get(number)?;
+        slot.set_phase(Phase::Busy);
+        slot.owner.store(owner, Ordering::SeqCst);
+        slot.descriptor.store(descriptor, Ordering::SeqCst);
+        slot.state.store(NEW, Ordering::SeqCst);
+        let number = u32::try_from(number).ok()?;
+        let place = self.tail.fetch_add(1, Ordering::SeqCst) as usize % SLOTS;
+        self.ring.get(place)?.store(number + 1, Ordering::SeqCst);
+        Some(number)
+    }
+
+    /// The slots that are new since this was called last with the same `head`.
+    pub fn take_new(&self, head: &mut u32, found: &mut Vec<u32>) {
+        while *head != self.tail.load(Ordering::SeqCst) {
+            let Some(place) = self.ring.get(*head as usize % SLOTS) else { return };
+            match place.swap(0, Ordering::SeqCst) {
+                // It is about to be written, or never will: whoever was to was killed.
+                0 if self.tail.load(Ordering::SeqCst).wrapping_sub(*head) < 64 => return,
+                0 => {}
+                number => found.push(number - 1),
+            }
+            *head = head.wrapping_add(1);
+        }
+    }
+
+    /// Whether the holder may have a listening socket at this address. If not, it need not be asked.
+    #[must_use]
+    pub fn may_have(&self, address: &Address) -> bool {
+        let place = self.addresses.get(address.place(ADDRESSES));
+        place.is_some_and(|place| place.load(Ordering::SeqCst) != 0)
+    }
+
+    /// The holder has one at this address now; or at none of those that are not noted again after `clear`.
+    pub fn note_address(&self, address: &Address) {
+        if let Some(place) = self.addresses.get(address.place(ADDRESSES)) {
+            place.store(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_find_a_place_and_are_found_once() {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let (mut head, mut found) = (0, Vec::new());
+        for cookie in 1..=200u64 {
+            // All want the same place.
+            let claimed = table.claim(cookie * SLOTS as u64, 7, 8);
+            assert_eq!(claimed.is_some(), cookie <= PROBES as u64, "{cookie}");
+        }
+        table.take_new(&mut head, &mut found);
+        assert_eq!(found.len(), PROBES);
+        table.take_new(&mut head, &mut found);
+        assert_eq!(found.len(), PROBES);
+        let slot = table.slot(found[3]).unwrap();
+        assert!(slot.advance(NEW, TAKEN) && !slot.advance(NEW, FREE));
+        slot.free();
+        assert_eq!(table.claim(5 * SLOTS as u64, 7, 8), Some(found[3]));
+    }
+
+    #[test]
+    fn an_address_that_nobody_has_noted_is_not_asked_for() {
+        let (_memory, table) = Table::create(true, "a test").unwrap();
+        let address = |port: u16| Address::Internet { ip: vec![127, 0, 0, 1], port, scope: 0 };
+        table.note_address(&address(80));
+        assert!(table.may_have(&address(80)) && !table.may_have(&address(81)));
+        assert!(!table.keeps_connections());
+    }
+}

@@ -1,0 +1,240 @@
+//! Looking at sockets and processes from outside.
+
+use super::process::Pid;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// The kernel's `struct pidfd_info` (include/uapi/linux/pidfd.h).
+#[repr(C)]
+struct Info {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+/// `PIDFD_GET_INFO`, for 64 bytes.
+const GET_INFO: u32 = 0xc040_ff0b;
+/// `PIDFD_INFO_EXIT`.
+const EXIT: u64 = 8;
+const KCMP_FILE: libc::c_int = 0;
+const SO_COOKIE: libc::c_int = 57;
+
+/// How a process has ended, as `waitpid` has it: also if it is buried. None where the system does not say so.
+pub(crate) fn exit_status(process: BorrowedFd<'_>, pid: Pid) -> Option<i32> {
+    let mut info = Info { mask: EXIT, cgroup: 0, ids: [0; 11], exit_code: 0 };
+    let request = libc::Ioctl::from(GET_INFO);
+    // SAFETY: fills as much as the request's number says, which is that of `info`.
+    let told = unsafe { libc::ioctl(process.as_raw_fd(), request, &raw mut info) } == 0;
+    if told && info.mask & EXIT != 0 {
+        return Some(info.exit_code);
+    }
+    // Not buried yet, or an older kernel.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(' ').next()?.trim_end().parse().ok()
+}
+
+/// A copy of another process's descriptor.
+pub(crate) fn copy_of(process: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: integers.
+    let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+    match i32::try_from(copy) {
+        // SAFETY: new, and nobody else's.
+        Ok(copy) if copy >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(copy) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a descriptor of another process stands for the same socket as this one's. None where that cannot be asked.
+pub(crate) fn is_copy(own: BorrowedFd<'_>, pid: Pid, number: RawFd) -> Option<bool> {
+    let (us, own) = (super::process::pid(), own.as_raw_fd());
+    // SAFETY: integers.
+    match unsafe { libc::syscall(libc::SYS_kcmp, us, pid, KCMP_FILE, own, number) } {
+        0 => Some(true),
+        -1 => match io::Error::last_os_error().raw_os_error() {
+            // It is not open there any more.
+            Some(libc::EBADF) => Some(false),
+            _ => None,
+        },
+        _ => Some(false),
+    }
+}
+
+/// What no other socket has, or has had. 0: it is none.
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
+    let mut cookie = 0u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(0);
+    // SAFETY: fills a local integer of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 { 0 } else { cookie }
+}
+
+/// As much of the kernel's `struct tcp_info` as is used.
+#[repr(C)]
+struct TcpInfo {
+    state: u8,
+    other: [u8; 43],
+    last_data_sent_ms: u32,
+    last_ack_sent_ms: u32,
+    last_data_received_ms: u32,
+}
+
+const ESTABLISHED: u8 = 1;
+
+/// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
+/// is no TCP connection.
+pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
+    let mut info = MaybeUninit::<TcpInfo>::zeroed();
+    let mut length = libc::socklen_t::try_from(size_of::<TcpInfo>()).unwrap_or(0);
+    // SAFETY: fills at most the length that is told, which is that of `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return true;
+    }
+    // SAFETY: integers, zeroed before.
+    let info = unsafe { info.assume_init() };
+    info.state == ESTABLISHED && (unread > 0 || info.last_data_sent_ms <= info.last_data_received_ms)
+}
+
+/// As many descriptors as this process can allow itself, and how many it had allowed before.
+pub(crate) fn raise_descriptors_limit() -> Option<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a local.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    let before = limit.rlim_cur;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: reads a local.
+    let raised = known && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0;
+    raised.then_some((before, limit.rlim_max))
+}
+
+/// How many descriptors this process may have; as many as everywhere where that cannot be asked.
+pub(crate) fn descriptors_limit() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a local.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1024 }
+}
+
+/// A program that is started has the limit that this process had before, unless it was given another one.
+pub(crate) fn restore_descriptors_limit(before: u64, raised: u64, command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let restore = move || {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: fills and reads a local.
+        unsafe {
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && limit.rlim_cur == raised {
+                limit.rlim_cur = before.min(limit.rlim_max);
+                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only system calls are made, with copied numbers.
+    unsafe { command.pre_exec(restore) };
+}
+
+/// Room for more that wait to be accepted.
+pub(crate) fn listen_again(socket: BorrowedFd<'_>, backlog: i32) {
+    // SAFETY: integers. A failure leaves it as it is.
+    unsafe { libc::listen(socket.as_raw_fd(), backlog) };
+}
+
+/// Makes a stream socket connect to this address, without waiting. Gives what it is called at this end.
+pub(crate) fn connect(address: &[u8]) -> io::Result<OwnedFd> {
+    let family = address.get(..2).and_then(|family| family.try_into().ok()).map_or(0, u16::from_ne_bytes);
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: integers.
+    let number = unsafe { libc::socket(i32::from(family), kind, 0) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: new, and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(number) };
+    let name_length = libc::socklen_t::try_from(size_of::<libc::sa_family_t>()).unwrap_or(0);
+    let length = libc::socklen_t::try_from(address.len()).map_err(io::Error::other)?;
+    // SAFETY: reads as much of `address` as is told. A UNIX socket first gets a name of its own, by which it is known.
+    let result = unsafe {
+        if i32::from(family) == libc::AF_UNIX {
+            libc::bind(number, address.as_ptr().cast(), name_length);
+        }
+        libc::connect(number, address.as_ptr().cast(), length)
+    };
+    let error = io::Error::last_os_error();
+    if result < 0 && error.raw_os_error() != Some(libc::EINPROGRESS) { Err(error) } else { Ok(socket) }
+}
+
+/// The bytes of a socket's own address.
+pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Vec<u8> {
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut length = libc::socklen_t::try_from(size_of::<libc::sockaddr_storage>()).unwrap_or(0);
+    // SAFETY: fills at most the length that is told.
+    let result =
+        unsafe { libc::getsockname(socket.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut length) };
+    let length = if result < 0 { 0 } else { (length as usize).min(size_of::<libc::sockaddr_storage>()) };
+    // SAFETY: zeroed before, and so long.
+    unsafe { std::slice::from_raw_parts(storage.as_ptr().cast::<u8>(), length) }.to_vec()
+}
+
+/// An integer option of TCP.
+pub(crate) fn tcp_option(socket: BorrowedFd<'_>, name: libc::c_int) -> i32 {
+    let mut value = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    // SAFETY: fills a local integer of the length that is told.
+    unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_TCP, name, (&raw mut value).cast(), &raw mut length)
+    };
+    value
+}
+
+/// The process at the other end of a UNIX socket, and its user.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<(Pid, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: fills a local of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    // 0: it is in another world of processes.
+    (result == 0 && peer.pid > 0).then_some((peer.pid, peer.uid))
+}
+
+/// Whether it is a socket of streams.
+pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> bool {
+    let mut kind = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    // SAFETY: fills a local integer of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TYPE,
+            (&raw mut kind).cast(),
+            &raw mut length,
+        )
+    };
+    result == 0 && kind == libc::SOCK_STREAM
+}
