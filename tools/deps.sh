@@ -62,7 +62,7 @@ needed_for_long_runs() {
 /usr/lib/uwsgi/plugins/python311_plugin.so uwsgi-plugin-python3 a server with workers to crash
 /usr/bin/puma puma a server in Ruby to crash
 /usr/bin/thin thin a server in Ruby to crash
-/usr/share/doc/ruby-webrick ruby-webrick a server in Ruby to crash
+/usr/share/rubygems-integration/all/gems/webrick-1.8.1 ruby-webrick a server in Ruby to crash
 /usr/bin/starman starman a server in Perl to crash
 /usr/sbin/php-fpm8.2 php8.2-fpm a server for PHP to crash
 go golang-go a static server to crash
@@ -83,9 +83,15 @@ LIST
 }
 
 case ${1-} in
-    '') lists=(needed) ;;
-    --soak) lists=(needed needed_for_long_runs) ;;
-    *) echo "usage: tools/deps.sh [--soak]" >&2; exit 2 ;;
+    '') list=needed ;;
+    --soak)
+        "$0"
+        list=needed_for_long_runs
+        ;;
+    *)
+        echo "usage: tools/deps.sh [--soak]" >&2
+        exit 2
+        ;;
 esac
 
 missing=()
@@ -98,7 +104,7 @@ while read -r file package purpose; do
     [[ " ${missing[*]-} " == *" $package "* ]] && continue
     missing+=("$package")
     reasons+=("$(printf '  %-20s %s' "$package" "$purpose")")
-done < <(for list in "${lists[@]}"; do "$list"; done)
+done < <($list)
 
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
@@ -130,6 +136,15 @@ if [ ! -e $policy ]; then
 fi
 
 # An old list of packages may name files that the mirror no longer has: then with a new list.
-install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}")
-"${install[@]}" >/dev/null 2>&1 || { "${as_root[@]}" apt-get update -qq && "${install[@]}" >/dev/null; }
+install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
+if [ $list = needed ]; then
+    "${install[@]}" "${missing[@]}" >/dev/null 2>&1 ||
+        { "${as_root[@]}" apt-get update -qq && "${install[@]}" "${missing[@]}" >/dev/null; }
+else
+    "${as_root[@]}" apt-get update -qq
+    # One at a time, and none in the place of another one: the tests skip what is not there.
+    for package in "${missing[@]}"; do
+        "${install[@]}" --no-remove "$package" >/dev/null 2>&1 || echo "not installed: $package" >&2
+    done
+fi
 echo "installed"

@@ -11,7 +11,7 @@ use crate::board::{Backend, Board};
 use crate::death::Death;
 use crate::holder::packet;
 use crate::sys::process::{self, Pid};
-use crate::sys::{custody as sys, descriptors, family};
+use crate::sys::{custody as sys, family};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
