@@ -144,7 +144,8 @@ pub struct Config {
     pub retain_follows_path: bool,
     /// Receive and send buffers in `window` mode, pinned so that the ring has a bound. Default 512 KiB.
     pub window_buffer_bytes: usize,
-    /// Client: how long to go on trying. Default: for ever.
+    /// Client: how long a pause may last, from the last that is known to have passed. A loss that is noticed late is tried
+    /// to be mended for a second all the same. Default: for ever.
     pub patience: Patience,
     /// Server: how long a session without a link is kept. Default 24 h, a night and a commute.
     pub keep: Duration,

@@ -170,8 +170,16 @@ pub struct Errno(pub i32);
 
 impl std::fmt::Display for Errno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        io::Error::from_raw_os_error(self.0).fmt(f)
+        // Whoever wants the number has it.
+        f.write_str(&in_words(&io::Error::from_raw_os_error(self.0)))
     }
+}
+
+/// The system's error in the words of ours: "connection refused" for "Connection refused (os error 111)".
+pub(crate) fn in_words(error: &io::Error) -> String {
+    let text = error.to_string();
+    let mut letters = text.split(" (os error").next().unwrap_or(&text).chars();
+    letters.next().into_iter().flat_map(char::to_lowercase).chain(letters).collect()
 }
 
 impl Error {

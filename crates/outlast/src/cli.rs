@@ -89,10 +89,10 @@ pub struct ProcessArgs {
     #[arg(long, global = true, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
     /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends), wait this long for sessions to end by themselves; a second signal ends the wait [default: 0s at `listen`, which hands its sessions to the next one; 30s where no other process can take them over]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub drain_timeout: Option<Duration>,
     /// How long the sessions of `listen` then wait for the next one at the same address; 0s: they are ended [default: 5m]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub hand_over_timeout: Option<Duration>,
 }
 
@@ -116,7 +116,7 @@ pub struct SessionArgs {
     #[arg(long, value_name = "FILE")]
     pub psk_file: Option<PathBuf>,
     /// Declare a link lost after this much silence [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub detect: Option<Duration>,
     /// Most bytes kept per direction until they are acknowledged [default: 4160K, or what the path takes (net.ipv4.tcp_wmem)]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
@@ -155,7 +155,7 @@ pub struct ListenArgs {
     #[arg(long, value_name = "NETWORK")]
     pub deny: Vec<Cidr>,
     /// How long a session without a link is kept: the longest outage that it survives, and the longest time for which a client machine that vanished leaves locks in a database [default: 24h]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub keep: Option<Duration>,
     /// Most sessions of one client address (IPv6: of one network of 64 bits); raise it where many come through one gateway [default: 1000]
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
@@ -207,8 +207,8 @@ pub struct ConnectArgs {
     /// File with user:password that programs have to give to the SOCKS5 or HTTP proxy
     #[arg(long, value_name = "FILE")]
     pub proxy_auth_file: Option<PathBuf>,
-    /// How long to try to reconnect: forever, or a time such as 30s [default: forever; but the first connection of --stdio is tried once]
-    #[arg(long, value_name = "TIME", value_parser = patience)]
+    /// How long a pause may last before the session ends: forever, or a time such as 30s. It counts from the last byte that passed, but a loss that is noticed late is tried to be mended for a second; --detect is no longer than this unless given [default: forever; but the first connection of --stdio is tried once]
+    #[arg(long, value_name = "TIME", value_parser = patience, allow_hyphen_values = true)]
     pub patience: Option<outlast_session::Patience>,
     /// Local address to connect from
     #[arg(long, value_name = "IP")]
@@ -252,7 +252,7 @@ pub struct HoldArgs {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Close the descriptors of a service that has not come back for this long
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
     pub keep: Duration,
     /// Most descriptors, of all services together [default: 65536, or as many as this process may open]
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
@@ -313,7 +313,7 @@ pub struct KeepArgs {
     /// Where the sessions were served, and will be
     pub address: SocketAddr,
     /// How long
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
     pub time: Duration,
 }
 
@@ -372,6 +372,9 @@ fn log_filter(text: &str) -> Result<String, String> {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
+    if text.starts_with('-') && text.chars().any(|character| character.is_ascii_digit()) {
+        return Err(format!("{text:?} is less than no time: give a number without a sign, such as 30s"));
+    }
     let wrong = || format!("{text:?} is no time: give a number with a unit, such as 500ms, 30s or 24h");
     humantime::parse_duration(text).map_err(|_| wrong())
 }

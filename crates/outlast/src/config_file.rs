@@ -14,6 +14,7 @@ use anyhow::Result;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use merge::{joined, merged};
 use names::{keys_of, similar, without_dashes};
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -66,6 +67,9 @@ pub enum Job {
     Connect(Box<ConnectArgs>),
     Run(Box<RunArgs>),
 }
+
+/// A shorter value may be anywhere in a message by chance.
+const VALUE_BYTES_MIN: usize = 3;
 
 /// What is wrong, and with which key if it is known.
 struct Fault {
@@ -202,18 +206,32 @@ impl ConfigFile {
         Failure::usage(format!("{}: {why}", self.path.display()))
     }
 
-    /// What is wrong with a section as a whole, at its place in the file. What names the file already has its place.
+    fn section_at(&self, place: Place) -> Option<&Section> {
+        let sections = match place.name {
+            "listen" => &self.listen,
+            "connect" => &self.connect,
+            _ => &self.run,
+        };
+        sections.iter().find(|section| section.line == place.line)
+    }
+
+    /// What is wrong with a section, at the line of the key or value that is said to be, or else of the section. What names
+    /// the file already has its place.
     pub fn at(&self, place: Place, error: &anyhow::Error) -> anyhow::Error {
         let said = crate::exit::one_line(error);
         let name = self.path.display().to_string();
+        let line = self
+            .section_at(place)
+            .and_then(|section| line_meant(&section.entries, &said))
+            .unwrap_or(place.line);
         let said = without_dashes(&said, &keys_of(&subcommand(place.name)));
-        let said = if said.starts_with(&name) { said } else { format!("{name}:{}: {said}", place.line) };
+        let said = if said.starts_with(&name) { said } else { format!("{name}:{line}: {said}") };
         Failure::new(crate::exit::code_of(error), said).into()
     }
 
     /// Where the file has this key of a [[run]], for a message.
     pub fn place_of_run(&self, place: Place, key: &str) -> String {
-        let section = self.run.iter().find(|section| section.line == place.line);
+        let section = self.section_at(place);
         let entry = section.and_then(|section| section.entries.iter().find(|entry| entry.key == key));
         let line = entry.map(|entry| entry.line).or(section.map(|section| section.line)).unwrap_or(1);
         format!("{}:{line}: {key}", self.path.display())
@@ -326,6 +344,32 @@ impl ConfigFile {
 pub struct Place {
     name: &'static str,
     line: usize,
+}
+
+/// The line of what a message names first: a flag, or the value of one. None if it names nothing of the section.
+fn line_meant(entries: &[Entry], said: &str) -> Option<usize> {
+    let named = entries.iter().flat_map(|entry| {
+        let flag = format!("--{}", entry.key);
+        let ends = |at: usize| {
+            !said
+                .get(at + flag.len()..)
+                .is_some_and(|rest| rest.starts_with(|c: char| c == '-' || c.is_alphanumeric()))
+        };
+        let flag_at =
+            said.match_indices(&flag).map(|(at, _)| at).find(|at| ends(*at)).map(|at| (at, flag.len()));
+        let texts = match &entry.values {
+            Values::Texts(texts) => texts.as_slice(),
+            Values::Flag(_) => &[],
+        };
+        let long_enough = texts.iter().filter(|text| text.len() >= VALUE_BYTES_MIN);
+        let values_at = long_enough.filter_map(|text| Some((said.find(text.as_str())?, text.len())));
+        flag_at
+            .into_iter()
+            .chain(values_at)
+            .map(|(at, length)| (at, Reverse(length), entry.line))
+            .collect::<Vec<_>>()
+    });
+    named.min().map(|(_, _, line)| line)
 }
 
 fn is_section(value: &Spanned<DeValue<'_>>) -> bool {

@@ -62,7 +62,7 @@ impl Instance {
         let sessions = self.sessions().await;
         let mut totals = self.registry.totals();
         for info in &sessions {
-            totals.add(info);
+            totals.add_live(info);
         }
         let refusals = self.listeners.iter().flat_map(|listener| listener.refusals()).collect();
         Numbers { sessions, totals, refusals, memory: Memory::now() }
@@ -113,8 +113,9 @@ impl Instance {
         if let [id] = matching.as_slice() {
             let relayed = self.registry.kill(*id);
             // A relay ends its session itself, and says at which end.
-            let held = !relayed && self.listeners.iter().any(|listener| listener.kill(id));
-            tracing::warn!(session = %id, relayed, held, "killed by the administrator");
+            if relayed || self.listeners.iter().any(|listener| listener.kill(id)) {
+                tracing::warn!(session = %id, "killed by an administrator (outlast kill)");
+            }
         }
         json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })
     }

@@ -5,7 +5,7 @@ use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use anyhow::Result;
 use outlast_session::relay::Credentials;
 use outlast_session::{Psk, TlsConfig};
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, getuid};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{RootCertStore, ServerConfig};
@@ -30,7 +30,10 @@ pub fn credentials(path: &Path) -> Result<Credentials> {
     Credentials::parse(text.trim_end()).map_err(|why| unusable("user and password", path, why))
 }
 
-/// Reads a file that only its owner and its group may read. What is checked is what is read: it is opened once.
+/// Reads a file that only its owner may read. What is checked is what is read: it is opened once.
+///
+/// As with ssh's keys, a group may read a file of another owner, who has given it to this user's group, as distributions do
+/// with root's TLS keys: only that owner could change it.
 fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
     let unreadable = |error: io::Error| unreadable(what, path, &error);
     // A FIFO would wait here for somebody to write: first look what it is.
@@ -45,15 +48,24 @@ fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
     if metadata.len() > FILE_BYTES_MAX {
         return Err(unusable(what, path, "it is too large"));
     }
-    if metadata.mode() & 0o006 != 0 {
-        let may = if metadata.mode() & 0o002 != 0 { "change" } else { "read" };
-        let why = format!("every user of this machine can {may} it: chmod 600 {}", path.display());
-        return Err(unusable(what, path, &why));
+    if let Some(others) = others_with_access(metadata.mode(), metadata.uid() == getuid().as_raw()) {
+        return Err(unusable(what, path, &format!("{others} it: chmod 600 {}", path.display())));
     }
     // In one piece: what a vector leaves behind when it grows is not wiped.
     let mut bytes = Zeroizing::new(vec![0; usize::try_from(metadata.len()).unwrap_or_default()]);
     file.read_exact(&mut bytes).map_err(unreadable)?;
     Ok(bytes)
+}
+
+/// Who else can do what with a secret file, if somebody should not.
+fn others_with_access(mode: u32, is_own: bool) -> Option<&'static str> {
+    match mode {
+        mode if mode & 0o002 != 0 => Some("every user of this machine can change"),
+        mode if mode & 0o004 != 0 => Some("every user of this machine can read"),
+        mode if mode & 0o020 != 0 => Some("every user of its group can change"),
+        mode if mode & 0o040 != 0 && is_own => Some("every user of its group can read"),
+        _ => None,
+    }
 }
 
 fn pem_error(what: &str, path: &Path, error: PemError) -> anyhow::Error {
@@ -203,19 +215,31 @@ mod tests {
     }
 
     #[test]
-    fn what_every_user_can_read_is_no_secret() {
+    fn what_others_can_read_is_no_secret() {
         let key = file(b"8e1fb6d03c52a7794410dfa9ee3c65b2\n");
         let with_mode = |mode: u32| {
             std::fs::set_permissions(key.path(), std::fs::Permissions::from_mode(mode)).unwrap();
             psk(key.path()).map(drop).map_err(|error| error.to_string())
         };
-        for mode in [0o400, 0o600, 0o640, 0o440] {
+        for mode in [0o400, 0o600, 0o700] {
             assert_eq!(with_mode(mode), Ok(()), "{mode:o}");
         }
-        for (mode, may) in [(0o644, "read"), (0o604, "read"), (0o602, "change"), (0o666, "change")] {
+        for (mode, may) in [
+            (0o644, "every user of this machine can read"),
+            (0o604, "every user of this machine can read"),
+            (0o602, "every user of this machine can change"),
+            (0o666, "every user of this machine can change"),
+            (0o640, "every user of its group can read"),
+            (0o440, "every user of its group can read"),
+            (0o660, "every user of its group can change"),
+            (0o620, "every user of its group can change"),
+        ] {
             let said = with_mode(mode).unwrap_err();
-            assert!(said.contains(&format!("can {may} it: chmod 600 ")), "{mode:o}: {said}");
+            assert!(said.contains(&format!("{may} it: chmod 600 ")), "{mode:o}: {said}");
         }
+        // Root's, given to the group of this user.
+        assert_eq!(others_with_access(0o640, false), None);
+        assert!(others_with_access(0o660, false).is_some() && others_with_access(0o644, false).is_some());
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod run;
 mod server;
 mod service;
 mod signals;
+mod sparingly;
 mod stdio;
 mod unix_socket;
 mod usage;

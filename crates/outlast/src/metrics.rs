@@ -84,7 +84,7 @@ fn registry(numbers: &Numbers) -> Registry {
         ("sessions_completed", "Sessions that ended with everything delivered", totals.completed),
         ("sessions_failed", "Sessions that ended by an error", totals.failed),
         ("sessions_shed", "Sessions without a link given up to make room", numbers.memory.shed_sessions),
-        ("outages", "Links lost", totals.outages),
+        ("outages", "Links lost and replaced, or not replaced in time", totals.outages),
         ("pause_milliseconds", "Time without a link, all sessions together", totals.pause_total_ms),
         ("resent_bytes", "Bytes sent more than once", totals.resent_bytes),
         ("spliced_bytes", "Bytes passed on without being copied, both ways", totals.spliced_bytes),

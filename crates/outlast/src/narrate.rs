@@ -144,9 +144,9 @@ fn log(event: &Event) {
         EventKind::Connected { epoch, mode, peer } => {
             tracing::info!(%session, epoch, %mode, %peer, "connected")
         }
-        EventKind::Lost { cause } => tracing::info!(%session, cause, "link lost"),
+        EventKind::Lost { cause } => tracing::info!(%session, cause = clean(cause), "link lost"),
         EventKind::Retry { attempt, error, next } => {
-            tracing::debug!(%session, attempt, error, ?next, "no link")
+            tracing::debug!(%session, attempt, error = clean(error), ?next, "no link")
         }
         EventKind::Resumed { epoch, mode, pause, resent_bytes, peer } => {
             tracing::info!(%session, epoch, %mode, ?pause, resent_bytes, %peer, "resumed");

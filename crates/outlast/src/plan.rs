@@ -8,10 +8,11 @@ use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
 use outlast_session::relay::dial::{Service, plain, unix_path};
 use outlast_session::relay::{Credentials, Routes};
-use outlast_session::{Config, Outages, PeerFilter, Security};
+use outlast_session::{Config, Outages, Patience, PeerFilter, Security};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What `outlast listen` will do.
 #[derive(Debug)]
@@ -175,6 +176,10 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
     let mut config = base_config(&args.session)?;
     if let Some(patience) = args.patience {
         config.patience = patience;
+        if let (Patience::For(limit), None) = (patience, args.session.detect) {
+            // Or a silent link would be held on to for longer than anybody waits for another.
+            config.detect_timeout = config.detect_timeout.min(limit.max(DETECT_TIMEOUT_MIN));
+        }
     }
     config.local_address = args.bind_from.map(own_address).transpose()?;
     let mut tls_files = None;
@@ -258,6 +263,9 @@ fn memory(args: &SessionArgs) -> Result<Option<usize>> {
         other => Ok(other),
     }
 }
+
+/// As short as impatient clients make `--detect`.
+const DETECT_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 fn base_config(args: &SessionArgs) -> Result<Config> {
     // What a program sends as urgent is urgent at the other end.

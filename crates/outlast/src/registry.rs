@@ -62,6 +62,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Adds what a live session has seen. Of an outage that is not over it is not known yet whether it is one, or the end.
+    pub fn add_live(&mut self, info: &Info) {
+        self.add(info);
+        self.outages -= info.outages.min(u64::from(info.pause_now_ms.is_some()));
+    }
+
     /// Adds what a session, live or not, has seen.
     pub fn add(&mut self, info: &Info) {
         self.outages += info.outages;

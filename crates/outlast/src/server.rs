@@ -5,11 +5,14 @@ use crate::handover::{self, Legacy, Parcel};
 use crate::narrate::Narrator;
 use crate::plan::{self, ListenPlan, Target};
 use crate::registry::{Place, Registry};
+use crate::sparingly::Sparingly;
 use anyhow::Result;
 use outlast_session::relay::access::DestinationPolicy;
 use outlast_session::relay::dial::{dial, dial_any, plain};
 use outlast_session::relay::preamble::{self, PreambleError, PreambleFailure, Status};
-use outlast_session::relay::{self, DetachedRelay, Ended, Local, Outcome, PREAMBLE_TIMEOUT, Rest};
+use outlast_session::relay::{
+    self, Destination, DetachedRelay, Ended, Local, Outcome, PREAMBLE_TIMEOUT, Rest,
+};
 use outlast_session::tokio::{Listener, Session};
 use outlast_session::{Detached, Error, Info, Refusal, Role, SessionId};
 use std::net::SocketAddr;
@@ -26,6 +29,9 @@ const OPENED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A listener that is told to stop shows within this time that it does. Default 300 ms.
 const STOPPING_SHOWS_WITHIN: Duration = Duration::from_millis(300);
+
+/// Requests for destinations that are not allowed.
+static REFUSED: Sparingly = Sparingly::new();
 
 /// A listener for sessions with what is behind it.
 pub struct Server {
@@ -342,10 +348,27 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<L
             Ok(local)
         }
         Err(error) => {
-            tracing::info!(session = %id, %destination, "{error}");
+            if error.status == Status::NotAllowed {
+                warn_of_refusal(session, &destination, &error.reason);
+            } else {
+                tracing::info!(session = %id, %destination, "{error}");
+            }
             let _ = tell(session, error.status, &error.reason).await;
             Err(error.reason)
         }
+    }
+}
+
+/// A client asks for what it may not have: a mistake in its settings or ours, or somebody who tries doors.
+fn warn_of_refusal(session: &Session, destination: &Destination, reason: &str) {
+    let peer = session.info().peer_addr.map_or_else(|| "an unknown address".into(), |peer| peer.to_string());
+    match REFUSED.due(Instant::now()) {
+        Some(0) => tracing::warn!(session = %session.id(), "refused {destination} to {peer}: {reason}"),
+        Some(others) => tracing::warn!(
+            session = %session.id(),
+            "refused {destination} to {peer}: {reason} (and {others} requests since the last such line)"
+        ),
+        None => tracing::debug!(session = %session.id(), "refused {destination} to {peer}: {reason}"),
     }
 }
 

@@ -38,6 +38,7 @@ fn outlives(call: Call, kept: Kept, error: i32) {
     let told = format!("{} ({error})", call.name);
     let plain: Command = program(&folder, port);
     let server = Server::start_with(&plain, true, |started| forbid(started, call, error));
+    eventually(&format!("nobody listens without {told}"), || Client::try_connect(port).ok());
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(port)).collect();
     for crash in 0..2 {
         for client in &mut clients {

@@ -16,6 +16,10 @@ const KILL_GRACE: Duration = Duration::from_secs(1);
 /// The variable with the supervisor's process and [name](super::Settings::name), and a space between them.
 pub const ENVIRONMENT: &str = "OUTLAST_SUPERVISOR";
 
+/// A process with this variable in its environment outlives its program on purpose, and for a limited time: it keeps what
+/// the next one goes on with. It is not ended with what else a program leaves behind.
+pub const OUTLIVES_ENVIRONMENT: &str = "OUTLAST_OUTLIVES";
+
 /// A process that was started below a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
@@ -102,14 +106,22 @@ fn topmost(supervisor_of: impl Fn(Pid) -> Option<Pid>) -> Vec<Left> {
     found.into_iter().map(|(left, _)| left).collect()
 }
 
+/// Whether a process is to outlive its program.
+pub(super) fn outlives(pid: Pid) -> bool {
+    variable(pid, OUTLIVES_ENVIRONMENT).is_some()
+}
+
 /// What a process was told when it was started.
 fn told(pid: Pid) -> Option<(Pid, Vec<u8>)> {
+    understood(&variable(pid, ENVIRONMENT)?)
+}
+
+fn variable(pid: Pid, name: &str) -> Option<Vec<u8>> {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    understood(
-        environment
-            .split(|&byte| byte == 0)
-            .find_map(|variable| variable.strip_prefix(ENVIRONMENT.as_bytes())?.strip_prefix(b"="))?,
-    )
+    let value = environment
+        .split(|&byte| byte == 0)
+        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    Some(value.to_vec())
 }
 
 fn understood(value: &[u8]) -> Option<(Pid, Vec<u8>)> {

@@ -25,7 +25,7 @@ use crate::policy::Inheritance;
 use crate::sys::signals::Mask;
 use crate::sys::{family, process, signals};
 pub(crate) use left::Watch;
-pub use left::{ENVIRONMENT, Left, without_supervisor};
+pub use left::{ENVIRONMENT, Left, OUTLIVES_ENVIRONMENT, without_supervisor};
 use rest::{Rest, Spared};
 pub use settings::{Hold, Readiness, Restart, Settings};
 pub use several::{Ended, together};

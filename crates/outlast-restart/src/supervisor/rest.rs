@@ -1,6 +1,7 @@
 //! What the program leaves behind when it is over, or before it is started again: whatever it has started, and has not
 //! waited for.
 
+use super::left;
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, family};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -102,7 +103,8 @@ impl Rest {
         let spared = self.spared.pids(|pids| pids.clone());
         let roots = self.others.iter().copied().chain(spared);
         let others: Vec<Pid> = roots.flat_map(family::and_below).collect();
-        family::and_below(us).into_iter().filter(|pid| *pid != us && !others.contains(pid)).collect()
+        let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && !left::outlives(*pid);
+        family::and_below(us).into_iter().filter(is_rest).collect()
     }
 
     /// Whether somebody is left.
@@ -175,5 +177,10 @@ mod tests {
         assert!(rest.find().contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
+        let mut keeper = std::process::Command::new("sleep");
+        let mut keeper = keeper.arg("600").env(left::OUTLIVES_ENVIRONMENT, "1").spawn().unwrap();
+        assert!(!rest.find().contains(&Pid::try_from(keeper.id()).unwrap()));
+        keeper.kill().unwrap();
+        keeper.wait().unwrap();
     }
 }

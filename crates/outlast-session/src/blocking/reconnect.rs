@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
-    gap_reached, new_session_id,
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage, Role, Shake,
+    Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::targets::Targets;
@@ -26,19 +26,19 @@ const ANSWERED: &str = "the present link answers";
 pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone() }));
-    let mut attempts_left = 8u32;
+    let mut attempts = OpeningAttempts::new(&engine);
     loop {
         match attempt(&engine, targets, Attempt::default()) {
             Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
-            Verdict::Again { error, .. } if engine.has_other_mode() && attempts_left > 0 => {
-                tracing::debug!(%error, "opening again");
-                attempts_left -= 1;
+            Verdict::Again { error: last, .. } | Verdict::Elsewhere { error: last } => {
+                let Some(delay) = attempts.again(&engine) else {
+                    return Err(Error::Connect { targets: targets.to_string(), last });
+                };
+                tracing::debug!(error = %last, "opening again");
+                std::thread::sleep(delay);
             }
-            Verdict::Again { error: last, .. } => {
-                return Err(Error::Connect { targets: targets.to_string(), last });
-            }
-            Verdict::More(_) | Verdict::Elsewhere { .. } => {}
+            Verdict::More(_) => {}
         }
     }
     if config.watch_network {
@@ -71,7 +71,10 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
             match attempt_address(engine, target, address, kind) {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
-                Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
+                Err(Error::System { errno, .. }) => {
+                    engine.note_broken(&io::Error::from_raw_os_error(errno.0));
+                    last = format!("{address}: {errno}");
+                }
                 Err(error) => return Verdict::Fatal(error),
             }
         }
@@ -107,7 +110,10 @@ fn attempt_address(
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Ok(engine.tls_failed(&link, &error));
             }
-            Err(error) => return Err(failed(error)),
+            Err(error) => {
+                engine.note_broken(&error);
+                return Err(failed(error));
+            }
         }
     }
     if kind.is_needless(engine) {

@@ -8,7 +8,7 @@
 
 mod state;
 
-pub(crate) use state::ClientState;
+pub(crate) use state::{ClientState, OpeningAttempts};
 
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
@@ -302,6 +302,7 @@ impl Engine {
                 verdict => return verdict,
             }
         }
+        self.note_broken(&error);
         self.put_off_address(link.peer_addr);
         Verdict::Elsewhere { error: cause }
     }

@@ -8,10 +8,11 @@ use super::memory::ROOM_BYTES_FIRST;
 use super::pool::SharedPool;
 use super::rx::Segment;
 use super::server::ServerHooks;
-use super::{Acceptor, Ctl, Engine, Helper, Role, Rx};
+use super::{Acceptor, Ctl, Engine, Helper, Role, Rx, millis};
 use crate::config::{Config, Security};
 use crate::error::{Error, Result};
-use crate::proto::{Detached, Happening, Receiving, SecurityKind};
+use crate::proto::{Detached, Happening, Receiving, SecurityKind, Times};
+use crate::sys;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +20,17 @@ use std::time::{Duration, Instant};
 
 /// How often to look whether an application is through with a reservation.
 const LENT_LOOK: Duration = Duration::from_millis(5);
+
+/// An instant before `now` as all processes of the machine can tell it.
+fn clock_ms(at: Instant, now: Instant) -> u64 {
+    sys::coarse_now_ms().saturating_sub(millis(now.saturating_duration_since(at)))
+}
+
+/// And back. What is later than `now` was told by another clock.
+fn instant_of(ms: u64, now: Instant) -> Instant {
+    let ago = Duration::from_millis(sys::coarse_now_ms().saturating_sub(ms));
+    now.checked_sub(ago).unwrap_or(now)
+}
 
 impl Config {
     pub(crate) fn security_kind(&self) -> SecurityKind {
@@ -52,6 +64,8 @@ impl Engine {
             return Err(Error::Config("only a server's session can be detached".into()));
         }
         let had_link = self.take_link(&mut ctl).is_some();
+        let now = Instant::now();
+        let times = self.times(&ctl, now);
         let (sending, receiving) = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
@@ -69,6 +83,7 @@ impl Engine {
             owner: ctl.owner,
             peer: ctl.last_peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip()),
             outages: ctl.outages + u64::from(had_link),
+            times: Some(times),
             sending,
             receiving,
         };
@@ -80,9 +95,27 @@ impl Engine {
         Ok(detached)
     }
 
+    /// What the next process goes on counting from. The link is gone from now on, if it was not before.
+    fn times(&self, ctl: &Ctl, now: Instant) -> Times {
+        let lost_at = ctl.lost_at.unwrap_or(now);
+        Times {
+            opened_ms: clock_ms(self.opened_at, now),
+            lost_ms: clock_ms(lost_at, now),
+            paused_ms: clock_ms(ctl.paused_at.unwrap_or(lost_at), now),
+            detached_ms: clock_ms(now, now),
+            pause_longest_ms: millis(ctl.pause_longest),
+            pause_total_ms: millis(ctl.pause_total),
+            keep_ms: millis(self.config.keep),
+        }
+    }
+
     /// Goes on with a session that another process has detached. It has no link until its client comes back.
     pub(crate) fn adopt(detached: &Detached, config: Arc<Config>) -> Arc<Self> {
-        let engine = Engine::new(detached.id, Role::Server, config);
+        let now = Instant::now();
+        let times = detached.times;
+        let at = |ms: fn(&Times) -> u64| times.map_or(now, |times| instant_of(ms(&times), now));
+        let opened_at = at(|times| times.opened_ms);
+        let engine = Engine::opened_at(detached.id, Role::Server, config, opened_at);
         {
             let mut ctl = engine.ctl.lock();
             engine.happens(&mut ctl, Happening::LinkLost);
@@ -91,8 +124,10 @@ impl Engine {
             ctl.owner = detached.owner;
             ctl.welcomed = true;
             ctl.outages = detached.outages;
-            ctl.lost_at = Some(Instant::now());
-            ctl.paused_at = ctl.lost_at;
+            ctl.lost_at = Some(at(|times| times.lost_ms));
+            ctl.paused_at = Some(at(|times| times.paused_ms));
+            ctl.pause_longest = Duration::from_millis(times.map_or(0, |times| times.pause_longest_ms));
+            ctl.pause_total = Duration::from_millis(times.map_or(0, |times| times.pause_total_ms));
             engine.tx.lock().sender = detached.sender(SharedPool, engine.config.retain_bytes_max);
             Engine::limit_room(&mut engine.tx.lock(), ROOM_BYTES_FIRST);
             let mut rx = engine.rx.lock();
@@ -131,7 +166,8 @@ impl Acceptor {
         }
         registry.set_key(&id, detached.key.clone());
         registry.set_owner(&id, detached.owner);
-        registry.detach(&id, detached.epoch, self.now());
+        let waited = engine.ctl().lost_at.map_or(Duration::ZERO, |at| at.elapsed());
+        registry.detach_after(&id, detached.epoch, self.now(), waited);
         drop(registry);
         engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
         engine.set_listener_events(self.events.clone());

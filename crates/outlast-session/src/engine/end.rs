@@ -3,7 +3,7 @@
 use super::abort::reason_for_peer;
 use super::{Ctl, Engine, EventKind, Farewell, Helper, Role};
 use crate::error::{Error, Result};
-use crate::proto::{Frame, Happening, LinkMode};
+use crate::proto::{Frame, Happening, LinkMode, Refusal, State};
 use crate::sys;
 use parking_lot::MutexGuard;
 use std::net::Shutdown;
@@ -173,6 +173,7 @@ impl Engine {
         if ctl.life.is_over() {
             return;
         }
+        let lost = is_lost(&ctl);
         self.happens(&mut ctl, happening);
         let link = ctl.link.take();
         if let Some(link) = link {
@@ -199,6 +200,10 @@ impl Engine {
             ctl.last_peer = Some(link.peer_addr);
         }
         self.emit(&ctl, EventKind::Closed);
+        if lost {
+            ctl.outages = ctl.outages.saturating_sub(1);
+            ctl.paused_at = None;
+        }
         self.finish_up(ctl);
     }
 
@@ -213,6 +218,9 @@ impl Engine {
             self.conclude(ctl, Happening::Finished);
             return;
         }
+        let lost = is_lost(&ctl);
+        let ended_by_peer =
+            matches!(error, Error::Reset { .. } | Error::Refused { refusal: Refusal::Ended { .. }, .. });
         self.happens(&mut ctl, how_it_fails(&error));
         if !ctl.life.is_over() {
             // Whatever it was: whoever waits has to be told.
@@ -246,6 +254,9 @@ impl Engine {
             ctl.pause_total += pause;
         }
         self.emit(&ctl, EventKind::Failed(error));
+        if lost && ended_by_peer {
+            ctl.outages = ctl.outages.saturating_sub(1);
+        }
         self.finish_up(ctl);
     }
 
@@ -339,6 +350,12 @@ impl Engine {
         self.received_offset.load(Ordering::Acquire) > self.ack_told_offset.load(Ordering::Relaxed)
             && self.tx.lock().link.as_ref().is_some_and(|link| link.mode().is_acked_by_peer())
     }
+}
+
+/// Whether the last link is lost and was not replaced. If the session is over with that, it was no outage: the peer has let
+/// go of both.
+fn is_lost(ctl: &Ctl) -> bool {
+    matches!(ctl.life.state(), State::Lost | State::Resuming)
 }
 
 /// What an error means for the life of a session.

@@ -66,7 +66,7 @@ impl Requests {
     }
 }
 
-/// A datagram that is sent again until it is confirmed (`udp`).
+/// What is done again and again: mostly a datagram that is sent until it is confirmed (`udp`).
 #[derive(Debug)]
 enum Repeated {
     /// Also for a session that nobody holds any more.
@@ -77,6 +77,10 @@ enum Repeated {
     Ack {
         engine: Weak<Engine>,
     },
+    /// No datagram: looks whether a client's patience is over, whatever its attempts wait for.
+    Patience {
+        engine: Weak<Engine>,
+    },
 }
 
 impl Repeated {
@@ -85,6 +89,7 @@ impl Repeated {
         match self {
             Self::End { engine, epoch } => engine.repeat_end(*epoch, repeats),
             Self::Ack { engine } => engine.upgrade()?.repeat_ack(repeats),
+            Self::Patience { engine } => engine.upgrade()?.look_at_patience(),
         }
     }
 }
@@ -196,6 +201,11 @@ impl Helper {
     /// Tell the server again what was read, until it confirms.
     pub(crate) fn repeat_ack(&self, engine: &Engine) {
         self.ask(false, |requests| requests.repeats.push(Repeated::Ack { engine: engine.weak() }));
+    }
+
+    /// End this client's session when its patience is over, unless it has a link by then.
+    pub(crate) fn watch_patience(&self, engine: &Engine) {
+        self.ask(false, |requests| requests.repeats.push(Repeated::Patience { engine: engine.weak() }));
     }
 
     /// Notice when nobody is at the other end of a link of mode `inband`.

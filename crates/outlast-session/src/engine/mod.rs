@@ -37,7 +37,7 @@ mod udp;
 mod urgent;
 
 pub(crate) use abort::ABORT_MAX;
-pub(crate) use client::{Begun, ClientState, Shake, Verdict, new_session_id};
+pub(crate) use client::{Begun, ClientState, OpeningAttempts, Shake, Verdict, new_session_id};
 pub(crate) use end::{FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN};
 pub(crate) use gap::Gap;
 pub(crate) use gap::reached as gap_reached;
@@ -153,6 +153,8 @@ pub(crate) struct Ctl {
     pub(crate) lost_at: Option<Instant>,
     /// When the last passed that is known to have, before it was noticed that the link is lost.
     paused_at: Option<Instant>,
+    /// Where a client of limited patience has tried last, and what came of it.
+    last_attempt: Option<Box<(String, String)>>,
     outages: u64,
     pause_longest: Duration,
     pause_total: Duration,
@@ -190,12 +192,16 @@ pub(crate) trait Hooks: Send + Sync + std::fmt::Debug {
 
 impl Engine {
     pub(crate) fn new(id: SessionId, role: Role, config: Arc<Config>) -> Arc<Self> {
+        Self::opened_at(id, role, config, Instant::now())
+    }
+
+    fn opened_at(id: SessionId, role: Role, config: Arc<Config>, opened_at: Instant) -> Arc<Self> {
         let retain_bytes_max = config.retain_bytes_max;
         Arc::new_cyclic(|this| Engine {
             id,
             role,
             this: this.clone(),
-            opened_at: Instant::now(),
+            opened_at,
             tx: Mutex::new(Tx::new(retain_bytes_max)),
             rx: Mutex::new(Rx::new()),
             reader: Mutex::new(None),
@@ -220,6 +226,7 @@ impl Engine {
                 failure: None,
                 lost_at: None,
                 paused_at: None,
+                last_attempt: None,
                 outages: 0,
                 pause_longest: Duration::ZERO,
                 pause_total: Duration::ZERO,
@@ -351,6 +358,14 @@ impl Engine {
         let waker = self.tx.lock().waker.take();
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    /// The link may have been reset while nobody reads it, as the application is slow: it is lost all the same, and the sooner
+    /// that is noticed the better.
+    pub(crate) fn notice_error(&self) {
+        if let Some(link) = self.link().filter(|link| sys::has_error(&**link)) {
+            self.lost(&link, "connection reset by peer");
         }
     }
 

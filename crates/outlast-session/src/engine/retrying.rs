@@ -1,7 +1,7 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
 use super::client::Verdict;
-use super::{Ctl, Engine, EventKind};
+use super::{Ctl, Engine, EventKind, Helper};
 use crate::config::{AckMode, Patience};
 use crate::error::Error;
 use crate::proto::State;
@@ -11,6 +11,9 @@ use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+
+/// A loss that is noticed late, or when patience is over, is tried to be mended for so long all the same.
+const TRIED_FOR_LEAST: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Whether the last refusal changed the mode, so that another attempt at once makes sense.
@@ -107,22 +110,48 @@ impl Engine {
 
     /// For how long a client has patience left; none if it never loses it.
     fn patience_left(&self) -> Option<Duration> {
-        let lost_at = self.ctl.lock().lost_at;
-        match (self.config.patience, lost_at) {
-            (Patience::For(limit), Some(at)) => Some(limit.saturating_sub(at.elapsed())),
-            _ => None,
+        let Patience::For(limit) = self.config.patience else { return None };
+        let (lost_at, paused_at) = {
+            let ctl = self.ctl.lock();
+            (ctl.lost_at?, ctl.paused_at?)
+        };
+        let tried_for = limit.min(TRIED_FOR_LEAST).saturating_sub(lost_at.elapsed());
+        Some(limit.saturating_sub(paused_at.elapsed()).max(tried_for))
+    }
+
+    /// Ends the session if its patience is over, even if an attempt is under way: that may take longer. Otherwise when to
+    /// look again; none if there is no reason to.
+    pub(super) fn look_at_patience(&self) -> Option<Duration> {
+        let last = {
+            let mut ctl = self.ctl.lock();
+            if ctl.life.is_over() || ctl.link.is_some() {
+                return None;
+            }
+            let peer = ctl.last_peer;
+            ctl.last_attempt.take().unwrap_or_else(|| {
+                let server = peer.map_or_else(|| "the server".to_owned(), |peer| peer.to_string());
+                Box::new((server, "no answer".to_owned()))
+            })
+        };
+        let left = self.patience_left()?;
+        if left.is_zero() {
+            let (targets, last) = *last;
+            self.fail(self.give_up(targets, last));
+            return None;
         }
+        self.ctl.lock().last_attempt.get_or_insert(last);
+        Some(left)
     }
 
     /// An error about all addresses.
-    fn give_up(&self, targets: &Targets, last: String) -> Error {
+    fn give_up(&self, targets: String, last: String) -> Error {
         let patience = match self.config.patience {
             Patience::For(limit) => limit,
             Patience::Forever => Duration::MAX,
         };
         let tx = self.tx.lock();
         let unacked_bytes = tx.sender.end_offset() - tx.sender.acked_offset();
-        Error::PatienceExhausted { targets: targets.to_string(), patience, last, unacked_bytes }
+        Error::PatienceExhausted { targets, patience, last, unacked_bytes }
     }
 }
 
@@ -180,7 +209,9 @@ impl Outage {
     pub(crate) fn first_delay(&self, engine: &Engine) -> Duration {
         let not_before = engine.ctl().client.not_before.take();
         let delay = not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-        engine.patience_left().map_or(delay, |left| delay.min(left))
+        let Some(left) = engine.patience_left() else { return delay };
+        Helper::get().watch_patience(engine);
+        delay.min(left)
     }
 
     /// An attempt begins: what changes from now on is a reason for another one.
@@ -218,12 +249,15 @@ impl Outage {
         }
         let patience_left = engine.patience_left();
         if patience_left == Some(Duration::ZERO) {
-            engine.fail(engine.give_up(targets, error));
+            engine.fail(engine.give_up(targets.to_string(), error));
             return Next::Nothing;
         }
         let delay = self.backoff.next_delay().max(after);
         // Nobody sleeps longer than there is patience, whoever asks for it.
         let delay = patience_left.map_or(delay, |left| delay.min(left));
+        if patience_left.is_some() {
+            engine.ctl().last_attempt = Some(Box::new((targets.to_string(), error.clone())));
+        }
         engine.note_retry(self.attempts, &error, delay);
         Next::AttemptAfter(delay)
     }

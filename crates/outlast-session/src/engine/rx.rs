@@ -6,7 +6,7 @@ use super::inbox::{INBOX_READ_BYTES, Inbox};
 use super::memory::FrozenBytes;
 use super::opening::{HandshakeEnd, Opening};
 use super::{Engine, Helper, Link, Progress, Waiting};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_words};
 use crate::proto::{Control, Piece, Receiver};
 use crate::sys;
 use parking_lot::MutexGuard;
@@ -323,7 +323,7 @@ impl Engine {
         match error.kind() {
             // With `wait` this is a time-out of the socket, or a signal: the shell decides.
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Step::Wait(link.clone()),
-            _ => Step::Broken(link.clone(), error.to_string()),
+            _ => Step::Broken(link.clone(), in_words(error)),
         }
     }
 

@@ -16,7 +16,7 @@
 
 use super::tx::Flush;
 use super::{Engine, Link, Progress, Tx, Waiting};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_words};
 use crate::proto::LinkMode;
 use crate::sys::Pipe;
 use std::io;
@@ -191,7 +191,7 @@ impl Engine {
             }
             Err(error) => {
                 drop(tx);
-                self.lost(&link, &error.to_string());
+                self.lost(&link, &in_words(&error));
                 Ok(Progress::Done(Passed::Unsuited))
             }
         }
@@ -302,7 +302,7 @@ impl Engine {
             }
             Err(error) => {
                 drop(rx);
-                self.lost(&link, &error.to_string());
+                self.lost(&link, &in_words(&error));
                 Ok(None)
             }
         }

@@ -6,7 +6,7 @@ use super::memory::ROOM_BYTES_FIRST;
 use super::pool::SharedPool;
 use super::splice::Hold;
 use super::{Engine, Helper, Link, Progress};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, in_words};
 use crate::proto::{FRAME_HEADER_BYTES, FrameHeader, LinkMode, Sender};
 use crate::sys::{self, Then};
 use parking_lot::MutexGuard;
@@ -264,7 +264,7 @@ impl Engine {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Progress::Wait(link)),
             Err(error) => {
                 drop(tx);
-                self.lost(&link, &error.to_string());
+                self.lost(&link, &in_words(&error));
                 self.write_small(self.tx.lock(), bytes, waker)
             }
         }
@@ -285,7 +285,7 @@ impl Engine {
             }
             Flush::Broken(link, error) => {
                 drop(tx);
-                self.lost(&link, &error.to_string());
+                self.lost(&link, &in_words(&error));
                 Progress::Stalled
             }
             _ => {
@@ -325,7 +325,7 @@ impl Engine {
             }
             Flush::Broken(link, error) => {
                 drop(tx);
-                self.lost(&link, &error.to_string());
+                self.lost(&link, &in_words(&error));
             }
         }
     }

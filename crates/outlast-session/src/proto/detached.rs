@@ -8,6 +8,7 @@ use super::registry::Fingerprint;
 use super::wire::{Fields, SecurityKind, SessionId, WireError};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv6Addr};
+use core::time::Duration;
 
 const MAGIC: [u8; 4] = *b"\xd7OLD";
 /// Of this layout. A next process of another version does not go on with sessions that it cannot read.
@@ -19,6 +20,8 @@ const FLAG_ENDED: u8 = 4;
 const FLAG_END_ACKED: u8 = 8;
 /// The certificate's fingerprint follows at the end.
 const FLAG_OWNER: u8 = 16;
+/// Its times follow after that. Earlier processes did without.
+const FLAG_TIMES: u8 = 32;
 
 /// Everything that a server has to know of a session to go on with it: positions, the bytes that the peer may not have,
 /// the bytes that the application has not read.
@@ -34,8 +37,26 @@ pub struct Detached {
     /// Whom the session counts for, in quotas.
     pub(crate) peer: IpAddr,
     pub(crate) outages: u64,
+    pub(crate) times: Option<Times>,
     pub(crate) sending: Sending,
     pub(crate) receiving: Receiving,
+}
+
+/// What happened when, in milliseconds of the machine's monotonic clock, which is the same for all of its processes; and
+/// for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) opened_ms: u64,
+    /// The last link was gone. A session is kept for `keep_ms` from here, in however many processes.
+    pub(crate) lost_ms: u64,
+    /// The last byte passed that is known to have.
+    pub(crate) paused_ms: u64,
+    /// It left its process.
+    pub(crate) detached_ms: u64,
+    pub(crate) pause_longest_ms: u64,
+    pub(crate) pause_total_ms: u64,
+    /// How long its listener keeps a session without a link.
+    pub(crate) keep_ms: u64,
 }
 
 /// The sending half at rest.
@@ -81,6 +102,14 @@ impl Detached {
         self.peer
     }
 
+    /// How long the session may still wait for its client from the moment at which it was detached: what the listener that
+    /// had it allows (`Config::keep`), less what has passed since the link was lost. None if that is not known.
+    pub fn keep_left(&self) -> Option<Duration> {
+        let times = self.times?;
+        let waited_ms = times.detached_ms.saturating_sub(times.lost_ms);
+        Some(Duration::from_millis(times.keep_ms.saturating_sub(waited_ms)))
+    }
+
     /// As bytes for [`decode`](Self::decode). They hold the key of the session and what it carries: keep them as secret
     /// as both.
     pub fn encode(&self) -> Vec<u8> {
@@ -92,9 +121,10 @@ impl Detached {
             (FLAG_ENDED, self.sending.ended),
             (FLAG_END_ACKED, self.sending.end_acked),
             (FLAG_OWNER, self.owner.is_some()),
+            (FLAG_TIMES, self.times.is_some()),
         ];
         let flags = flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag);
-        let mut out = Vec::with_capacity(160 + retained.len() + unread.len());
+        let mut out = Vec::with_capacity(216 + retained.len() + unread.len());
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[VERSION, flags, self.security as u8]);
         out.extend_from_slice(self.id.as_bytes());
@@ -120,6 +150,9 @@ impl Detached {
         out.extend_from_slice(retained);
         out.extend_from_slice(unread);
         out.extend_from_slice(self.owner.as_ref().map_or(&[], |owner| &owner[..]));
+        for number in self.times.iter().flat_map(Times::numbers) {
+            out.extend_from_slice(&number.to_be_bytes());
+        }
         out
     }
 
@@ -151,6 +184,7 @@ impl Detached {
         let retained = fields.bytes(retained_bytes)?.to_vec();
         let unread = fields.bytes(unread_bytes)?.to_vec();
         let owner = if flags & FLAG_OWNER != 0 { Some(fields.array()?) } else { None };
+        let times = if flags & FLAG_TIMES != 0 { Some(Times::read(&mut fields)?) } else { None };
         if !fields.is_empty() {
             return Err(WireError::Value("length"));
         }
@@ -170,7 +204,38 @@ impl Detached {
             return Err(WireError::Value("epoch"));
         }
         let key = (flags & FLAG_KEY != 0).then_some(key);
-        Ok(Self { id, epoch, security, key, owner, peer: peer.to_canonical(), outages, sending, receiving })
+        Ok(Self {
+            id,
+            epoch,
+            security,
+            key,
+            owner,
+            peer: peer.to_canonical(),
+            outages,
+            times,
+            sending,
+            receiving,
+        })
+    }
+}
+
+impl Times {
+    fn numbers(&self) -> [u64; 7] {
+        let Self { opened_ms, lost_ms, paused_ms, detached_ms, pause_longest_ms, pause_total_ms, keep_ms } =
+            *self;
+        [opened_ms, lost_ms, paused_ms, detached_ms, pause_longest_ms, pause_total_ms, keep_ms]
+    }
+
+    fn read(fields: &mut Fields<'_>) -> Result<Self, WireError> {
+        Ok(Self {
+            opened_ms: fields.u64()?,
+            lost_ms: fields.u64()?,
+            paused_ms: fields.u64()?,
+            detached_ms: fields.u64()?,
+            pause_longest_ms: fields.u64()?,
+            pause_total_ms: fields.u64()?,
+            keep_ms: fields.u64()?,
+        })
     }
 }
 

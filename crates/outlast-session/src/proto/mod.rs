@@ -56,6 +56,8 @@ pub use detached::Detached;
 pub(crate) use detached::Receiving;
 #[cfg(test)]
 pub(crate) use detached::Sending;
+#[cfg(any(feature = "io", test))]
+pub(crate) use detached::Times;
 pub use direct::{DIRECT_ELAPSED_MS_MAX, DirectPath, DirectVerdict, NotDirect, SavedSyn, SynError};
 pub use door::{Door, DoorEffect, DoorInput, DoorLimits, Progress, TurnedAway};
 pub use frame::{

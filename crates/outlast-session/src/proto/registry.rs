@@ -420,13 +420,21 @@ impl<T: Clone> Registry<T> {
     /// The link with this epoch is gone: the session is kept for a while. False if it has another link by now,
     /// has none already, or is gone.
     pub fn detach(&mut self, id: &SessionId, epoch: u64, now: Duration) -> bool {
+        self.detach_after(id, epoch, now, Duration::ZERO)
+    }
+
+    /// The same for a session that had waited for its client for so long already, in another process.
+    pub fn detach_after(&mut self, id: &SessionId, epoch: u64, now: Duration, waited: Duration) -> bool {
         let Some(entry) = self.sessions.get_mut(id).filter(|entry| entry.epoch == epoch) else {
             return false;
         };
         if entry.deadline.is_some() {
             return false;
         }
-        let deadline = now.saturating_add(self.limits.keep);
+        // What is kept for longer than time can be told stays so.
+        let keep = self.limits.keep;
+        let left = if keep == Duration::MAX { keep } else { keep.saturating_sub(waited) };
+        let deadline = now.saturating_add(left);
         entry.deadline = Some(deadline);
         self.deadlines.insert((deadline, *id));
         self.peers.detach(entry.peer);

@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, Outage, Role, Shake, Verdict,
-    gap_reached, new_session_id,
+    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage, Role, Shake,
+    Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::sys;
@@ -14,9 +14,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Openings tried in other modes or with later numbers before it counts as a failure.
-const OPENINGS_MAX: u32 = 8;
 
 /// An attempt is left alone for so long, whatever happens to the network.
 const CONNECT_UNDISTURBED: Duration = Duration::from_secs(1);
@@ -33,27 +30,25 @@ const HANDSHAKE_READ_BYTES: usize = 4096;
 pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
-    let mut last = String::new();
-    for _ in 0..OPENINGS_MAX {
+    let mut attempts = OpeningAttempts::new(&engine);
+    loop {
         match attempt(&engine, targets, Attempt::default()).await {
-            Verdict::Installed => {
-                if config.watch_network {
-                    Helper::get().watch_network(&engine);
-                }
-                return Ok(engine);
-            }
+            Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
-            Verdict::Again { error, .. } if engine.has_other_mode() => {
-                tracing::debug!(%error, "opening again");
-                last = error;
+            Verdict::Again { error: last, .. } | Verdict::Elsewhere { error: last } => {
+                let Some(delay) = attempts.again(&engine) else {
+                    return Err(Error::Connect { targets: targets.to_string(), last });
+                };
+                tracing::debug!(error = %last, "opening again");
+                ::tokio::time::sleep(delay).await;
             }
-            Verdict::Again { error: last, .. } => {
-                return Err(Error::Connect { targets: targets.to_string(), last });
-            }
-            Verdict::More(_) | Verdict::Elsewhere { .. } => {}
+            Verdict::More(_) => {}
         }
     }
-    Err(Error::Connect { targets: targets.to_string(), last })
+    if config.watch_network {
+        Helper::get().watch_network(&engine);
+    }
+    Ok(engine)
 }
 
 /// One round over all addresses of all targets, those last that were silent before.
@@ -80,7 +75,10 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
             match attempt_address(engine, target, address, kind).await {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
-                Err(Error::System { errno, .. }) => last = format!("{address}: {errno}"),
+                Err(Error::System { errno, .. }) => {
+                    engine.note_broken(&io::Error::from_raw_os_error(errno.0));
+                    last = format!("{address}: {errno}");
+                }
                 Err(error) => return Verdict::Fatal(error),
             }
         }
@@ -110,7 +108,10 @@ async fn attempt_address(
         Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
             return Ok(engine.tls_failed(&link, &error));
         }
-        Ok(Err(error)) => return Err(failed(error)),
+        Ok(Err(error)) => {
+            engine.note_broken(&error);
+            return Err(failed(error));
+        }
         Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     }
     if kind.is_needless(engine) {

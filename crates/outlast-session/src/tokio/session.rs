@@ -56,7 +56,8 @@ impl Session {
     /// runtime's threads. The opening rides with the first bytes written, without a round trip of its own; what the server says to it is found by the first read. To wait for it: [`established`].
     ///
     /// # Errors
-    /// [`Error::Connect`] if no address can be reached, [`Error::Config`] for settings that cannot work,
+    /// [`Error::Connect`] if no address can be reached, or every connection that was made in the time of a handshake broke
+    /// before the server's answer, [`Error::Config`] for settings that cannot work,
     /// [`Error::Refused`], [`Error::Untrusted`] and [`Error::Protocol`] if the server says no before any byte is sent
     /// (psk, tls).
     ///
@@ -102,6 +103,7 @@ impl Session {
 
     /// A snapshot: bytes, outages, the link now.
     pub fn info(&self) -> Info {
+        self.engine.notice_error();
         self.engine.info()
     }
 

@@ -7,6 +7,7 @@ use outlast_session::{AckMode, Config, Detached, Error, LinkMode, Targets, block
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const MODES: [LinkMode; 4] = [LinkMode::Kernel, LinkMode::Window, LinkMode::Udp, LinkMode::Inband];
 
@@ -50,7 +51,7 @@ fn threads_go_on_with_a_session() {
                 (blocking::Listener::from_std(socket, &config).unwrap(), connect())
             } else {
                 let client = connect();
-                std::thread::sleep(std::time::Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(50));
                 (blocking::Listener::from_std(socket, &config).unwrap(), client)
             };
             let mut session = listener.accept().unwrap();
@@ -66,7 +67,7 @@ fn threads_go_on_with_a_session() {
             // The client may be there before the listener is: turned away for want of a proof, it comes again.
             let socket = again(address);
             socket.listen(128).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
             let socket = socket.into();
             let (listener, mut sessions) =
                 blocking::Listener::from_std_with(socket, &config, &[detached.clone(), detached]).unwrap();
@@ -119,6 +120,46 @@ fn tasks_go_on_with_a_session() {
     }
 }
 
+/// Neither the age of a session nor its pauses begin anew in the next process.
+#[test]
+fn times_go_on_in_the_next_process() {
+    within(|| {
+        // By the kernel's coarse clock.
+        const TICK_MS: u64 = 10;
+        let config = config(LinkMode::Inband);
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let address = listener.local_addr();
+        let opened = Instant::now();
+        let mut client = blocking::Session::connect_with(&Targets::from(address), &config).unwrap();
+        client.write_all(b"x").unwrap();
+        let mut session = listener.accept().unwrap();
+        session.read_exact(&mut [0]).unwrap();
+        let accepted_age = session.info().age_ms;
+        let began = Instant::now();
+        std::thread::sleep(Duration::from_millis(100));
+        let lost = Instant::now();
+        let mut detached = packed(&session.detach().unwrap());
+        drop(listener);
+        drop(client);
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(50));
+            let socket = again(address);
+            let (listener, mut sessions) =
+                blocking::Listener::from_std_with(socket.into(), &config, &[detached]).unwrap();
+            let session = sessions.pop().unwrap().unwrap();
+            let (floor, since_lost) = (began.elapsed(), lost.elapsed());
+            let info = session.info();
+            assert!(info.age_ms + TICK_MS >= accepted_age + floor.as_millis() as u64, "{info:?}");
+            assert!(info.age_ms <= opened.elapsed().as_millis() as u64 + TICK_MS, "{info:?}");
+            assert!(info.outages >= 1, "{info:?}");
+            assert!(info.pause_longest_ms + TICK_MS >= since_lost.as_millis() as u64, "{info:?}");
+            assert!(info.pause_total_ms >= info.pause_longest_ms, "{info:?}");
+            detached = packed(&session.detach().unwrap());
+            drop(listener);
+        }
+    });
+}
+
 #[test]
 fn a_client_cannot_be_detached() {
     let config = config(LinkMode::Inband);
@@ -134,7 +175,7 @@ fn again(address: std::net::SocketAddr) -> socket2::Socket {
         socket.set_reuse_address(true).unwrap();
         match socket.bind(&address.into()) {
             Ok(()) => return socket,
-            Err(_) => std::thread::sleep(std::time::Duration::from_millis(2)),
+            Err(_) => std::thread::sleep(Duration::from_millis(2)),
         }
     }
     panic!("the port {address} is not closed");

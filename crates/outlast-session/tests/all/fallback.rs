@@ -20,6 +20,16 @@ fn round_trip(client: &blocking::Session, server: &blocking::Session) -> LinkMod
     client.info().mode.unwrap()
 }
 
+/// Whether a connection is being made there whose first SYN, or the answer to it, was lost.
+fn sends_a_syn_again(host: &Host) -> bool {
+    let table = host.enter(|| std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap()).unwrap();
+    // Columns: 3 the state (02: SYN sent), 6 how often it was sent again.
+    table.lines().skip(1).any(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        columns[3] == "02" && u32::from_str_radix(columns[6], 16).unwrap() > 0
+    })
+}
+
 #[test]
 fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     outlast_lab::require!("drops packets");
@@ -35,12 +45,14 @@ fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     let server = listener.accept().unwrap();
     (&server).read_exact(&mut [0]).unwrap();
     assert_eq!(round_trip(&client, &server), LinkMode::Kernel);
-    // The first two answers to the SYN are lost: the connection takes three seconds, and could be anybody's.
+    // The first answers to the SYN are lost: the connection takes seconds, and could be anybody's.
     let lost = inject("drop to-client", &wire);
     inject("reset both", &wire).heal().unwrap();
     // That the link is lost is noticed now.
     (&client).write_all(b"x").unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    while !sends_a_syn_again(&client_host) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     lost.heal().unwrap();
     (&server).read_exact(&mut [0]).unwrap();
     assert_eq!(round_trip(&client, &server), LinkMode::Inband, "the proof is spoilt");

@@ -14,6 +14,7 @@ mod addresses;
 mod attacks;
 mod basics;
 mod breakages;
+mod broken_openings;
 mod common;
 mod conformance;
 mod detach;

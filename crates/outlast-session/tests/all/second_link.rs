@@ -6,7 +6,7 @@ use outlast_lab::{Host, Lab, Link, Nat, WireSpec};
 use outlast_session::{Config, Targets, blocking, tokio as async_face};
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Nothing here may be owed to it.
@@ -65,7 +65,9 @@ fn what_is_typed_after_a_nat_has_forgotten_arrives_soon() {
         let (client, server) = scene.pair();
         for outages in 1..=2 {
             scene.nat.forget().unwrap();
+            let began = Instant::now();
             round_trip(&client, &server);
+            println!("there and back after {:?}", began.elapsed());
             assert_eq!(client.info().outages, outages);
         }
     });

@@ -14,6 +14,7 @@ use outlast_session::{AckMode, Config, Info, LinkMode, Psk, Security, SessionId,
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -214,6 +215,15 @@ fn client_program() {
     println!("outages {}, sent again {}", info.outages, info.resent_bytes);
 }
 
+/// Says that a test is over, also where it fails: who waits for it ends, too.
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn resumes_after_resets() {
     outlast_lab::require!("resets connections");
@@ -232,19 +242,26 @@ fn resumes_after_resets() {
             // Once for sure, and then wherever the stream is by then: how many of these hit a link depends on how busy
             // the machine is.
             break_it();
+            let over = Arc::new(AtomicBool::new(false));
             let breaker = scope.spawn({
                 let session = session.clone();
+                let over = over.clone();
                 move || {
                     for part in 1..=8 {
                         while session.info().read_bytes < part * STREAM_BYTES as u64 / 10 {
+                            if over.load(Ordering::Relaxed) {
+                                return;
+                            }
                             std::thread::sleep(Duration::from_micros(200));
                         }
                         break_it();
                     }
                 }
             });
+            let over = SetOnDrop(over);
             exchange(&session);
             let info = session.info();
+            drop(over);
             breaker.join().unwrap();
             (info, client.join().unwrap())
         });

@@ -53,16 +53,16 @@ pub struct RestartArgs {
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub window: Option<Duration>,
     /// Treat a crash this long after the previous one as unrelated to it [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub transient_after: Option<Duration>,
     /// Pause before the second restart in a row, doubled each time; the first restart is immediate [default: 50ms]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub backoff_min: Option<Duration>,
     /// Longest pause before a restart [default: 5s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub backoff_max: Option<Duration>,
     /// Kill a server that keeps its connections when one request has kept it busy for this long; its next generation takes over; 0s: never [default: as the server itself says]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub hang_timeout: Option<Duration>,
 }
 
@@ -85,7 +85,7 @@ pub struct StopArgs {
     #[arg(long, value_name = "SIGNAL", value_parser = names::signal)]
     pub stop_signal: Option<i32>,
     /// Time to stop after that signal; then the program and all its descendants are killed; 0s: never [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub stop_timeout: Option<Duration>,
 }
 

@@ -41,6 +41,20 @@ impl Counter {
         Ok(stream.write_all(&bytes)?)
     }
 
+    /// Gives up what nobody came for in time. When there will be more of that; none if nothing is left.
+    pub fn next_end(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let (started, deadline) = (self.started, self.deadline);
+        let ends = |parcel: &Parcel| {
+            let kept_until =
+                parcel.label.keep_left_ms.and_then(|ms| started.checked_add(Duration::from_millis(ms)));
+            kept_until.map_or(deadline, |until| until.min(deadline))
+        };
+        // Dropping one resets its program's connection.
+        self.parcels.retain(|parcel| ends(parcel) > now);
+        self.parcels.iter().map(ends).min()
+    }
+
     fn status(&self) -> Value {
         let sessions: Vec<Value> = self
             .parcels
@@ -52,6 +66,7 @@ impl Counter {
                     "peer": label.peer,
                     "unacked_bytes": label.unacked_bytes,
                     "unread_bytes": label.unread_bytes,
+                    "keep_left_ms": label.keep_left_ms.map(|left| left.saturating_sub(millis(self.started.elapsed()))),
                 })
             })
             .collect();

@@ -2,7 +2,8 @@
 //!
 //! It is this program, started by the one that stops: a process that is told to stop has to be gone before the next one
 //! is started. It has one socket in the folder of the admin sockets, hands everything to the first process that asks, and
-//! ends; or when nobody has asked for long enough. At a second one it answers `outlast status` and `outlast kill`.
+//! ends; or when nobody has asked for long enough. A session whose client has been away for as long as the listener kept
+//! any (`--keep`) is given up here as it would have been there. At a second one it answers `outlast status` and `outlast kill`.
 
 use super::counter::Counter;
 use super::parcel::{Parcel, send_end};
@@ -60,9 +61,9 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     drop(giver);
     let started = Instant::now();
     let mut counter = Counter { address: args.address, parcels, started, deadline: started + args.time };
-    while !counter.parcels.is_empty() {
-        match next_caller(&listeners, asked.as_ref(), counter.deadline)? {
-            None => break,
+    while let Some(deadline) = counter.next_end() {
+        match next_caller(&listeners, asked.as_ref(), deadline)? {
+            None => {}
             Some(Caller::Asks(stream)) => counter.serve(&stream).unwrap_or_default(),
             Some(Caller::Takes(taker)) => {
                 let taken = hand_out(&counter.parcels, &taker).is_ok();

@@ -22,6 +22,7 @@ pub use parcel::Parcel;
 use crate::admin_folder;
 use anyhow::{Context, Result, ensure};
 use keeper::{KEPT, READY, TAKEN};
+use outlast_restart::supervisor::{ENVIRONMENT as SUPERVISOR_ENVIRONMENT, OUTLIVES_ENVIRONMENT};
 use outlast_session::relay::DetachedRelay;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -73,6 +74,9 @@ impl Keeper {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
+            // Below `outlast run` it is nothing that the program has left behind by mistake.
+            .env(OUTLIVES_ENVIRONMENT, "1")
+            .env_remove(SUPERVISOR_ENVIRONMENT)
             .spawn()
             .context("cannot start a process to keep them")?;
         let mut keeper = Self { stream, kept: 0, pid: child.id(), address };

@@ -51,6 +51,8 @@ pub struct Label {
     pub unacked_bytes: u64,
     /// Bytes from its client that the service behind it has not been given.
     pub unread_bytes: u64,
+    /// How long it may still wait for its client from the moment at which it was packed. None in parcels of earlier versions.
+    pub keep_left_ms: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -73,6 +75,7 @@ impl Parcel {
             peer: Some(session.peer()),
             unacked_bytes: session.unacked_bytes(),
             unread_bytes: session.unread_bytes() + rest.to_local.len() as u64,
+            keep_left_ms: session.keep_left().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
         };
         Ok(Self { label, session: session.encode(), local: local.into_fd()?, rest })
     }
@@ -165,7 +168,13 @@ mod tests {
         let program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (local, _) = listener.accept().unwrap();
         let rest = Rest { up_ended: true, to_local: vec![7; 300_000] };
-        let label = Label { id: "0f".into(), peer: None, unacked_bytes: 1, unread_bytes: 300_000 };
+        let label = Label {
+            id: "0f".into(),
+            peer: None,
+            unacked_bytes: 1,
+            unread_bytes: 300_000,
+            keep_left_ms: Some(5),
+        };
         (Parcel { label, session: session.to_vec(), local: local.into(), rest }, program)
     }
 

@@ -13,7 +13,8 @@
 //!
 //! It is a process of its own, with no descriptor of the relay's but the two, in a session of its own: what kills the
 //! relay's group does not reach it. What kills all processes of a container or of a cgroup does, as does the end of the
-//! machine: then `--keep` decides.
+//! machine: then `--keep` decides. While a server cannot be reached the watcher tries again, for an hour; what it gives up
+//! is said in the relay's log, if that is a file or the journal, or else in the system's.
 
 mod process;
 mod sys;
@@ -191,7 +192,7 @@ impl Watcher {
             .args(["watch-relay", &std::process::id().to_string()])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(self.table.share()?))
-            .stderr(Stdio::null())
+            .stderr(sys::lasting_stderr())
             .current_dir("/");
         for name in NOT_FOR_IT {
             command.env_remove(name);

@@ -1,6 +1,35 @@
 //! System calls without a safe face.
 
-use std::os::fd::RawFd;
+use rustix::fs::{FileType, fstat};
+use std::ffi::CString;
+use std::os::fd::{AsFd, RawFd};
+use std::process::Stdio;
+
+/// A standard error for a process that outlives this one: ours, if that is a file or the journal. Whoever reads it
+/// otherwise, as a script or a terminal does, would wait for that process.
+pub fn lasting_stderr() -> Stdio {
+    let stderr = std::io::stderr();
+    let lasts = fstat(&stderr).is_ok_and(|stat| {
+        let journal = format!("{}:{}", stat.st_dev, stat.st_ino);
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            || std::env::var("JOURNAL_STREAM").is_ok_and(|stream| stream == journal)
+    });
+    let ours = lasts.then(|| stderr.as_fd().try_clone_to_owned().ok()).flatten();
+    ours.map_or_else(Stdio::null, Stdio::from)
+}
+
+/// Warns in the log of the relay that has died, or else in the system's.
+pub fn warn(text: &str) {
+    tracing::warn!("{text}");
+    let has_log = fstat(std::io::stderr())
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice);
+    let Ok(text) = CString::new(text) else { return };
+    if has_log {
+        return;
+    }
+    // SAFETY: the format takes one text, which is one, and ends.
+    unsafe { libc::syslog(libc::LOG_DAEMON | libc::LOG_WARNING, c"outlast: %s".as_ptr(), text.as_ptr()) };
+}
 
 /// Closes every descriptor but the standard ones: what the relay's own parent has left open is not for the watcher to
 /// hold. Call it before anything else is opened.

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A stream through the pair that has carried a byte each way.
 fn open(pair: &Pair) -> TcpStream {
@@ -227,6 +227,63 @@ fn metrics_are_served_in_the_format_of_prometheus() {
                 break;
             }
             assert!(Instant::now() < deadline, "{line}\n{page}");
+        }
+    }
+}
+
+/// Whoever ends a session first, and how: that is no outage.
+#[test]
+fn ordinary_ends_are_no_outages() {
+    for (server_flags, client_flags) in [(&[][..], &[][..]), (&["--ack", "inband"], &["--ack", "inband"])] {
+        let folder = folder();
+        let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = service.local_addr().unwrap().to_string();
+        let metrics = ["--metrics", "127.0.0.1:0"];
+        let mut pair = Pair::start(
+            folder.path(),
+            &to,
+            &[server_flags, &metrics[..]].concat(),
+            &[client_flags, &metrics[..]].concat(),
+        );
+        for round in 0..20 {
+            let (mut program, mut served) = crate::common::restarts::both_ends(pair.address, &service);
+            let reset = |stream: &std::net::TcpStream| {
+                socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)).unwrap();
+            };
+            let ended = match round % 4 {
+                0 => {
+                    drop(program);
+                    served.read(&mut [0])
+                }
+                1 => {
+                    drop(served);
+                    program.read(&mut [0])
+                }
+                2 => {
+                    reset(&program);
+                    drop(program);
+                    served.read(&mut [0])
+                }
+                _ => {
+                    reset(&served);
+                    drop(served);
+                    program.read(&mut [0])
+                }
+            };
+            assert!(!matches!(ended, Ok(count) if count > 0));
+        }
+        for process in [&mut pair.client, &mut pair.server] {
+            let line = process.wait_for("metrics at");
+            let url = line.split("metrics at ").nth(1).unwrap();
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let page = String::from_utf8(curl(&[url]).stdout).unwrap();
+                assert!(page.contains("outlast_outages_total 0"), "{page}");
+                if !page.contains("outlast_sessions{") {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{page}");
+            }
         }
     }
 }

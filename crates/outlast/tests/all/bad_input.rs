@@ -69,6 +69,11 @@ fn wrong_command_lines_end_with_2() {
         ([&listen[..], &["--tls-cert", &short]].concat(), "--tls-key"),
         ([&listen[..], &["--allow", "10.0.0.0/77"]].concat(), "no network"),
         ([&listen[..], &["--keep", "soon"]].concat(), "give a number with a unit"),
+        ([&listen[..], &["--keep", "-5s"]].concat(), "for '--keep <TIME>': \"-5s\" is less than no time"),
+        (
+            [&connect[..], &["--patience", "-1m"]].concat(),
+            "is less than no time: give a number without a sign",
+        ),
         ([&connect[..], &["--ack", "kernel", "--tls"]].concat(), "cannot work with tls"),
         ([&connect[..], &["--ack", "magic"]].concat(), "use auto, kernel, window, udp or inband"),
         ([&connect[..], &["--tls-name", "x"]].concat(), "--tls"),
@@ -140,6 +145,44 @@ fn a_check_tells_everything_that_is_wrong_in_the_order_of_the_file() {
     let text = "[[run]]\nprogram = 'true'\nlimit = 'nofile=20000000000'\n";
     let file = write(folder.path(), "outlast.toml", text);
     assert_complaint(&output(folder.path(), &["config", "check", &file]), 7, ":3: limit: nofile=20000000000");
+}
+
+/// Whatever is wrong with a value: the line is the value's, not that of its section.
+#[test]
+fn every_wrong_value_is_told_at_its_line() {
+    let folder = folder();
+    let listen = "[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:1'\n";
+    let any = "[[listen]]\naddress = '127.0.0.1:0'\nto-any = true\n";
+    let connect = "[[connect]]\naddress = '127.0.0.1:0'\nvia = ['127.0.0.1:1']\n";
+    let run = "[[run]]\nname = 'a'\nprogram = ['true']\n";
+    let alone = "[[listen]]\nto = '127.0.0.1:1'\npsk-file = '/nowhere/first'\n";
+    for (section, wrong) in [
+        (listen, "memory = '5'"),
+        (listen, "psk-file = '/nowhere/key'"),
+        (listen, "tls-cert = '/nowhere/cert'\ntls-key = '/nowhere/key'"),
+        (listen, "deny-to = '10.0.0.0/8'"),
+        (listen, "keep = '-5s'"),
+        (listen, "detect = '1ms'"),
+        (listen, "retain = '1K'"),
+        (any, "allow-to = 'nonsense:port'"),
+        (alone, "address = 'nowhere'"),
+        (connect, "proxy-auth-file = '/nowhere/auth'"),
+        (connect, "bind-from = '192.0.2.77'"),
+        (connect, "tls = true\ntls-ca = '/nowhere/ca'"),
+        (connect, "tls-name = 'a b'"),
+        (run, "working-directory = '/nowhere/folder'"),
+        (run, "preload-library = '/nowhere/library'\npreload = 'always'"),
+        (run, "backoff-max = '1ms'\nbackoff-min = '2s'"),
+        (run, "limit = 'nofiles=1'"),
+    ] {
+        let file = write(folder.path(), "outlast.toml", &format!("{section}{wrong}\n"));
+        let checked = output(folder.path(), &["config", "check", &file]);
+        let said = String::from_utf8_lossy(&checked.stderr);
+        // The second of two keys where the first is a switch.
+        let lines = if wrong.starts_with("tls = ") { [5, 5] } else { [4, 4] };
+        let named = lines.iter().any(|line| said.contains(&format!("outlast.toml:{line}: ")));
+        assert!(named, "{wrong}: {said}");
+    }
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
     let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
     let to = service.local_addr().unwrap().to_string();
     let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "300ms"]);
-    let (_client, front) = connect(runtime, address, &[]);
+    let (mut client, front) = connect(runtime, address, &[]);
     let mut program = TcpStream::connect(front).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
     program.write_all(b"x").unwrap();
@@ -158,6 +158,7 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
     // The next one knows nothing of it, and says so.
     let mut server = listen(runtime, address, &to, &["--hand-over-timeout", "0s", "--drain-timeout", "0s"]);
     assert!(program.read(&mut [0]).is_err());
+    client.wait_for("was away for longer than --hand-over-timeout or --keep there");
 
     let mut program = TcpStream::connect(front).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -221,3 +221,36 @@ fn a_server_to_any_network_is_no_way_to_what_trusts_its_own_machine() {
     assert!(!curl(&["--socks5-hostname", &front, &url]).status.success());
     server.wait_for("is denied by this server's --deny-to");
 }
+
+/// Somebody who tries doors is seen at the server without any flag for the log, and does not fill it.
+#[test]
+fn refused_destinations_are_warned_of_and_do_not_fill_the_log() {
+    let folder = folder();
+    let mut command = crate::common::command(
+        folder.path(),
+        &["listen", "127.0.0.1:0", "--to-any", "--allow-to", "192.0.2.1:80"],
+    );
+    command.stderr(std::process::Stdio::piped());
+    let mut server = Outlast::from(command);
+    let via = server.address().to_string();
+    let mut client =
+        Outlast::start(folder.path(), &["connect", "--via", &via, "--http-connect", "127.0.0.1:0"]);
+    let front = client.address().to_string();
+    for number in 0..30 {
+        let mut program = TcpStream::connect(&front).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program
+            .write_all(format!("CONNECT 192.0.2.7:{} HTTP/1.1\r\n\r\n", 8000 + number).as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        program.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains(" 403 "), "{answer}");
+    }
+    server.signal("INT");
+    server.ended();
+    let said = server.said();
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("refused 192.0.2.7:")).collect();
+    assert!(told[0].contains("WARN") && told[0].contains("refused 192.0.2.7:8000 to 127.0.0.1:"), "{said}");
+    // Ten, and one in ten seconds.
+    assert!((10..20).contains(&told.len()), "{said}");
+}

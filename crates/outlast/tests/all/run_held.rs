@@ -42,11 +42,8 @@ fn servers_of_one_program_are_no_strangers_to_each_other() {
     first.ended();
     // One at another address leaves it alone, and says what still runs.
     let mut third = start(folder.path(), ports[2]);
-    let line = third.wait_for("of an earlier python3 still runs");
-    assert!(
-        line.contains(&pids[0]) && line.contains("if this python3 listens at the same address"),
-        "{line}"
-    );
+    let line = third.wait_for(&format!("process {} of an earlier {} still runs", pids[0], name()));
+    assert!(line.contains("listens at the same address"), "{line}");
     third.wait_for("is ready");
     Client::connect(ports[2]).get();
     assert_eq!(Client::connect(ports[0]).get(), pids[0]);

@@ -93,7 +93,7 @@ fn a_server_that_is_killed_keeps_its_idle_clients() {
     let file = folder.path().join("program.py");
     std::fs::write(&file, PROGRAM).unwrap();
     let (library, port_text) = (library(), port.to_string());
-    let run = ["run", "--name", "web", "--intensity", "20", "--window", "20ms", "--preload", "always"];
+    let run = ["run", "--name", "web", "--intensity", "20", "--backoff-max", "50ms", "--preload", "always"];
     let preload = ["--preload-library", library.to_str().unwrap(), "--"];
     let program = ["/usr/bin/python3", file.to_str().unwrap(), &port_text];
     let mut command = command(folder.path(), &[&run[..], &preload, &program].concat());

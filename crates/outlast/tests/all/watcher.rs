@@ -235,7 +235,7 @@ fn a_relay_below_a_supervisor_has_a_last_word_too() {
 }
 
 /// As [`both_ends`], where others may have been accepted before.
-fn both_ends_of_the_last(front: SocketAddr, service: &TcpListener) -> (TcpStream, TcpStream) {
+pub fn both_ends_of_the_last(front: SocketAddr, service: &TcpListener) -> (TcpStream, TcpStream) {
     let mut program = TcpStream::connect(front).unwrap();
     program.write_all(b"x").unwrap();
     loop {

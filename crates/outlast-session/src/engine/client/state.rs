@@ -6,10 +6,15 @@ use crate::engine::place::Place;
 use crate::engine::{Engine, Link};
 use crate::proto::{LastWord, LinkMode};
 use crate::sys;
+use outlast_stream::Backoff;
 use rand::RngExt;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Attempts at one opening, in other modes or after broken connections, before it counts as a failure.
+const OPENINGS_MAX: u32 = 8;
 
 /// So many addresses are remembered for being silent.
 const PUT_OFF_MAX: usize = 64;
@@ -30,6 +35,8 @@ pub(crate) struct ClientState {
     pub(super) last_word: Option<LastWord>,
     /// Openings that were refused because the path seemed not to be direct.
     pub(super) not_direct: u32,
+    /// The last attempt had a connection, and that broke before an answer came.
+    broken: bool,
     /// A link of mode `kernel` was welcomed: there was a direct path.
     pub(super) was_direct: bool,
     /// Refusals in a row of links that the mode `auto` wanted to be `kernel` again.
@@ -58,6 +65,7 @@ impl ClientState {
             owed_abort: None,
             last_word: None,
             not_direct: 0,
+            broken: false,
             was_direct: false,
             fallbacks: 0,
             put_off: Vec::new(),
@@ -130,5 +138,52 @@ impl Engine {
         if !put_off.contains(&address) && put_off.len() < PUT_OFF_MAX {
             put_off.push(address);
         }
+    }
+
+    /// An attempt's connection was made, and broke before the server's answer was there.
+    pub(crate) fn note_broken(&self, error: &io::Error) {
+        let kind = error.kind();
+        let broken = matches!(
+            kind,
+            io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::NotConnected
+                | io::ErrorKind::UnexpectedEof
+        );
+        if broken {
+            self.ctl.lock().client.broken = true;
+        }
+    }
+
+    /// Whether one did since this was last asked.
+    fn take_broken(&self) -> bool {
+        std::mem::take(&mut self.ctl.lock().client.broken)
+    }
+}
+
+/// The attempts of one opening: asked after every one that failed.
+#[derive(Debug)]
+pub(crate) struct OpeningAttempts {
+    left: u32,
+    /// Broken connections are replaced so long.
+    deadline: Instant,
+    backoff: Backoff,
+}
+
+impl OpeningAttempts {
+    pub(crate) fn new(engine: &Engine) -> Self {
+        let deadline = Instant::now() + engine.config.handshake_timeout;
+        Self { left: OPENINGS_MAX - 1, deadline, backoff: engine.backoff() }
+    }
+
+    /// After how long to try again: in another mode, or as the connection broke. None if nobody is there, or willing.
+    pub(crate) fn again(&mut self, engine: &Engine) -> Option<Duration> {
+        let broken = engine.take_broken();
+        self.left = self.left.checked_sub(1)?;
+        if broken && Instant::now() < self.deadline {
+            return Some(self.backoff.next_delay());
+        }
+        engine.has_other_mode().then_some(Duration::ZERO)
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
-use crate::proto::{Hello, Intent};
+use crate::proto::{DirectVerdict, Hello, Intent, Message, NotDirect};
 use std::net::{TcpListener, TcpStream};
 
 /// Two ends of a connection, the near one as a listener gets it.

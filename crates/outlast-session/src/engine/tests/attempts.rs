@@ -127,6 +127,27 @@ fn patience_ends_before_a_long_pause_that_a_server_asks_for() {
 }
 
 #[test]
+fn patience_ends_under_an_attempt_that_takes_longer() {
+    within(|| {
+        let server = Server::new();
+        let patience = crate::config::Patience::For(Duration::from_millis(300));
+        let handshake_timeout = Duration::from_millis(HOUR_MS);
+        let config = Arc::new(Config { patience, handshake_timeout, ..quick(LinkMode::Inband) });
+        let mut client = Session::connect_with(&server.targets(), &config).unwrap();
+        client.write_all(b"x").unwrap();
+        let first = server.welcome();
+        client.established().unwrap();
+        client.engine().lost(&client.engine().link().unwrap(), "cut");
+        drop(first);
+        // The kernel takes the next connection, and nobody answers it.
+        let error = client.read(&mut [0]).unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
+        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        drop(server);
+    });
+}
+
+#[test]
 fn a_task_that_waits_for_its_next_attempt_ends_with_its_session() {
     within(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -5,11 +5,12 @@ extern crate std;
 use super::*;
 use crate::proto::{
     Answer, Challenge, DatagramKind, Frame, FrameHeader, Receiving, Refusal, Refuse, SecurityKind, Sending,
-    refuse,
+    Times, refuse,
 };
 use alloc::borrow::ToOwned;
 use outlast_stream::SplitMix64;
 use std::path::PathBuf;
+use std::time::Duration;
 use std::{env, fs};
 
 fn corpus(target: &str) -> PathBuf {
@@ -102,6 +103,7 @@ fn sessions_at_rest() -> Vec<(&'static str, Detached)> {
         owner: None,
         peer: [192, 0, 2, 1].into(),
         outages: 0,
+        times: None,
         sending: Sending::default(),
         receiving: Receiving::default(),
     };
@@ -111,6 +113,7 @@ fn sessions_at_rest() -> Vec<(&'static str, Detached)> {
         key: Some(SessionKey::from_bytes(KEY)),
         peer: [0x2001, 0xDB8, 0, 0, 0, 0, 0, 1].into(),
         outages: 6,
+        times: Some(Times { opened_ms: 1, lost_ms: 4, paused_ms: 3, detached_ms: 9, ..Times::default() }),
         sending: Sending {
             retained_offset: 1 << 33,
             acked_offset: (1 << 33) + 2,
@@ -132,6 +135,22 @@ fn a_session_at_rest_keeps_its_owner() {
         let bytes = owned.encode();
         assert_eq!(Detached::decode(&bytes), Ok(owned));
         assert!(Detached::decode(&bytes[..bytes.len() - 32]).is_err(), "it does not get lost");
+    }
+}
+
+#[test]
+fn a_session_at_rest_keeps_what_is_left_of_its_time() {
+    let times = Times { lost_ms: 40_000, detached_ms: 70_000, keep_ms: 50_000, ..Times::default() };
+    for (_, session) in sessions_at_rest() {
+        let mut session = Detached { times: Some(times), ..session };
+        let bytes = session.encode();
+        assert_eq!(Detached::decode(&bytes).as_ref(), Ok(&session));
+        assert!(Detached::decode(&bytes[..bytes.len() - 56]).is_err(), "they do not get lost");
+        assert_eq!(session.keep_left(), Some(Duration::from_secs(20)));
+        session.times = Some(Times { keep_ms: 10_000, ..times });
+        assert_eq!(session.keep_left(), Some(Duration::ZERO));
+        session.times = None;
+        assert_eq!(session.keep_left(), None);
     }
 }
 

@@ -220,10 +220,11 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownSession => f.write_str(
-                "the server does not know the session, it was probably restarted without its state: open a new one",
+                "the server does not know the session: it was restarted and could not hand the session over, or was away \
+                 for longer than --hand-over-timeout or --keep there; what was not confirmed is lost, connect again",
             ),
             Self::Expired => f.write_str(
-                "the session had no link for longer than the server keeps one: open a new one, or raise --keep there",
+                "the session had no link for longer than the server keeps one: connect again, or raise --keep there",
             ),
             Self::Busy { retry_after_ms } => {
                 write!(f, "the server has no room for more sessions: try again in {retry_after_ms} ms")
@@ -238,7 +239,7 @@ impl fmt::Display for Refusal {
             Self::Ended { offset } => write!(
                 f,
                 "the session was ended at the server, which had received everything up to offset {offset} (its log says \
-                 why; a target that cannot be reached ends a session, too): open a new one"
+                 why; a target that cannot be reached ends a session, too): connect again"
             ),
             Self::StaleEpoch { current } => write!(
                 f,
