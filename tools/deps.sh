@@ -1,6 +1,7 @@
 #!/bin/bash
 # Installs the real programs that the tests and the demo use, from Debian, where they are missing. Starts nothing:
-# while it installs, a policy keeps the packages from starting their services, and is taken away again.
+# while it installs, a policy keeps the packages from starting their services, and is taken away again. With --soak also
+# what only the long runs use: each as far as it does not take another package's place.
 set -eu
 
 # What must be there, the package that brings it, and what it is for.
@@ -25,6 +26,18 @@ cc gcc builds the example server in C
 /usr/bin/uvicorn uvicorn a server with workers to crash
 /usr/sbin/mariadbd mariadb-server-core a database to crash
 node nodejs a server with workers to crash
+/usr/bin/busybox busybox a small web server to crash
+/usr/bin/webfsd webfs a small web server to crash
+/usr/bin/tinyproxy tinyproxy-bin a proxy to crash
+/usr/bin/stunnel4 stunnel4 a server with TLS to crash
+/usr/bin/waitress-serve python3-waitress a server in Python to crash
+/usr/lib/python3/dist-packages/tornado python3-tornado a server in Python to crash
+/usr/lib/python3/dist-packages/aiohttp python3-aiohttp a server in Python to crash
+/usr/bin/beanstalkd beanstalkd a queue to crash
+/usr/sbin/mosquitto mosquitto a message broker to crash
+/usr/sbin/dropbear dropbear-bin a small SSH server to crash
+/usr/sbin/dnsmasq dnsmasq-base a name server to crash
+/usr/sbin/ngircd ngircd a chat server to crash
 python3 python3 servers and clients in Python
 c++ g++ checks that the C header works in C++
 make make builds the example server in C
@@ -34,6 +47,52 @@ kill procps sends signals
 ps procps lists processes
 LIST
 }
+
+# Bigger, or in the place of another package of the same kind: for `make soak`.
+needed_for_long_runs() {
+    cat <<'LIST'
+/usr/bin/h2o h2o a web server to crash
+/usr/sbin/mini_httpd mini-httpd a small web server to crash
+/usr/sbin/varnishd varnish a cache to crash
+/usr/sbin/squid squid a proxy to crash
+/usr/sbin/privoxy privoxy a proxy to crash
+/usr/sbin/hitch hitch a server with TLS to crash
+/usr/bin/twistd3 python3-twisted a server in Python to crash
+/usr/bin/uwsgi uwsgi-core a server with workers to crash
+/usr/lib/uwsgi/plugins/python311_plugin.so uwsgi-plugin-python3 a server with workers to crash
+/usr/bin/puma puma a server in Ruby to crash
+/usr/bin/thin thin a server in Ruby to crash
+/usr/share/rubygems-integration/all/gems/webrick-1.8.1 ruby-webrick a server in Ruby to crash
+/usr/bin/starman starman a server in Perl to crash
+/usr/sbin/php-fpm8.2 php8.2-fpm a server for PHP to crash
+go golang-go a static server to crash
+/usr/bin/caddy caddy a server in Go to crash
+/usr/sbin/nats-server nats-server a message broker in Go to crash
+javac openjdk-17-jdk-headless a server in Java to crash
+/usr/bin/escript erlang-base a server in Erlang to crash
+/usr/lib/postgresql/15/bin/postgres postgresql-15 a database to crash
+/usr/sbin/pgbouncer pgbouncer a database's proxy to crash
+/usr/sbin/slapd slapd a directory server to crash
+/usr/sbin/gearmand gearman-job-server a queue to crash
+/usr/sbin/unbound unbound a name server to crash
+/usr/sbin/named bind9 a name server to crash
+/usr/sbin/vsftpd vsftpd a file server to crash
+/usr/sbin/exim4 exim4-daemon-light a mail server to crash
+/usr/sbin/dovecot dovecot-imapd a mail server to crash
+LIST
+}
+
+case ${1-} in
+    '') list=needed ;;
+    --soak)
+        "$0"
+        list=needed_for_long_runs
+        ;;
+    *)
+        echo "usage: tools/deps.sh [--soak]" >&2
+        exit 2
+        ;;
+esac
 
 missing=()
 reasons=()
@@ -45,7 +104,7 @@ while read -r file package purpose; do
     [[ " ${missing[*]-} " == *" $package "* ]] && continue
     missing+=("$package")
     reasons+=("$(printf '  %-20s %s' "$package" "$purpose")")
-done < <(needed)
+done < <($list)
 
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
@@ -77,6 +136,15 @@ if [ ! -e $policy ]; then
 fi
 
 # An old list of packages may name files that the mirror no longer has: then with a new list.
-install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}")
-"${install[@]}" >/dev/null 2>&1 || { "${as_root[@]}" apt-get update -qq && "${install[@]}" >/dev/null; }
+install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends)
+if [ $list = needed ]; then
+    "${install[@]}" "${missing[@]}" >/dev/null 2>&1 ||
+        { "${as_root[@]}" apt-get update -qq && "${install[@]}" "${missing[@]}" >/dev/null; }
+else
+    "${as_root[@]}" apt-get update -qq
+    # One at a time, and none in the place of another one: the tests skip what is not there.
+    for package in "${missing[@]}"; do
+        "${install[@]}" --no-remove "$package" >/dev/null 2>&1 || echo "not installed: $package" >&2
+    done
+fi
 echo "installed"

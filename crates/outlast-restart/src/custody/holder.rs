@@ -11,7 +11,7 @@ use crate::board::{Backend, Board};
 use crate::death::Death;
 use crate::holder::packet;
 use crate::sys::process::{self, Pid};
-use crate::sys::{custody as sys, descriptors, family};
+use crate::sys::{custody as sys, family};
 use rustix::event::{Timespec, epoll};
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
@@ -454,11 +454,11 @@ impl Holder {
         self.board.note_begin(main, pause);
     }
 
-    /// Whether the main process has ended, and the next one is not started yet.
+    /// Whether the main process has ended, or is about to, and the next one is not started yet. Others may learn that before
+    /// its descriptor tells it.
     fn is_main_down(&self) -> bool {
         let main = self.main.and_then(|main| Pid::try_from(main).ok());
-        main.and_then(|main| self.parts.get(&main))
-            .is_none_or(|part| descriptors::wait_readable(&part.process, Duration::ZERO))
+        main.filter(|main| self.parts.contains_key(main)).is_none_or(sys::is_exiting)
     }
 
     /// Watches a process of the program.
@@ -510,7 +510,8 @@ impl Holder {
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
         let death = status.map(Death::from_status);
         let is_crash = match death {
-            Some(Death::Exited(code)) => code != 0 && part.has_table,
+            // Servers with a process for each client have them end so when a client goes.
+            Some(Death::Exited(code)) => code != 0 && part.has_table && kept + closed > 0,
             Some(Death::Signal(number)) => part.has_table && !is_usual(number),
             None => kept + closed > 0,
         };

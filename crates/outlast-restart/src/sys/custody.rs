@@ -61,6 +61,15 @@ pub(crate) fn is_copy(own: BorrowedFd<'_>, pid: Pid, number: RawFd) -> Option<bo
     }
 }
 
+/// Whether a process is ending, or is gone: some of its descriptors may be closed.
+pub(crate) fn is_exiting(pid: Pid) -> bool {
+    const PF_EXITING: u64 = 4;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name may have anything in it. Behind it: the state, parent, group, session, terminal and its group, and flags.
+    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & PF_EXITING != 0)
+}
+
 /// What no other socket has, or has had. 0: it is none.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
     let mut cookie = 0u64;

@@ -15,6 +15,7 @@ mod bad_input;
 mod common;
 mod end_messages;
 mod exit_codes;
+mod full_server;
 mod handover;
 mod handover_keep;
 mod hold;
