@@ -230,15 +230,16 @@ mod tests {
             (0o604, "every user of this machine can read"),
             (0o602, "every user of this machine can change"),
             (0o666, "every user of this machine can change"),
-            (0o640, "every user of its group can read"),
-            (0o440, "every user of its group can read"),
             (0o660, "every user of its group can change"),
             (0o620, "every user of its group can change"),
         ] {
             let said = with_mode(mode).unwrap_err();
             assert!(said.contains(&format!("{may} it: chmod 600 ")), "{mode:o}: {said}");
         }
-        // Root's, given to the group of this user.
+        for mode in [0o640, 0o440] {
+            assert_eq!(others_with_access(mode, true), Some("every user of its group can read"), "{mode:o}");
+        }
+        // Root's, given to a group.
         assert_eq!(others_with_access(0o640, false), None);
         assert!(others_with_access(0o660, false).is_some() && others_with_access(0o644, false).is_some());
     }

@@ -10,6 +10,8 @@ use crate::common::victim::{Means, Victim, lines};
 /// At so many of the first instructions.
 const CRASHES: u64 = 40;
 const INSTRUCTIONS: u64 = 20_000;
+/// To hand over takes some 1,300.
+const HAND_OVER_INSTRUCTIONS: u64 = 2_500;
 /// From the first crash to the second.
 const FIRST_INSTRUCTIONS: u64 = 12;
 /// Less than what the smallest step takes that leads from one consistent state to another one.
@@ -17,17 +19,17 @@ const STRIDE: usize = 11;
 const ROUNDS: usize = 100;
 const MISSES: usize = 8;
 
-/// More and more of them between two; each run begins at another one.
-fn instructions() -> impl Iterator<Item = u64> {
+/// Of the first `all`; more and more of them between two; each run begins at another one.
+fn instructions(all: u64) -> impl Iterator<Item = u64> {
     let crashes = number("OUTLAST_CRASHES", CRASHES);
     let first = 1 + number("OUTLAST_SEED", 0) % FIRST_INSTRUCTIONS;
-    (0..crashes).map(move |crash| first + crash + INSTRUCTIONS * crash * crash / (crashes * crashes))
+    (0..crashes).map(move |crash| first + crash + all * crash * crash / (crashes * crashes))
 }
 
 #[test]
 fn who_takes_over_is_killed_at_any_instruction() {
     let mut victim = Victim::start("lines", lines);
-    let killed = instructions()
+    let killed = instructions(INSTRUCTIONS)
         .take_while(|count| victim.kill_successor_at(Step::Instruction, *count, Means::Kill))
         .count();
     println!("killed at {killed} instructions");
@@ -56,7 +58,9 @@ fn who_has_answered_is_killed_at_any_instruction_until_that_is_written_down() {
 fn who_hands_over_is_killed_at_any_instruction() {
     let mut victim = Victim::start("lines", lines);
     for signal in [libc::SIGABRT, libc::SIGILL] {
-        let killed = instructions().take_while(|count| victim.kill_after_fault(signal, *count)).count();
+        let killed = instructions(HAND_OVER_INSTRUCTIONS)
+            .take_while(|count| victim.kill_after_fault(signal, *count))
+            .count();
         println!("signal {signal}: killed at {killed} instructions");
         assert!(killed > 10, "{killed} only: it was not watched");
     }
