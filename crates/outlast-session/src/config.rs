@@ -147,6 +147,9 @@ pub struct Config {
     /// Client: how long a pause may last, from the last that is known to have passed. A loss that is noticed late is tried
     /// to be mended for a second all the same. Default: for ever.
     pub patience: Patience,
+    /// Client: an opening that finds the server full is tried again, within the patience. Default false: it fails at once.
+    /// `outlast connect` does so while a local program waits.
+    pub retry_busy: bool,
     /// Server: how long a session without a link is kept. Default 24 h, a night and a commute.
     pub keep: Duration,
     /// Time without any sign of life while one is due, after which a link counts as lost. Default 10 s.
@@ -194,6 +197,7 @@ impl Default for Config {
             retain_follows_path: false,
             window_buffer_bytes: 512 << 10,
             patience: Patience::Forever,
+            retry_busy: false,
             keep: Duration::from_secs(24 * 3600),
             detect_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(5),

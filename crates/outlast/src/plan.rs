@@ -181,6 +181,8 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
             config.detect_timeout = config.detect_timeout.min(limit.max(DETECT_TIMEOUT_MIN));
         }
     }
+    // As with a server that is not there: standard streams have one try unless they are given time.
+    config.retry_busy = args.patience.is_some() || !fronts.contains(&FrontPlan::Stdio);
     config.local_address = args.bind_from.map(own_address).transpose()?;
     let mut tls_files = None;
     if args.tls {

@@ -142,8 +142,7 @@ impl Holder {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &socket, epoll::EventData::new_u64(SOCKET), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let descriptors = allowed.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let descriptors = sys::descriptors_limit();
         let now = Instant::now();
         Ok(Self {
             connections: Connections::new(table),

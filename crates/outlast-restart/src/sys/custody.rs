@@ -134,6 +134,14 @@ pub(crate) fn raise_descriptors_limit() -> Option<(u64, u64)> {
     raised.then_some((before, limit.rlim_max))
 }
 
+/// How many descriptors this process may have; as many as everywhere where that cannot be asked.
+pub(crate) fn descriptors_limit() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a local.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known { usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX) } else { 1024 }
+}
+
 /// A program that is started has the limit that this process had before, unless it was given another one.
 pub(crate) fn restore_descriptors_limit(before: u64, raised: u64, command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt;

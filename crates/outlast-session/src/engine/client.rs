@@ -427,7 +427,11 @@ impl Engine {
             }
             // A server that restarts is as good as one that is not there for the moment; and a packet that was lost when the
             // connection was made spoils the proof that nothing is in between.
-            let restarts = matches!(refusal, Refusal::Draining { .. });
+            let restarts = match refusal {
+                Refusal::Draining { .. } => true,
+                Refusal::Busy { .. } => self.config.retry_busy,
+                _ => false,
+            };
             let passes = match refusal {
                 Refusal::NotDirect if link.mode().needs_direct_path() => {
                     ctl.client.not_direct += 1;

@@ -173,7 +173,6 @@ impl Engine {
         if ctl.life.is_over() {
             return;
         }
-        let lost = is_lost(&ctl);
         self.happens(&mut ctl, happening);
         let link = ctl.link.take();
         if let Some(link) = link {
@@ -200,10 +199,6 @@ impl Engine {
             ctl.last_peer = Some(link.peer_addr);
         }
         self.emit(&ctl, EventKind::Closed);
-        if lost {
-            ctl.outages = ctl.outages.saturating_sub(1);
-            ctl.paused_at = None;
-        }
         self.finish_up(ctl);
     }
 

@@ -258,6 +258,10 @@ impl Outage {
         if patience_left.is_some() {
             engine.ctl().last_attempt = Some(Box::new((targets.to_string(), error.clone())));
         }
+        if self.attempts == 1 && !engine.is_established() {
+            // There is no outage yet that anybody would be told of.
+            tracing::warn!(session = %engine.id, "not opened yet: {error}; trying again");
+        }
         engine.note_retry(self.attempts, &error, delay);
         Next::AttemptAfter(delay)
     }

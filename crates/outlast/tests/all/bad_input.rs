@@ -169,7 +169,7 @@ fn every_wrong_value_is_told_at_its_line() {
         (connect, "proxy-auth-file = '/nowhere/auth'"),
         (connect, "bind-from = '192.0.2.77'"),
         (connect, "tls = true\ntls-ca = '/nowhere/ca'"),
-        (connect, "tls-name = 'a b'"),
+        (connect, "tls = true\ntls-name = 'a b'"),
         (run, "working-directory = '/nowhere/folder'"),
         (run, "preload-library = '/nowhere/library'\npreload = 'always'"),
         (run, "backoff-max = '1ms'\nbackoff-min = '2s'"),

@@ -29,7 +29,7 @@ fn sessions_are_detached_at_the_limit_of_descriptors_too() {
     let runtime = folder.path();
     let (address, to) = (nobody(), echo().to_string());
     let mut server = listen_limited(runtime, "ulimit -n 64", address, &to);
-    let (_client, front) = connect(runtime, address, &[]);
+    let (mut client, front) = connect(runtime, address, &[]);
     let mut streams = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     let refused = 'open: loop {
@@ -41,7 +41,9 @@ fn sessions_are_detached_at_the_limit_of_descriptors_too() {
             match stream.read(&mut [0]) {
                 Ok(1) => break,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    if server.said_so_far().contains("open files") {
+                    // The program waits then.
+                    let full = client.said_so_far().contains("no room for more sessions");
+                    if full || server.said_so_far().contains("open files") {
                         break 'open stream;
                     }
                 }

@@ -52,7 +52,7 @@ fn watcher_of(relay: u32) -> Option<u32> {
 }
 
 /// When it has been started, and has nothing open that is not its own.
-fn settled_watcher_of(relay: u32) -> u32 {
+pub fn settled_watcher_of(relay: u32) -> u32 {
     eventually("no watcher", || {
         let watcher = watcher_of(relay)?;
         let group = std::fs::read_to_string(format!("/proc/{watcher}/stat")).ok()?;

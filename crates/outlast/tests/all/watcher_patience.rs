@@ -2,7 +2,7 @@
 
 use crate::common::restarts::{both_ends, connect, ends, is_running, listen};
 use crate::common::{PATIENCE, command, eventually, folder, nobody};
-use crate::watcher::both_ends_of_the_last;
+use crate::watcher::{both_ends_of_the_last, settled_watcher_of};
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -55,18 +55,6 @@ impl Way {
     }
 }
 
-/// The process that watches `relay`.
-fn watcher_of(relay: u32) -> u32 {
-    let line = format!("outlast\0watch-relay\0{relay}\0");
-    eventually("no watcher", || {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        pids.find(|pid| {
-            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|said| said == line.as_bytes())
-        })
-    })
-}
-
 fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
@@ -81,7 +69,7 @@ fn the_last_word_comes_through_when_the_network_is_back() {
     let (way, listener) = Way::to(address);
     let close = way.carry(listener);
     let (mut client, front) = connect(runtime, way.address, &[]);
-    let watcher = watcher_of(client.pid());
+    let watcher = settled_watcher_of(client.pid());
     let (_program, mut served) = both_ends(front, &service);
     close();
     client.signal("KILL");
@@ -112,7 +100,7 @@ fn a_watcher_that_gives_up_says_so_in_the_log() {
     let log = runtime.join("connect.log");
     let front = nobody();
     let mut client = logging_to(runtime, &log, front, address);
-    let watcher = watcher_of(client.id());
+    let watcher = settled_watcher_of(client.id());
     eventually("nobody listens", || TcpStream::connect(front).ok().map(drop));
     let (_program, _served) = both_ends_of_the_last(front, &service);
     server.signal("KILL");
