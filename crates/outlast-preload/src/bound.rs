@@ -28,6 +28,17 @@ pub fn on_bind(descriptor: RawFd, address: &[u8]) -> bool {
     }
 }
 
+/// The address is in use. Whether that was by the holder alone, whose socket the program's is by now: another process of
+/// the program may have listened there just before.
+pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
+    let _errno = sys::Errno::keep();
+    let table = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)));
+    table.is_some_and(|(table, parsed)| {
+        table.note_address(&parsed);
+        on_bind(descriptor, address)
+    })
+}
+
 /// The program listens.
 pub fn on_listen(descriptor: RawFd) {
     let _errno = sys::Errno::keep();
@@ -36,8 +47,10 @@ pub fn on_listen(descriptor: RawFd) {
     }
     let name = sys::name(descriptor, false);
     let name = name.as_ref();
-    let Some(address) = Address::parse(name).and_then(|_| AddressBytes::new(name)) else { return };
-    if holder::attach().is_some() {
+    let Some((parsed, address)) = Address::parse(name).zip(AddressBytes::new(name)) else { return };
+    if let Some(table) = holder::attach() {
+        // A process that closes it and binds to the same address at once has to ask, though the holder may not know of it yet.
+        table.note_address(&parsed);
         // Not waited for: what is under way is read, also if this process crashes right now.
         let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
         holder::say(&message, Some(descriptor), true);

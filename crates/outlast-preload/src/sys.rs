@@ -31,6 +31,12 @@ impl Drop for Errno {
     }
 }
 
+/// What the last call has said.
+pub fn errno() -> c_int {
+    // SAFETY: the calling thread's own integer.
+    unsafe { *libc::__errno_location() }
+}
+
 /// What the program is told.
 pub fn set_errno(value: c_int) {
     // SAFETY: the calling thread's own integer.

@@ -32,8 +32,8 @@ pub fn credentials(path: &Path) -> Result<Credentials> {
 
 /// Reads a file that only its owner may read. What is checked is what is read: it is opened once.
 ///
-/// As with ssh's keys, a group may read a file of another owner, who has given it to this user's group, as distributions do
-/// with root's TLS keys: only that owner could change it.
+/// A group may read a file of root's, as distributions have it with TLS keys (`root:ssl-cert`, 0640), or of another owner, who
+/// has given it to this user's group: only that owner could change it. PostgreSQL has the same rule.
 fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
     let unreadable = |error: io::Error| unreadable(what, path, &error);
     // A FIFO would wait here for somebody to write: first look what it is.
@@ -48,7 +48,8 @@ fn secret(path: &Path, what: &str) -> Result<Zeroizing<Vec<u8>>> {
     if metadata.len() > FILE_BYTES_MAX {
         return Err(unusable(what, path, "it is too large"));
     }
-    if let Some(others) = others_with_access(metadata.mode(), metadata.uid() == getuid().as_raw()) {
+    let is_own = metadata.uid() == getuid().as_raw() && !getuid().is_root();
+    if let Some(others) = others_with_access(metadata.mode(), is_own) {
         return Err(unusable(what, path, &format!("{others} it: chmod 600 {}", path.display())));
     }
     // In one piece: what a vector leaves behind when it grows is not wiped.

@@ -29,7 +29,15 @@ hooks! {
         next(fd, address, length)
     };
     fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, next =>
-        if bound::on_bind(fd, sys::address(address, length)) { 0 } else { next(fd, address, length) };
+{
+        let at = sys::address(address, length);
+        if bound::on_bind(fd, at) {
+            return 0;
+        }
+        let result = next(fd, address, length);
+        let is_taken = result < 0 && sys::errno() == libc::EADDRINUSE;
+        if is_taken && bound::on_bind_failed(fd, at) { 0 } else { result }
+    };
     fn listen(fd: c_int, backlog: c_int) -> c_int, next => {
         let result = next(fd, backlog);
         if result == 0 {

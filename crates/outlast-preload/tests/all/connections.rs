@@ -91,3 +91,27 @@ fn a_program_that_closes_idle_connections_really_does() {
     command.arg("-t");
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// What the holder has a copy of is not in the way of the program itself, however soon that asks for it.
+#[test]
+fn a_program_that_closes_its_listener_can_bind_there_again_at_once() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("rebinds"));
+    let file = folder.join("program.py");
+    let text = "import os, socket, sys, time\n\
+        def listen(port):\n    s = socket.socket(); s.bind(('127.0.0.1', port)); s.listen(5); return s\n\
+        for n in range(300):\n    s = listen(0); port = s.getsockname()[1]; s.close(); listen(port).close()\n    \
+        if n % 50 == 0:\n        s = listen(0); port = s.getsockname()[1]; s.close()\n        \
+        if os.fork() == 0: listen(port); os._exit(0)\n        assert os.wait()[1] == 0\n\
+        s = listen(int(sys.argv[1]))\nwhile True: s.accept()[0].sendall(b'here')\n";
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string());
+    let server = Server::start(&command, true);
+    Client::connect(port);
+    assert_eq!(server.said("Crashed"), Vec::<String>::new());
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}

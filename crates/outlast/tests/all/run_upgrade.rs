@@ -272,6 +272,9 @@ fn an_upgrade_is_withdrawn_when_whoever_asked_for_it_is_killed() {
     assert!(output(folder.path(), &["upgrade"]).status.success());
     assert_eq!(status(folder.path())["main_pid"], before["main_pid"]);
     assert_eq!(outlast.said_so_far().matches("has ended: that is withdrawn").count(), 1);
+    // Killed, it would leave the server's child behind.
+    outlast.signal("TERM");
+    outlast.ended();
 }
 
 #[test]
