@@ -22,7 +22,7 @@ use crate::custody::name::{Name, Taken};
 pub use crate::custody::table::NotKept;
 use crate::death::Death;
 use crate::policy::Inheritance;
-use crate::sys::signals::Mask;
+use crate::sys::signals::{Mask, Waited};
 use crate::sys::{family, process, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, OUTLIVES_ENVIRONMENT, without_supervisor};
@@ -428,6 +428,8 @@ impl Supervisor {
     ) -> Result<Outcome, Error> {
         let mask = self.mask;
         let outcome = Shell::new(self, make, tell).run();
+        // What has come after the program's end, as from one that tells its whole process group to end, must not end us.
+        while let Waited::Arrived(_) = signals::wait_for(Some(Duration::ZERO)) {}
         let _ = mask.restore();
         outcome
     }

@@ -23,16 +23,19 @@ const SO_COOKIE: libc::c_int = 57;
 
 /// How a process has ended, as `waitpid` has it: also if it is buried. None where the system does not say so.
 pub(crate) fn exit_status(process: BorrowedFd<'_>, pid: Pid) -> Option<i32> {
-    let mut info = Info { mask: EXIT, cgroup: 0, ids: [0; 11], exit_code: 0 };
-    let request = libc::Ioctl::from(GET_INFO);
-    // SAFETY: fills as much as the request's number says, which is that of `info`.
-    let told = unsafe { libc::ioctl(process.as_raw_fd(), request, &raw mut info) } == 0;
-    if told && info.mask & EXIT != 0 {
-        return Some(info.exit_code);
-    }
-    // Not buried yet, or an older kernel.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(' ').next()?.trim_end().parse().ok()
+    let buried = || {
+        let mut info = Info { mask: EXIT, cgroup: 0, ids: [0; 11], exit_code: 0 };
+        let request = libc::Ioctl::from(GET_INFO);
+        // SAFETY: fills as much as the request's number says, which is that of `info`.
+        let told = unsafe { libc::ioctl(process.as_raw_fd(), request, &raw mut info) } == 0;
+        (told && info.mask & EXIT != 0).then_some(info.exit_code)
+    };
+    let unburied = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit(' ').next()?.trim_end().parse().ok()
+    };
+    // It may be buried between two looks. Older kernels do not tell of those.
+    buried().or_else(unburied).or_else(buried)
 }
 
 /// A copy of another process's descriptor.
