@@ -121,9 +121,8 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         }
         let Some(table) = holder::table().filter(|table| table.keeps_connections()) else { return };
         if !http::is_request(head) {
-            if let Some(kind) = http::stranger(head).filter(|kind| table.tell_once(*kind)) {
-                let told = Message { slot: kind as u32, ..Message::new(Verb::Strange) };
-                holder::say(&told, None, false);
+            if let Some(kind) = http::stranger(head) {
+                table.note_not_kept(kind);
             }
             return;
         }

@@ -2,7 +2,7 @@
 
 use super::hooks;
 use crate::{accepted, bound, marks, sys};
-use libc::{FILE, c_int, c_uint, sockaddr, socklen_t};
+use libc::{FILE, c_int, c_long, c_uint, sockaddr, socklen_t};
 
 /// Duplicates answer for each other: that is not followed.
 fn duplicated(from: c_int, to: c_int) -> c_int {
@@ -75,6 +75,15 @@ hooks! {
     fn close(fd: c_int) -> c_int, next => {
         marks::forget(fd);
         next(fd)
+    };
+    // By which libuv closes, and with it Node. There may be fewer arguments: then what is passed on is not looked at.
+    fn syscall(
+        number: c_long, one: c_long, two: c_long, three: c_long, four: c_long, five: c_long, six: c_long
+    ) -> c_long, next => {
+        if number == libc::SYS_close {
+            marks::forget(c_int::try_from(one & 0x7fff_ffff).unwrap_or(-1));
+        }
+        next(number, one, two, three, four, five, six)
     };
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, next => {
         if flags == 0 {

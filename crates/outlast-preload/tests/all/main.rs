@@ -10,6 +10,7 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod closes;
 mod common;
 mod connections;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const REST: Duration = Duration::from_secs(75);
 /// And so long for the program to accept it.
 const OFFER: Duration = Duration::from_secs(30);
+/// Before it is offered once more.
+const AGAIN: Duration = Duration::from_millis(50);
 /// So many are offered at a time: clients wait in the same queue.
 const OFFERS: usize = 16;
 /// A process that is given a connection has it under its number by then.
@@ -30,7 +32,7 @@ enum State {
     /// Its client has sent something.
     Ready { since: Instant },
     /// This socket was connected to the program, to be swapped for it.
-    Offered { _socket: OwnedFd, name: Option<Address>, since: Instant },
+    Offered { socket: OwnedFd, name: Option<Address>, since: Instant, at: Instant },
 }
 
 #[derive(Debug)]
@@ -268,6 +270,10 @@ impl Connections {
                 State::Resting { since } if late(since, REST) => over.push(number),
                 State::Ready { since } if late(since, OFFER) => over.push(number),
                 State::Offered { since, .. } if late(since, OFFER) => over.push(number),
+                // Whoever has accepted it was killed before it could ask what it stands for.
+                State::Offered { socket, since, at, .. } if late(at, AGAIN) && has_ended(socket.as_fd()) => {
+                    held.state = State::Ready { since: *since };
+                }
                 State::Ready { .. } if has_ended(held.socket.as_fd()) => over.push(number),
                 State::Ready { since } if offered < OFFERS => {
                     let since = *since;
@@ -280,7 +286,7 @@ impl Connections {
                             let _ = rustix::net::send(&socket, b"\n", rustix::net::SendFlags::NOSIGNAL);
                         }
                         let name = Address::parse(&sys::local_address(socket.as_fd()));
-                        held.state = State::Offered { _socket: socket, name, since };
+                        held.state = State::Offered { socket, name, since, at: now };
                         offered += 1;
                     }
                 }

@@ -267,6 +267,12 @@ impl Holder {
             self.watch(pid, false);
         }
         self.watched_at = now;
+        for kind in self.table.not_kept() {
+            if !self.told_strange.contains(&kind) {
+                self.told_strange.push(kind);
+                self.report(Report::NotKept(kind));
+            }
+        }
         if now.duration_since(self.swept_at) < SWEEP {
             return;
         }
@@ -420,13 +426,6 @@ impl Holder {
                 let keep =
                     self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
                 self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
-            }
-            Verb::Strange => {
-                let kind = NotKept::from_number(message.slot);
-                if let Some(kind) = kind.filter(|kind| !self.told_strange.contains(kind)) {
-                    self.told_strange.push(kind);
-                    self.report(Report::NotKept(kind));
-                }
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }

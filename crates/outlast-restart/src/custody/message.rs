@@ -30,14 +30,12 @@ pub enum Verb {
     Yes = 8,
     /// Holder: no.
     No = 9,
-    /// Program: connections of this kind have come, in `slot`, which are not kept. Not answered.
-    Strange = 10,
 }
 
 impl Verb {
     fn from_number(number: u32) -> Option<Self> {
-        use Verb::{Attach, Bind, Listen, Look, No, Probe, Release, Strange, Swap, Yes};
-        let all = [Attach, Bind, Listen, Probe, Swap, Release, Look, Yes, No, Strange];
+        use Verb::{Attach, Bind, Listen, Look, No, Probe, Release, Swap, Yes};
+        let all = [Attach, Bind, Listen, Probe, Swap, Release, Look, Yes, No];
         all.into_iter().find(|verb| *verb as u32 == number)
     }
 }
@@ -140,7 +138,6 @@ pub fn fuzz(bytes: &[u8]) {
         assert_eq!(message.encode().as_slice(), bytes);
         let address = message.address.as_ref();
         assert!(address.len() <= ADDRESS_BYTES);
-        let _ = super::table::NotKept::from_number(message.slot);
         if let Some(parsed) = Address::parse(address) {
             assert!(parsed.place(64) < 64 && parsed.path().is_none_or(|path| path.len() < address.len()));
             assert!(parsed.came_to(&parsed) && Address::parse(address) == Some(parsed));
@@ -172,7 +169,6 @@ mod tests {
             ("probe", with(Verb::Probe, b"\x01\0/run/server\0")),
             ("swap", with(Verb::Swap, b"\x01\0\0name")),
             ("release", with(Verb::Release, b"")),
-            ("strange", with(Verb::Strange, b"")),
             ("longest", with(Verb::Yes, &[1; ADDRESS_BYTES])),
             ("cut", with(Verb::No, b"")[..20].to_vec()),
             ("empty", Vec::new()),

@@ -51,7 +51,7 @@ pub enum NotKept {
 }
 
 impl NotKept {
-    /// As it is sent.
+    /// As it is noted.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         [Self::Tls, Self::Http2, Self::Other].into_iter().find(|kind| *kind as u32 == number)
@@ -114,7 +114,7 @@ pub struct Table {
     pub waiting: AtomicU32,
     /// Not 0: the holder sleeps, and is to be told of what is new.
     pub asleep: AtomicU32,
-    /// What was said of connections that are not kept: a bit for each kind.
+    /// Connections that have come and are not kept: a bit for each kind.
     told: AtomicU32,
     tail: AtomicU32,
     /// Slots that are new, each with 1 added.
@@ -161,11 +161,18 @@ impl Table {
         self.listeners_only.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether nobody has said so yet that such connections are not kept.
-    #[must_use]
-    pub fn tell_once(&self, kind: NotKept) -> bool {
+    /// Connections of this kind have come. The holder looks for that, also when who has noted it has ended meanwhile.
+    pub fn note_not_kept(&self, kind: NotKept) {
         let bit = 1u32 << (kind as u32 % u32::BITS);
-        self.told.load(Ordering::Relaxed) & bit == 0 && self.told.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        if self.told.load(Ordering::Relaxed) & bit == 0 {
+            self.told.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// The kinds that were noted.
+    pub fn not_kept(&self) -> impl Iterator<Item = NotKept> + use<> {
+        let told = self.told.load(Ordering::Relaxed);
+        (0..u32::BITS).filter(move |bit| told >> bit & 1 == 1).filter_map(NotKept::from_number)
     }
 
     /// A slot by its number.
@@ -244,6 +251,16 @@ mod tests {
         assert!(slot.advance(NEW, TAKEN) && !slot.advance(NEW, FREE));
         slot.free();
         assert_eq!(table.claim(5 * SLOTS as u64, 7, 8), Some(found[3]));
+    }
+
+    #[test]
+    fn what_is_not_kept_is_noted_by_its_kind() {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        assert_eq!(table.not_kept().count(), 0);
+        for kind in [NotKept::Other, NotKept::Tls, NotKept::Other] {
+            table.note_not_kept(kind);
+        }
+        assert_eq!(table.not_kept().collect::<Vec<_>>(), [NotKept::Tls, NotKept::Other]);
     }
 
     #[test]

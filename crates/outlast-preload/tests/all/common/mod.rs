@@ -58,6 +58,11 @@ impl Server {
         self.said.lock().unwrap().iter().filter(|line| line.contains(words)).cloned().collect()
     }
 
+    /// The supervisor, or the program itself.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The process that was started as the program.
     pub fn main(&self) -> u32 {
         let child = self.child.id();
@@ -124,6 +129,27 @@ pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A port where nobody listens, of those that the system gives to no client.
+/// Whether a supervisor has copies of all these connections with a server, which are told by the ports of its clients.
+pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
+    let entries = std::fs::read_dir(format!("/proc/{}/fd", supervisor)).into_iter().flatten().flatten();
+    let held: Vec<PathBuf> = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
+    let tables = ["tcp", "tcp6"].map(|table| {
+        std::fs::read_to_string(format!("/proc/{}/net/{table}", supervisor)).unwrap_or_default()
+    });
+    let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+    let inodes: Vec<&str> = tables
+        .iter()
+        .flat_map(|table| table.lines())
+        .filter_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (own, client) = (port(words.get(1)?)?, port(words.get(2)?)?);
+            (own == server && clients.contains(&client)).then(|| words.get(9).copied())?
+        })
+        .collect();
+    let is_held = |inode: &&str| held.contains(&PathBuf::from(format!("socket:[{inode}]")));
+    inodes.iter().filter(|inode| is_held(inode)).count() == clients.len()
+}
+
 pub fn free_port() -> u16 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -1,7 +1,7 @@
 //! A server below `outlast run` with default flags, or as it is.
 
 use super::row::Row;
-use crate::common::{children, eventually, family, folder, free_port, kill};
+use crate::common::{children, eventually, family, folder, free_port, holds, kill};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -122,23 +122,7 @@ impl Running {
 
     /// Whether the supervisor has copies of all these connections, which are told by the ports of the clients.
     pub fn holds(&self, clients: &[u16]) -> bool {
-        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).into_iter().flatten().flatten();
-        let held: Vec<PathBuf> = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
-        let tables = ["tcp", "tcp6"].map(|table| {
-            std::fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default()
-        });
-        let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
-        let inodes: Vec<&str> = tables
-            .iter()
-            .flat_map(|table| table.lines())
-            .filter_map(|line| {
-                let words: Vec<&str> = line.split_whitespace().collect();
-                let (own, client) = (port(words.get(1)?)?, port(words.get(2)?)?);
-                (own == self.port && clients.contains(&client)).then(|| words.get(9).copied())?
-            })
-            .collect();
-        let is_held = |inode: &&str| held.contains(&PathBuf::from(format!("socket:[{inode}]")));
-        inodes.iter().filter(|inode| is_held(inode)).count() == clients.len()
+        holds(self.pid(), self.port, clients)
     }
 }
 
