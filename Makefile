@@ -46,7 +46,7 @@ soak: deps ## Break links and crash servers 100,000 times, and simulate a millio
 	OUTLAST_CRASHES=50000 OUTLAST_KILLS=20000 OUTLAST_GENERATIONS=100000 ./tools/test.py --timeout 86400 --jobs 2 \
 		outlast-restart:: outlast-kv:: outlast-c::
 	./tools/deps.sh --soak
-	OUTLAST_SERVERS=all OUTLAST_SERVERS_LOAD=25 ./tools/test.py --timeout 7200 --jobs 1 outlast-preload::servers || \
+	OUTLAST_SERVERS=all OUTLAST_SERVERS_LOAD=100 ./tools/test.py --timeout 7200 --jobs 1 outlast-preload::servers || \
 		{ cat $(TARGET_DIR)/servers.txt; exit 1; }
 	@cat $(TARGET_DIR)/servers.txt
 	OUTLAST_CROWD=9000 OUTLAST_STRANGERS=9000 ./tools/test.py --timeout 3600 --jobs 1 \

@@ -68,7 +68,7 @@ impl Exchange {
     pub fn on_read<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]> + Clone) -> Verdict {
         let length: usize = parts.clone().map(<[u8]>::len).sum();
         let body = if self.answer == Answer::None {
-            let mut room = [0; HEAD_BYTES];
+            let mut room = None;
             let Some(head) = head(parts, &mut room) else { return Verdict::Unclear };
             let Some(body) = Head::new(head).body() else { return Verdict::Unclear };
             if !is_request(head) {
@@ -99,7 +99,7 @@ impl Exchange {
             if behind.clone().all(<[u8]>::is_empty) {
                 return Verdict::Busy;
             }
-            let mut room = [0; HEAD_BYTES];
+            let mut room = None;
             let Some(head) = head(behind, &mut room) else { return Verdict::Unclear };
             skip += head.len();
             if !self.begin_answer(head) {
@@ -253,16 +253,28 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Behind<I> {
 }
 
 /// Everything up to the first empty line, with that. None if it is not complete, or too long.
-fn head<'a, 'b>(parts: impl Iterator<Item = &'a [u8]>, room: &'b mut [u8; HEAD_BYTES]) -> Option<&'b [u8]> {
-    let mut length = 0;
-    for part in parts {
+fn head<'a: 'b, 'b>(
+    parts: impl Iterator<Item = &'a [u8]>,
+    room: &'b mut Option<[u8; HEAD_BYTES]>,
+) -> Option<&'b [u8]> {
+    let mut parts = parts.filter(|part| !part.is_empty());
+    let first = parts.next()?;
+    // Nearly always. Nothing is copied then.
+    if let Some(head) = until_empty_line(first.get(..HEAD_BYTES).unwrap_or(first)) {
+        return Some(head);
+    }
+    let (room, mut length) = (room.insert([0; HEAD_BYTES]), 0);
+    for part in std::iter::once(first).chain(parts) {
         let taken = part.len().min(HEAD_BYTES - length);
         room.get_mut(length..length + taken)?.copy_from_slice(part.get(..taken)?);
         length += taken;
     }
-    let all = room.get(..length)?;
-    let end = all.windows(4).position(|window| window == b"\r\n\r\n")?;
-    all.get(..end + 4)
+    until_empty_line(room.get(..length)?)
+}
+
+fn until_empty_line(bytes: &[u8]) -> Option<&[u8]> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    bytes.get(..end + 4)
 }
 
 fn is(value: &[u8], word: &[u8]) -> bool {

@@ -16,7 +16,7 @@ fn a_connection_that_node_closes_ends_at_once() {
     if !is_installed("node") {
         return;
     }
-    let (port, folder) = (free_port(), folder("closes"));
+    let (port, folder) = (free_port(), folder("node-closes"));
     let file = folder.join("program.js");
     let text = format!(
         "const s=require('http').createServer((q,r)=>r.end('hello')); const all=new Set();
