@@ -158,11 +158,14 @@ impl Engine {
         }
     }
 
-    /// As many bytes of input may be taken in for an application that does not read.
+    /// As many bytes of input may be taken in for an application that does not read, while its writer waits.
+    ///
+    /// What the writer waits for may be behind all that the peer has sent, which is as much as the peer retains: that is
+    /// another one's setting, and follows its path. With less room than that both ends could wait for each other for ever.
+    /// So only the budget bounds it.
     pub(super) fn backlog_bytes_max(&self) -> u64 {
         let above_share = self.above_share.load(Ordering::Relaxed);
-        let allowed = budget().buffer_bytes_max(used_bytes(), above_share);
-        allowed.min(self.config.retain_bytes_max) as u64
+        budget().buffer_bytes_max(used_bytes(), above_share) as u64
     }
 
     /// What the session holds, as far as can be told without waiting for a reader or a writer.

@@ -19,6 +19,7 @@ mod common;
 mod conformance;
 mod detach;
 mod detection;
+mod echoes;
 mod example;
 mod fallback;
 mod last_words;
