@@ -190,9 +190,10 @@ process reaps orphans; for systemd it is Type=notify and supports the watchdog.
 
 A program that dies may leave processes running (workers that hold its port). Outlast stops them
 before it restarts the program: they get --stop-signal, and are killed after --stop-timeout, 5s at
-most. Processes left behind by a program that was stopped or given up get TERM and --stop-timeout. A
-server that keeps its connections is not restarted: its next generation takes over, and its processes
-are left alone.
+most. Workers of a preloaded program are killed at once, which keeps their idle connections open.
+Processes left behind by a program that was stopped or given up get TERM and --stop-timeout. A server
+that keeps its connections is not restarted: its next generation takes over, and its processes are
+left alone.
 
 A program that uses the library `outlast-restart` keeps its connections when it crashes, with or
 without this supervisor. For an unmodified, dynamically linked program (--preload) this process holds
