@@ -162,10 +162,11 @@ impl Engine {
     ///
     /// What the writer waits for may be behind all that the peer has sent, which is as much as the peer retains: that is
     /// another one's setting, and follows its path. With less room than that both ends could wait for each other for ever.
-    /// So only the budget bounds it.
+    /// So only the budget bounds it, a quarter of which at the most: no peer makes memory scarce with one session.
     pub(super) fn backlog_bytes_max(&self) -> u64 {
-        let above_share = self.above_share.load(Ordering::Relaxed);
-        budget().buffer_bytes_max(used_bytes(), above_share) as u64
+        let budget = budget();
+        let allowed = budget.buffer_bytes_max(used_bytes(), self.above_share.load(Ordering::Relaxed)) as u64;
+        allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
     /// What the session holds, as far as can be told without waiting for a reader or a writer.
