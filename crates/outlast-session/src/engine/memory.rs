@@ -160,9 +160,9 @@ impl Engine {
 
     /// As many bytes of input may be taken in for an application that does not read, while its writer waits.
     ///
-    /// What the writer waits for may be behind all that the peer has sent, which is as much as the peer retains: that is
-    /// another one's setting, and follows its path. With less room than that both ends could wait for each other for ever.
-    /// So only the budget bounds it, a quarter of which at the most: no peer makes memory scarce with one session.
+    /// PROTOCOL 4.9: what the writer waits for may be behind all that the peer retains, which is the peer's setting and
+    /// follows its path. So only the budget bounds it, a quarter of which at the most: no peer makes memory scarce with one
+    /// session.
     pub(super) fn backlog_bytes_max(&self) -> u64 {
         let budget = budget();
         let allowed = budget.buffer_bytes_max(used_bytes(), self.above_share.load(Ordering::Relaxed)) as u64;
