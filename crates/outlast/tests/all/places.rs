@@ -71,7 +71,7 @@ restarted() { # what is said then, and what becomes of the folder meanwhile
     kill -TERM "$service"; wait "$service" || true
     $2
     listen
-    grep 'going on with' /tmp/log
+    until grep 'going on with' /tmp/log; do sleep 0.05; done
     : >"/tmp/$3"
     until [ "$(tail -n 1 /tmp/heard)" = "$3" ]; do sleep 0.05; done
 }
