@@ -38,6 +38,16 @@ fn a_network_change_during_an_attempt_is_not_slept_over() {
     });
 }
 
+/// A timer of tokio's takes a millisecond at the least, even one that is due: a resume takes a tenth of that.
+#[test]
+fn a_task_that_has_nothing_to_wait_for_sets_no_timer() {
+    let pair = Pair::new(quick(LinkMode::Inband));
+    let engine = pair.client.engine();
+    // Without timers: whoever sets one panics.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(engine.outage().waited(engine, Duration::ZERO));
+}
+
 /// The same for tasks, and with a SYN under way that was lost: it is not waited for.
 #[test]
 fn a_task_does_not_sleep_over_a_network_change_either() {
