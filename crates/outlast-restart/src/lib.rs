@@ -27,6 +27,8 @@ pub mod board;
 mod buffers;
 mod connection;
 mod control;
+#[cfg(test)]
+mod corpus;
 #[doc(hidden)]
 pub mod custody;
 mod death;
@@ -41,6 +43,8 @@ mod inherited;
 mod passed;
 mod patience;
 pub mod policy;
+#[cfg(test)]
+mod random;
 pub mod roles;
 mod slots;
 pub mod state;

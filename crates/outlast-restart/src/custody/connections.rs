@@ -4,7 +4,7 @@ use super::address::Address;
 use super::listeners::Listeners;
 use super::table::{NEW, Phase, TAKEN, Table};
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, local};
+use crate::sys::{custody as sys, local, tcp};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -235,7 +235,7 @@ impl Connections {
         let unread = local::unread(held.socket.as_raw_fd()).unwrap_or(0);
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
             && !has_ended(held.socket.as_fd())
-            && sys::waits_for_request(held.socket.as_fd(), unread)
+            && tcp::waits_for_request(held.socket.as_fd(), unread)
     }
 
     /// The client of one that nobody has sends something, or ends it.

@@ -148,11 +148,7 @@ pub fn fuzz(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
-
-    fn corpus() -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/custody")
-    }
+    use crate::corpus::Corpus;
 
     fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let with = |verb, address: &[u8]| {
@@ -175,54 +171,28 @@ mod tests {
         ]
     }
 
-    /// With `OUTLAST_WRITE_CORPUS` set, writes the seeds; without, checks that they are there.
     #[test]
     fn the_corpus_has_all_seeds() {
-        for (name, bytes) in seeds() {
-            let path = corpus().join(name);
-            if std::env::var_os("OUTLAST_WRITE_CORPUS").is_some() {
-                std::fs::create_dir_all(corpus()).unwrap();
-                std::fs::write(&path, &bytes).unwrap();
-            }
-            let committed = std::fs::read(&path).ok();
-            assert!(committed == Some(bytes), "{} is stale: run with OUTLAST_WRITE_CORPUS=1", path.display());
-        }
+        Corpus::new("custody", seeds()).has_all_seeds();
     }
 
     #[test]
     fn the_corpus_and_random_changes_to_it_pass() {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let inputs: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        inputs.iter().for_each(|bytes| fuzz(bytes));
-        let seed = std::env::var("OUTLAST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
-        let mut state = seed | 1;
-        let mut below = |bound: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            usize::try_from(state >> 33).unwrap() % bound
-        };
-        let (mut taken, mut refused) = (0, 0);
-        for _ in 0..100_000 {
-            let mut bytes = inputs[below(inputs.len())].clone();
-            for _ in 0..below(4) {
-                // The header more often than the rest.
-                let at = [below(28), below(BYTES)][below(2)];
-                if let Some(byte) = bytes.get_mut(at) {
-                    *byte = [0, 1, 2, 3, 10, 11, 80, 128, 0xff][below(9)];
+        Corpus::new("custody", seeds()).changed_at_random(
+            |bytes, random| {
+                for _ in 0..random.size(4) {
+                    // The header more often than the rest.
+                    let within = [28, BYTES][random.size(2)];
+                    let at = random.size(within);
+                    if let Some(byte) = bytes.get_mut(at) {
+                        *byte = [0, 1, 2, 3, 10, 11, 80, 128, 0xff][random.size(9)];
+                    }
                 }
-            }
-            if Message::decode(&bytes).is_some() {
-                taken += 1
-            } else {
-                refused += 1
-            }
-            let outcome = std::panic::catch_unwind(|| fuzz(&bytes));
-            assert!(outcome.is_ok(), "OUTLAST_SEED={seed} fails for {bytes:02x?}");
-        }
-        assert!(
-            taken > 1000 && refused > 1000,
-            "{taken} taken and {refused} refused: that tests one side only"
+            },
+            |bytes| {
+                fuzz(bytes);
+                Message::decode(bytes).is_some()
+            },
         );
     }
 

@@ -25,13 +25,8 @@ pub fn packet(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::super::Refusal;
-    use super::super::random::Random;
     use super::*;
-    use std::path::PathBuf;
-
-    fn corpus() -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/holder")
-    }
+    use crate::corpus::Corpus;
 
     fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let name = "n".repeat(200);
@@ -55,55 +50,33 @@ mod tests {
         ]
     }
 
-    /// With `OUTLAST_WRITE_CORPUS` set, writes the seeds; without, checks that they are there.
     #[test]
     fn the_corpus_has_all_seeds() {
-        for (name, bytes) in seeds() {
-            let path = corpus().join(name);
-            if std::env::var_os("OUTLAST_WRITE_CORPUS").is_some() {
-                std::fs::create_dir_all(corpus()).unwrap();
-                std::fs::write(&path, &bytes).unwrap();
-            }
-            let committed = std::fs::read(&path).ok();
-            assert!(committed == Some(bytes), "{} is stale: run with OUTLAST_WRITE_CORPUS=1", path.display());
-        }
+        Corpus::new("holder", seeds()).has_all_seeds();
     }
 
     #[test]
     fn the_corpus_and_random_changes_to_it_pass() {
-        let mut paths: Vec<_> =
-            std::fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let inputs: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        inputs.iter().for_each(|bytes| packet(bytes));
-        let seed = std::env::var("OUTLAST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-        let mut random = Random(seed);
-        let (mut taken, mut refused) = (0, 0);
-        for _ in 0..100_000 {
-            let mut bytes = inputs[random.size(inputs.len())].clone();
-            for _ in 0..=random.size(3) {
-                match random.below(4) {
-                    0 => bytes.truncate(random.size(bytes.len() + 1)),
-                    1 => bytes.extend(vec![b'x'; random.size(9)]),
-                    _ if bytes.is_empty() => {}
-                    _ => {
-                        // The header more often than the rest.
-                        let within = [bytes.len().min(16), bytes.len()][random.size(2)];
-                        let at = random.size(within);
-                        bytes[at] = [0, 1, 2, 5, 65, 69, 0xff, b':'][random.size(8)];
+        Corpus::new("holder", seeds()).changed_at_random(
+            |bytes, random| {
+                for _ in 0..=random.size(3) {
+                    match random.below(4) {
+                        0 => bytes.truncate(random.size(bytes.len() + 1)),
+                        1 => bytes.extend(vec![b'x'; random.size(9)]),
+                        _ if bytes.is_empty() => {}
+                        _ => {
+                            // The header more often than the rest.
+                            let within = [bytes.len().min(16), bytes.len()][random.size(2)];
+                            let at = random.size(within);
+                            bytes[at] = [0, 1, 2, 5, 65, 69, 0xff, b':'][random.size(8)];
+                        }
                     }
                 }
-            }
-            match Request::parse(&bytes).is_ok() || Answer::parse(&bytes).is_ok() {
-                true => taken += 1,
-                false => refused += 1,
-            }
-            let outcome = std::panic::catch_unwind(|| packet(&bytes));
-            assert!(outcome.is_ok(), "OUTLAST_SEED={seed} fails for {bytes:02x?}");
-        }
-        assert!(
-            taken > 1000 && refused > 1000,
-            "{taken} taken and {refused} refused: that tests one side only"
+            },
+            |bytes| {
+                packet(bytes);
+                Request::parse(bytes).is_ok() || Answer::parse(bytes).is_ok()
+            },
         );
     }
 }

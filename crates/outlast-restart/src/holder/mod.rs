@@ -31,8 +31,6 @@ pub mod fuzzing;
 mod options;
 pub(crate) mod packet;
 pub mod protocol;
-#[cfg(test)]
-mod random;
 mod server;
 mod socket;
 mod state_file;

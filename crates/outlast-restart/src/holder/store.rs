@@ -249,7 +249,7 @@ mod tests {
     /// Whatever is done in whatever order: the counts are those of what is there, and nothing that was dropped lives on.
     #[test]
     fn the_counts_are_right_after_any_history() {
-        let mut random = crate::holder::random::Random(7);
+        let mut random = crate::random::Random(7);
         let mut below = |bound| random.size(bound);
         for _ in 0..200 {
             let limits = Limits { descriptors_max: 1 + below(9), bytes_max: below(60), keep_ms: 20 };

@@ -90,41 +90,6 @@ pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
     if result < 0 { 0 } else { cookie }
 }
 
-/// As much of the kernel's `struct tcp_info` as is used.
-#[repr(C)]
-struct TcpInfo {
-    state: u8,
-    other: [u8; 43],
-    last_data_sent_ms: u32,
-    last_ack_sent_ms: u32,
-    last_data_received_ms: u32,
-}
-
-const ESTABLISHED: u8 = 1;
-
-/// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
-/// is no TCP connection.
-pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
-    let mut info = MaybeUninit::<TcpInfo>::zeroed();
-    let mut length = libc::socklen_t::try_from(size_of::<TcpInfo>()).unwrap_or(0);
-    // SAFETY: fills at most the length that is told, which is that of `info`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if result < 0 {
-        return true;
-    }
-    // SAFETY: integers, zeroed before.
-    let info = unsafe { info.assume_init() };
-    info.state == ESTABLISHED && (unread > 0 || info.last_data_sent_ms <= info.last_data_received_ms)
-}
-
 /// As many descriptors as this process can allow itself, and how many it had allowed before.
 pub(crate) fn raise_descriptors_limit() -> Option<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -18,10 +18,16 @@ pub(crate) struct Positions {
 #[derive(Clone, Copy)]
 struct Info {
     state: u8,
-    other: [u8; 119],
+    before_times: [u8; 43],
+    last_data_sent_ms: u32,
+    last_ack_sent_ms: u32,
+    last_data_received_ms: u32,
+    before_bytes: [u8; 64],
     bytes_acked: u64,
     bytes_received: u64,
 }
+
+const ESTABLISHED: u8 = 1;
 
 /// States in which the peer's FIN has come, which the kernel counts as a byte: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
 const PEER_HAS_ENDED: [u8; 4] = [8, 9, 11, 6];
@@ -80,6 +86,14 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
     }
     // SAFETY: integers, zeroed before and filled by the kernel.
     Ok(unsafe { info.assume_init() })
+}
+
+/// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
+/// is no TCP connection.
+pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
+    info(socket).map_or(true, |info| {
+        info.state == ESTABLISHED && (unread > 0 || info.last_data_sent_ms <= info.last_data_received_ms)
+    })
 }
 
 fn queued(socket: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<u64> {
