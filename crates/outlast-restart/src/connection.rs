@@ -165,11 +165,13 @@ impl Connection {
         self.shared.control.threads(self.shared.number).deals_with(self.socket.as_raw_fd());
         let begin = self.place(self.mark.consumed_bytes, length);
         let first = held_bytes.min(length - begin);
-        let bytes = self.shared.buffers.bytes(self.mark.buffer, begin, first);
+        // SAFETY: the buffer is lent to this connection, which is borrowed as long as the result is.
+        let bytes = unsafe { self.shared.buffers.bytes(self.mark.buffer, begin, first) };
         if first == held_bytes {
             return bytes;
         }
-        let second = self.shared.buffers.bytes(self.mark.buffer, 0, held_bytes - first);
+        // SAFETY: as above.
+        let second = unsafe { self.shared.buffers.bytes(self.mark.buffer, 0, held_bytes - first) };
         let rare = self.rare.get_or_insert_default();
         rare.around = [bytes, second].concat().into();
         &rare.around
@@ -189,7 +191,8 @@ impl Connection {
         let begin = self.place(self.taken_bytes, length);
         let there = usize::try_from(self.received_bytes - self.taken_bytes).unwrap_or(usize::MAX);
         let count = there.min(bytes.len()).min(length - begin);
-        let held = self.shared.buffers.bytes(self.mark.buffer, begin, count);
+        // SAFETY: the buffer is lent to this connection; it is used until the next line only.
+        let held = unsafe { self.shared.buffers.bytes(self.mark.buffer, begin, count) };
         bytes.get_mut(..count).unwrap_or_default().copy_from_slice(held);
         self.taken_bytes += count as u64;
         self.shared.control.threads(self.shared.number).deals_with(self.socket.as_raw_fd());
@@ -343,7 +346,9 @@ impl Connection {
     /// What was [noted](Self::set_note) with the last request that is done.
     #[must_use]
     pub fn note(&self) -> &[u8] {
-        self.notes().map_or(&[], |notes| notes.of_mark(self.slot.current(), self.mark.note_bytes))
+        let (mark, length) = (self.slot.current(), self.mark.note_bytes);
+        // SAFETY: they are carried by this connection alone, which is borrowed as long as the result is.
+        self.notes().map_or(&[], |notes| unsafe { notes.of_mark(mark, length) })
     }
 
     /// Leaves up to [`NOTE_BYTES`](crate::NOTE_BYTES) to the next generation, from the next [`done`](Self::done) on, at once

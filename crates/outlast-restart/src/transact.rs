@@ -129,7 +129,8 @@ impl Connection {
 
     /// The mark that says that a request was answered so, behind what was not sent of earlier answers.
     fn answered_by(&mut self, answer: &[u8], request_bytes: usize) -> Result<Mark, StateError> {
-        let unsent = self.unsent().to_vec();
+        // SAFETY: copied at once.
+        let unsent = unsafe { self.unsent() }.to_vec();
         let outbox_bytes = unsent.len() + answer.len();
         if outbox_bytes > ANSWER_BYTES_MAX {
             return Err(StateError::AnswerTooLong { found: outbox_bytes, limit: ANSWER_BYTES_MAX });
@@ -158,7 +159,8 @@ impl Connection {
             return Ok(());
         }
         loop {
-            let unsent = self.unsent();
+            // SAFETY: used in this round only, after which it may be given back.
+            let unsent = unsafe { self.unsent() };
             if unsent.is_empty() {
                 break;
             }
@@ -184,11 +186,17 @@ impl Connection {
         self.mark.outbox != 0
     }
 
-    fn unsent(&self) -> &'static [u8] {
+    /// What is left of answers.
+    ///
+    /// # Safety
+    /// The result is not used any more when the outbox is given back.
+    unsafe fn unsent(&self) -> &'static [u8] {
         let length = self.mark.outbox_bytes as usize;
         let begin_bytes = self.mark.written_bytes - length as u64;
         let sent = usize::try_from(self.sent_bytes.saturating_sub(begin_bytes)).unwrap_or(length).min(length);
-        self.shared.buffers.bytes(self.mark.outbox, sent, length - sent)
+        // SAFETY: an outbox is lent to this connection, and filled before its mark tells of it. It is not changed until it is
+        // given back, as the caller says.
+        unsafe { self.shared.buffers.bytes(self.mark.outbox, sent, length - sent) }
     }
 }
 

@@ -72,10 +72,12 @@ pub(crate) fn set_bytes<T: AllZeroes, const N: usize>(value: &T, bytes: &[u8; N]
 
 /// Bytes of shared memory that nobody changes meanwhile.
 ///
-/// One generation serves at a time, and of that the one value that stands for the connection these bytes belong to.
-pub(crate) fn bytes(memory: &[AtomicU8], begin: usize, length: usize) -> &[u8] {
+/// # Safety
+/// As long as the result is used, nobody changes these bytes, in this process or another one: one generation serves at a
+/// time, and of that the caller is, or has borrowed, the one value that stands for the connection they belong to.
+pub(crate) unsafe fn bytes(memory: &[AtomicU8], begin: usize, length: usize) -> &[u8] {
     let part = memory.get(begin..begin + length).unwrap_or_default();
-    // SAFETY: an AtomicU8 has the layout of a u8; see above for who changes it.
+    // SAFETY: an AtomicU8 has the layout of a u8; that nobody changes them, the caller says.
     unsafe { std::slice::from_raw_parts(part.as_ptr().cast(), part.len()) }
 }
 
