@@ -4,6 +4,7 @@
 //! tells the one from the other. Whatever is not understood here is not kept.
 
 use outlast_restart::custody::table::NotKept;
+use std::io::BufRead;
 
 /// The longest head of a request or an answer that is looked at.
 const HEAD_BYTES: usize = 8 << 10;
@@ -58,9 +59,15 @@ impl Exchange {
 
     /// From [`to_numbers`](Self::to_numbers).
     pub fn from_numbers([kind, answer_rest, request_rest]: [u64; 3]) -> Self {
-        use Answer::{Body, Chunk, Extension, Head, None, Size, Trailer};
-        let all = [None, Head, Body, Size, Extension, Chunk, Trailer];
-        let answer = all.into_iter().find(|answer| *answer as u64 == kind & 0xff).unwrap_or_default();
+        let answer = match kind & 0xff {
+            1 => Answer::Head,
+            2 => Answer::Body,
+            3 => Answer::Size,
+            4 => Answer::Extension,
+            5 => Answer::Chunk,
+            6 => Answer::Trailer,
+            _ => Answer::None,
+        };
         Self { answer, answer_rest, request_rest, only_head: kind >> 8 == 1 }
     }
 
@@ -70,14 +77,14 @@ impl Exchange {
         let body = if self.answer == Answer::None {
             let mut room = None;
             let Some(head) = head(parts, &mut room) else { return Verdict::Unclear };
-            let Some(body) = Head::new(head).body() else { return Verdict::Unclear };
-            if !is_request(head) {
+            let Some(body) = head.body() else { return Verdict::Unclear };
+            if !is_request(head.bytes) {
                 return Verdict::Unclear;
             }
             self.answer = Answer::Head;
-            self.only_head = head.starts_with(b"HEAD ");
+            self.only_head = head.bytes.starts_with(b"HEAD ");
             self.request_rest = body.unwrap_or(0);
-            length - head.len()
+            length - head.bytes.len()
         } else {
             length
         };
@@ -101,8 +108,8 @@ impl Exchange {
             }
             let mut room = None;
             let Some(head) = head(behind, &mut room) else { return Verdict::Unclear };
-            skip += head.len();
-            if !self.begin_answer(head) {
+            skip += head.bytes.len();
+            if !self.begin_answer(&head) {
                 return Verdict::Unclear;
             }
         }
@@ -155,26 +162,22 @@ impl Exchange {
     }
 
     /// False if the head does not tell how long the answer is.
-    fn begin_answer(&mut self, head: &[u8]) -> bool {
-        let Some(status) = head.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)) else {
+    fn begin_answer(&mut self, head: &Head<'_>) -> bool {
+        let Some(status) = head.bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)) else {
             return false;
         };
-        let (fields, Ok(status)) = (Head::new(head), std::str::from_utf8(status).unwrap_or("").parse())
-        else {
-            return false;
-        };
-        let closes = fields.get(b"connection").is_some_and(|value| !is(value, b"keep-alive"));
-        let chunked = fields.get(b"transfer-encoding");
+        let Ok(status) = std::str::from_utf8(status).unwrap_or("").parse() else { return false };
+        let closes = head.connection.is_some_and(|value| !is(value, b"keep-alive"));
         match status {
             101 => return false,
             100..200 => return true,
             _ if closes => return false,
             204 | 304 => self.answer = Answer::None,
             _ if self.only_head => self.answer = Answer::None,
-            _ if chunked.is_some_and(|value| is(value, b"chunked")) => {
+            _ if head.transfer_encoding.is_some_and(|value| is(value, b"chunked")) => {
                 (self.answer, self.answer_rest) = (Answer::Size, 0);
             }
-            _ => match fields.body() {
+            _ => match head.body() {
                 Some(Some(0)) => self.answer = Answer::None,
                 Some(Some(length)) => (self.answer, self.answer_rest) = (Answer::Body, length),
                 // It ends with the connection.
@@ -256,11 +259,11 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Behind<I> {
 fn head<'a: 'b, 'b>(
     parts: impl Iterator<Item = &'a [u8]>,
     room: &'b mut Option<[u8; HEAD_BYTES]>,
-) -> Option<&'b [u8]> {
+) -> Option<Head<'b>> {
     let mut parts = parts.filter(|part| !part.is_empty());
     let first = parts.next()?;
     // Nearly always. Nothing is copied then.
-    if let Some(head) = until_empty_line(first.get(..HEAD_BYTES).unwrap_or(first)) {
+    if let Some(head) = Head::read(first.get(..HEAD_BYTES).unwrap_or(first)) {
         return Some(head);
     }
     let (room, mut length) = (room.insert([0; HEAD_BYTES]), 0);
@@ -269,39 +272,61 @@ fn head<'a: 'b, 'b>(
         room.get_mut(length..length + taken)?.copy_from_slice(part.get(..taken)?);
         length += taken;
     }
-    until_empty_line(room.get(..length)?)
-}
-
-fn until_empty_line(bytes: &[u8]) -> Option<&[u8]> {
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
-    bytes.get(..end + 4)
+    Head::read(room.get(..length)?)
 }
 
 fn is(value: &[u8], word: &[u8]) -> bool {
     value.trim_ascii().eq_ignore_ascii_case(word)
 }
 
-/// The fields of a head.
-struct Head<'a>(&'a [u8]);
+/// A head, and what of its fields matters here: of several of one name the first.
+#[derive(Default)]
+struct Head<'a> {
+    bytes: &'a [u8],
+    connection: Option<&'a [u8]>,
+    content_length: Option<&'a [u8]>,
+    transfer_encoding: Option<&'a [u8]>,
+    upgrade: Option<&'a [u8]>,
+}
 
 impl<'a> Head<'a> {
-    fn new(head: &'a [u8]) -> Self {
-        Self(head)
+    /// In one pass, as each request and each answer of a program comes through here. None: there is no empty line.
+    fn read(bytes: &'a [u8]) -> Option<Self> {
+        let (mut head, mut rest, mut follows) = (Self::default(), bytes, false);
+        loop {
+            let length = rest.skip_until(b'\n').ok().filter(|length| *length > 0)?;
+            let end = bytes.len() - rest.len();
+            let line = bytes.get(end - length..end)?.strip_suffix(b"\n")?;
+            if follows && line == b"\r" {
+                head.bytes = bytes.get(..end)?;
+                return Some(head);
+            }
+            follows = line.ends_with(b"\r");
+            head.note(line);
+        }
     }
 
-    fn get(&self, name: &[u8]) -> Option<&'a [u8]> {
-        self.0.split(|&byte| byte == b'\n').find_map(|line| {
-            let colon = line.iter().position(|&byte| byte == b':')?;
-            line.get(..colon)?.eq_ignore_ascii_case(name).then(|| line.get(colon + 1..))?
-        })
+    fn note(&mut self, line: &'a [u8]) {
+        let (name, place): (&[u8], _) = match line.first() {
+            Some(b'c' | b'C') if line.get(10) == Some(&b':') => (b"connection", &mut self.connection),
+            Some(b'c' | b'C') => (b"content-length", &mut self.content_length),
+            Some(b't' | b'T') => (b"transfer-encoding", &mut self.transfer_encoding),
+            Some(b'u' | b'U') => (b"upgrade", &mut self.upgrade),
+            _ => return,
+        };
+        if let Some((its, [b':', value @ ..])) = line.split_at_checked(name.len())
+            && its.eq_ignore_ascii_case(name)
+        {
+            place.get_or_insert(value);
+        }
     }
 
     /// The length of the body, if one is told. None if it is told in another way.
     fn body(&self) -> Option<Option<u64>> {
-        if self.get(b"transfer-encoding").is_some() || self.get(b"upgrade").is_some() {
+        if self.transfer_encoding.is_some() || self.upgrade.is_some() {
             return None;
         }
-        let Some(length) = self.get(b"content-length") else { return Some(None) };
+        let Some(length) = self.content_length else { return Some(None) };
         std::str::from_utf8(length.trim_ascii()).ok()?.parse().ok().map(Some)
     }
 }
@@ -382,6 +407,31 @@ mod tests {
         ] {
             assert_eq!(Exchange::default().on_read([request].into_iter()), Unclear);
         }
+    }
+
+    #[test]
+    fn the_first_field_of_a_name_counts_however_it_is_written() {
+        let head = |text: &'static str| Head::read(text.as_bytes());
+        let of =
+            head("GET /u HTTP/1.1\r\ncOnnection:x\r\nContent-Length: 7\r\nContent-length: 8\r\n\r\nmore")
+                .unwrap();
+        assert_eq!((of.connection, of.body()), (Some(&b"x\r"[..]), Some(Some(7))));
+        assert!(of.bytes.ends_with(b"8\r\n\r\n") && of.upgrade.is_none());
+        for other in
+            ["Connections: x", "Connection : x", "Conn", "Content-Lengt: 7", "t", "", ":", "X-Upgrade: x"]
+        {
+            let text = format!("GET / HTTP/1.1\r\n{other}\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let of = Head::read(text.as_bytes()).unwrap();
+            assert!(
+                of.connection.is_none() && of.content_length.is_none() && of.upgrade.is_none(),
+                "{other}"
+            );
+            assert_eq!(of.transfer_encoding.is_some(), !other.is_empty(), "{other}");
+        }
+        for incomplete in ["", "\n", "\r\n", "a\n\r\n", "a\n\n", "a\r\n\r", "a\r\n\n"] {
+            assert!(head(incomplete).is_none(), "{incomplete:?}");
+        }
+        assert_eq!(head("\r\n\r\n").unwrap().bytes.len(), 4);
     }
 
     #[test]

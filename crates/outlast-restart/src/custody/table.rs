@@ -85,12 +85,14 @@ pub struct Slot {
 impl Slot {
     /// As it was set last.
     pub fn phase(&self) -> Phase {
-        Phase::from_number(self.phase.load(Ordering::SeqCst))
+        Phase::from_number(self.phase.load(Ordering::Acquire))
     }
 
-    /// From here on.
+    /// From here on. Two times for each request: a store that waits for all that were before it would take longer than all
+    /// else here. The holder looks whether somebody waits for an answer when the process has ended, and sees all its stores
+    /// by then; before that, it takes no more than a copy.
     pub fn set_phase(&self, phase: Phase) {
-        self.phase.store(phase as u32, Ordering::SeqCst);
+        self.phase.store(phase as u32, Ordering::Release);
     }
 
     /// From one state to another; false if it is in neither.
