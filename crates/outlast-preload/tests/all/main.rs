@@ -13,6 +13,7 @@
 mod closes;
 mod common;
 mod connections;
+mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;

@@ -197,6 +197,28 @@ impl Connections {
         }
     }
 
+    /// Of those that a process has: by what the idle ones are known, and how many wait for an answer.
+    pub(super) fn of(&self, owner: Pid) -> (BTreeSet<u64>, usize) {
+        use std::sync::atomic::Ordering::SeqCst;
+        let is_its = |held: &Connection| held.owner == owner && matches!(held.state, State::Served);
+        let held = self.all.iter().filter(|(_, held)| is_its(held)).map(|(number, _)| number);
+        let is_new = |number: &&u32| {
+            let slot = self.table.slot(**number);
+            slot.is_some_and(|slot| {
+                slot.state.load(SeqCst) == NEW && slot.owner.load(SeqCst) == owner.cast_unsigned()
+            })
+        };
+        let (mut idle, mut busy) = (BTreeSet::new(), 0);
+        for slot in held.chain(self.new.iter().filter(is_new)).filter_map(|number| self.table.slot(*number)) {
+            match slot.phase() {
+                Phase::Idle => drop(idle.insert(slot.cookie.load(SeqCst))),
+                Phase::Busy => busy += 1,
+                Phase::Unclear => {}
+            }
+        }
+        (idle, busy)
+    }
+
     /// A process has ended: with `keep`, its idle connections stay open. Gives how many do, and how many do not.
     pub(super) fn ended(&mut self, owner: Pid, keep: bool, epoll: &OwnedFd) -> (u32, u32) {
         use std::sync::atomic::Ordering::SeqCst;

@@ -2,6 +2,7 @@
 
 use super::address::Address;
 use super::connections::Connections;
+use super::left_over::{self, LeftOver, Remains, Was};
 use super::listeners::Listeners;
 use super::message::{BYTES, Message, VERSION, Verb};
 use super::table::{NotKept, Table};
@@ -33,8 +34,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// New ones are looked for more often for so long after anything has changed: a program that begins makes others.
 const NEW_PROCESSES: Duration = Duration::from_millis(100);
 const NEW_FOR: Duration = Duration::from_secs(3);
-/// So long after anything has changed it is looked whether the program has given up some of its listening sockets.
-const SETTLES: Duration = Duration::from_secs(20);
+/// Between two looks at whether the program has given up a listening socket, if it looks so.
+const IN_DOUBT: Duration = Duration::from_millis(200);
 /// Descriptors that are left for the supervisor's other work.
 const SPARE_DESCRIPTORS: usize = 256;
 /// Packets of one program, before it is another one's turn.
@@ -62,6 +63,12 @@ pub(super) enum Command {
     Expect {
         supervisor: Pid,
         processes: Vec<Pid>,
+    },
+    /// Its main process is gone.
+    Clear {
+        patience: Duration,
+        may_be_in_the_way: bool,
+        answer: Sender<Remains>,
     },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting,
@@ -112,6 +119,7 @@ pub(super) struct Holder {
     parts: BTreeMap<Pid, Part>,
     listeners: Listeners,
     connections: Connections,
+    left_over: LeftOver,
     main: Option<u32>,
     listens: bool,
     serves: bool,
@@ -121,6 +129,7 @@ pub(super) struct Holder {
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
+    listeners_at: Instant,
     watched_at: Instant,
     /// Descriptors that this process may have.
     descriptors: usize,
@@ -159,6 +168,7 @@ impl Holder {
             next_control: 0,
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
+            left_over: LeftOver::new(now),
             main: None,
             listens: false,
             serves: false,
@@ -167,6 +177,7 @@ impl Holder {
             changed_at: now,
             took_at: now,
             swept_at: now,
+            listeners_at: now,
             watched_at: now,
             descriptors,
             told_full: false,
@@ -223,6 +234,8 @@ impl Holder {
         };
         let sweep = SWEEP.saturating_sub(now.duration_since(self.swept_at));
         let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
+        let sweep = self.left_over.patience(now).map_or(sweep, |left| sweep.min(left));
+        let sweep = if self.listeners.is_in_doubt() { sweep.min(IN_DOUBT) } else { sweep };
         let mut time = if self.connections.has_waiting() { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
@@ -251,11 +264,11 @@ impl Holder {
         }
         let others = SPARE_DESCRIPTORS + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));
-        let parts = &self.parts;
-        if self.connections.take(|pid| parts.get(&pid).map(|part| part.process.as_fd())) {
-            self.took_at = now;
-        }
+        self.take(now);
         self.note_held();
+        let (parts, held) = (&self.parts, (&self.listeners, &self.connections));
+        self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
+        self.look_at_listeners(now);
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
@@ -288,9 +301,47 @@ impl Holder {
         if let Some(pid) = untold {
             self.report(Report::Untold { pid });
         }
-        if self.serves && self.listeners.count() > 0 && now.duration_since(self.changed_at) < SETTLES {
-            self.listeners.sweep(&processes, now);
+    }
+
+    /// Copies connections that have become idle.
+    fn take(&mut self, now: Instant) {
+        let parts = &self.parts;
+        if self.connections.take(|pid| parts.get(&pid).map(|part| part.process.as_fd())) {
+            self.took_at = now;
         }
+    }
+
+    /// Whether the program has given up some. Clients are refused there then, as they would be without this one.
+    fn look_at_listeners(&mut self, now: Instant) {
+        let pause = if self.listeners.is_in_doubt() { IN_DOUBT } else { SWEEP };
+        let is_time = now.duration_since(self.listeners_at) >= pause;
+        let goes_on = self.serves && self.ending != Ending::Replaced && self.listeners.count() > 0;
+        if is_time && goes_on && !self.is_main_down() {
+            self.listeners_at = now;
+            self.listeners.sweep(&family::below_this(), now);
+        }
+    }
+
+    /// The main process is gone: deals with who is left.
+    fn clear(&mut self, patience: Duration, may_be_in_the_way: bool) -> Remains {
+        let now = Instant::now();
+        // What is idle by now stays open.
+        self.take(now);
+        let living = family::below_this();
+        living.iter().for_each(|pid| self.watch(*pid, false));
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        self.left_over.note_older(self.parts.keys().copied().filter(|pid| Some(*pid) != main));
+        // Where a sandbox forbids that.
+        let is_unknown =
+            |pid: &Pid| !self.parts.contains_key(pid) && family::parent_of_living(*pid).is_some();
+        let may_be_in_the_way = may_be_in_the_way || living.iter().any(is_unknown);
+        let process = |pid: &Pid| {
+            let part = self.parts.get(pid)?;
+            Some(left_over::Process { pid: *pid, known: part.process.as_fd(), has_table: part.has_table })
+        };
+        let processes: Vec<left_over::Process<'_>> = living.iter().filter_map(process).collect();
+        let (held, how) = ((&self.listeners, &self.connections), (patience, may_be_in_the_way));
+        self.left_over.sort(&processes, main, held, how, now)
     }
 
     fn note_held(&mut self) {
@@ -321,6 +372,9 @@ impl Holder {
                 Command::Expect { supervisor, processes } => {
                     self.listeners.expect(supervisor, processes, self.table);
                 }
+                Command::Clear { patience, may_be_in_the_way, answer } => {
+                    let _ = answer.send(self.clear(patience, may_be_in_the_way));
+                }
                 Command::Starting => {
                     (self.main, self.listens, self.serves) = (None, false, false);
                     if self.ending == Ending::ForGood {
@@ -333,7 +387,11 @@ impl Holder {
                     self.watch(pid.cast_signed(), false);
                     self.note_serving();
                 }
-                Command::Stopping { for_good: true } => self.ending = Ending::ForGood,
+                Command::Stopping { for_good: true } => {
+                    self.ending = Ending::ForGood;
+                    // When the program closes its own, clients are refused.
+                    self.listeners = Listeners::default();
+                }
                 Command::Stopping { for_good: false } => self.ending = Ending::Replaced,
                 Command::End => self.is_over = true,
             }
@@ -394,21 +452,23 @@ impl Holder {
                     self.report(Report::TookOver { supervisor, sockets });
                 }
                 let Some(control) = self.controls.get(&control) else { return };
-                let processes = family::below_this();
+                let processes = self.left_over.newer(family::below_this());
                 let socket = address.and_then(|address| self.listeners.adopt(&address, &processes));
                 answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Probe => {
                 let alone = address.is_some_and(|address| {
-                    self.listeners.has(&address) && self.listeners.is_alone(&address, &family::below_this())
+                    let processes = || self.left_over.newer(family::below_this());
+                    self.listeners.has(&address) && self.listeners.is_alone(&address, &processes())
                 });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }
             Verb::Listen => {
-                for socket in descriptors {
-                    self.listeners.add(socket, message.address, self.table);
+                for socket in descriptors.into_iter().filter(|_| self.ending != Ending::ForGood) {
+                    let by = (pid, Some(message.descriptor));
+                    self.listeners.add(socket, message.address, by, self.table);
                 }
                 self.listens = true;
                 self.note_serving();
@@ -423,8 +483,8 @@ impl Holder {
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Release => {
-                let keep =
-                    self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
+                let is_alone = self.is_main_down() || self.left_over.is_older(pid);
+                let keep = self.ending == Ending::Replaced || (self.ending == Ending::No && is_alone);
                 self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
             }
             Verb::Look | Verb::Yes | Verb::No => {}
@@ -495,6 +555,7 @@ impl Holder {
         let told = sys::exit_status(part.process.as_fd(), pid);
         let status = self.buried.take(pid).or(told);
         self.changed_at = Instant::now();
+        let Was { older, killed } = self.left_over.ended(pid);
         let is_main = self.main == Some(pid.cast_unsigned());
         if is_main {
             self.main_ended_at = Some(Instant::now());
@@ -502,7 +563,7 @@ impl Holder {
         }
         let keep = match self.ending {
             // Some end in order because their master has crashed.
-            Ending::No => status != Some(0) || (!is_main && self.is_main_down()),
+            Ending::No => status != Some(0) || older || (!is_main && self.is_main_down()),
             Ending::Replaced => true,
             Ending::ForGood => false,
         };
@@ -510,11 +571,14 @@ impl Holder {
         let death = status.map(Death::from_status);
         let is_crash = match death {
             // Servers with a process for each client have them end so when a client goes.
-            Some(Death::Exited(code)) => code != 0 && part.has_table && kept + closed > 0,
+            _ if killed => false,
+            Some(Death::Exited(code)) => code != 0 && !older && part.has_table && kept + closed > 0,
             Some(Death::Signal(number)) => part.has_table && !is_usual(number),
             None => kept + closed > 0,
         };
-        if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
+        if self.ending == Ending::No && !is_crash && older && kept + closed > 0 {
+            self.report(Report::Finished { pid, kept, closed });
+        } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
             self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));
         }
     }

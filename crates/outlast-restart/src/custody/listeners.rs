@@ -6,7 +6,7 @@ use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, process};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,12 @@ struct Listener {
     address: Address,
     bytes: AddressBytes,
     unused_since: Option<Instant>,
+    /// The process that has had it listen last.
+    maker: Pid,
+    /// A process that has it, and its number there.
+    place: Option<(Pid, RawFd)>,
+    /// Nobody had it when it was looked at last, though the process that had it before lives.
+    looks_closed: bool,
     /// Another name of a UNIX socket's file, which the program removes.
     link: Option<PathBuf>,
 }
@@ -51,6 +57,49 @@ struct Left {
 pub(super) struct Listeners {
     all: Vec<Listener>,
     left: Vec<Left>,
+}
+
+/// What a process has of a program's sockets.
+pub(super) struct Sockets {
+    /// Listening ones that another process has made.
+    pub(super) shares: bool,
+    /// Listening ones that it has made itself.
+    pub(super) listens: bool,
+    /// Connections with clients, and whether those have come to a listening socket that it has.
+    pub(super) clients: Vec<(OwnedFd, bool)>,
+}
+
+/// The sockets that a process has open: their numbers there, and by what they are known. None: that cannot be seen.
+fn sockets(pid: Pid) -> Option<impl Iterator<Item = (RawFd, u64)>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    Some(entries.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
+        Some((entry.file_name().to_str()?.parse().ok()?, inode))
+    }))
+}
+
+/// Where these sockets are: each in one process that has it. None: not all processes can be looked at.
+fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64, Pid, RawFd)>> {
+    let mut found = Vec::new();
+    for &pid in processes {
+        if inodes.is_empty() {
+            break;
+        }
+        let Some(sockets) = sockets(pid) else {
+            if sys::is_exiting(pid) {
+                continue;
+            }
+            return None;
+        };
+        for (number, inode) in sockets {
+            if let Some(at) = inodes.iter().position(|wanted| *wanted == inode) {
+                found.push((inode, pid, number));
+                inodes.swap_remove(at);
+            }
+        }
+    }
+    Some(found)
 }
 
 /// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
@@ -111,6 +160,13 @@ fn link(path: &Path, inode: u64) -> Option<PathBuf> {
 }
 
 impl Listener {
+    /// Whether the process that was seen with it still has it. Where that cannot be asked it has, as long as it lives.
+    fn is_in_place(&self) -> bool {
+        self.place.is_some_and(|(pid, number)| {
+            sys::is_copy(self.socket.as_fd(), pid, number).unwrap_or_else(|| !sys::is_exiting(pid))
+        })
+    }
+
     /// The file is there under its name. False if somebody else's is.
     fn put_back(&self) -> bool {
         let (Some(path), Some(link)) = (self.address.path(), &self.link) else { return true };
@@ -124,15 +180,23 @@ impl Listener {
 }
 
 impl Listeners {
-    /// One that a program listens on. Whether it was not known before.
-    pub(super) fn add(&mut self, socket: OwnedFd, bytes: AddressBytes, table: &Table) -> bool {
+    /// One that a process listens on, and its number there, if that is known. Whether it was not known before.
+    pub(super) fn add(
+        &mut self,
+        socket: OwnedFd,
+        bytes: AddressBytes,
+        (maker, number): (Pid, Option<RawFd>),
+        table: &Table,
+    ) -> bool {
+        let place = number.map(|number| (maker, number));
         let (Some(address), Ok(inode)) =
             (Address::parse(&sys::local_address(socket.as_fd())), descriptors::inode(&socket))
         else {
             return false;
         };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
-            known.unused_since = None;
+            (known.unused_since, known.looks_closed) = (None, false);
+            (known.maker, known.place) = (maker, place);
             return false;
         }
         if self.all.len() == LISTENERS_MAX || !descriptors::does_listen(socket.as_fd()) {
@@ -140,7 +204,10 @@ impl Listeners {
         }
         let link = address.path().and_then(|path| link(Path::new(OsStr::from_bytes(path)), inode));
         table.note_address(&address);
-        self.all.push(Listener { socket, inode, address, bytes, unused_since: None, link });
+        let (unused_since, looks_closed) = (None, false);
+        let listener =
+            Listener { socket, inode, address, bytes, unused_since, maker, place, looks_closed, link };
+        self.all.push(listener);
         true
     }
 
@@ -150,7 +217,8 @@ impl Listeners {
         let mut count = 0;
         for socket in listening(process.as_fd(), pid) {
             let bytes = AddressBytes::new(&sys::local_address(socket.as_fd()));
-            count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, table)));
+            let by = (pid, None);
+            count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, by, table)));
         }
         count
     }
@@ -192,7 +260,7 @@ impl Listeners {
     pub(super) fn adopt(&mut self, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
         let inode = self.unused(address, processes)?.inode;
         let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
-        listener.unused_since = None;
+        (listener.unused_since, listener.looks_closed) = (None, false);
         listener.put_back().then(|| listener.socket.as_fd())
     }
 
@@ -232,17 +300,63 @@ impl Listeners {
         Some((bytes, deferred))
     }
 
-    /// Lets go of those that the program has given up: it has others, and is not about to begin.
+    /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
+    /// program has others and has had time enough to ask for these. It is not about to begin.
     pub(super) fn sweep(&mut self, processes: &[Pid], now: Instant) {
-        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
-        let used = open_of(processes, &inodes);
+        let in_place: Vec<bool> = self.all.iter().map(Listener::is_in_place).collect();
+        let others = self.all.iter().zip(&in_place).filter(|(_, in_place)| !**in_place);
+        let inodes: Vec<u64> = others.map(|(listener, _)| listener.inode).collect();
+        if inodes.is_empty() {
+            return;
+        }
+        let Some(places) = places(processes, inodes) else { return };
+        let is_any_used = !places.is_empty() || in_place.contains(&true);
+        let mut in_place = in_place.into_iter();
         self.all.retain_mut(|listener| {
-            if used.is_empty() || used.contains(&listener.inode) {
-                listener.unused_since = None;
+            let place = places.iter().find(|(inode, ..)| *inode == listener.inode);
+            let found = place.map(|&(_, pid, number)| (pid, number));
+            if in_place.next() == Some(true) || found.is_some() {
+                listener.place = found.or(listener.place);
+                (listener.unused_since, listener.looks_closed) = (None, false);
                 return true;
             }
-            now.duration_since(*listener.unused_since.get_or_insert(now)) < UNUSED
+            // Who has crashed has not given it up, and looks so when it is about to.
+            let is_closed =
+                listener.place.is_some_and(|(pid, _)| processes.contains(&pid) && !sys::is_exiting(pid));
+            if std::mem::replace(&mut listener.looks_closed, is_closed) && is_closed {
+                return false;
+            }
+            !is_any_used || now.duration_since(*listener.unused_since.get_or_insert(now)) < UNUSED
         });
+    }
+
+    /// Whether some look as if the program had given them up just now.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.all.iter().any(|listener| listener.looks_closed)
+    }
+
+    /// Those of a process. None: that cannot be seen.
+    pub(super) fn sockets_of(&self, process: BorrowedFd<'_>, pid: Pid) -> Option<Sockets> {
+        let (mut own, mut shares, mut listens, mut clients) = (Vec::new(), false, false, Vec::new());
+        for (number, inode) in sockets(pid)? {
+            if let Some(listener) = self.all.iter().find(|listener| listener.inode == inode) {
+                own.push(&listener.address);
+                *(if listener.maker == pid { &mut listens } else { &mut shares }) = true;
+                continue;
+            }
+            let Ok(copy) = sys::copy_of(process, number) else { continue };
+            let address = Address::parse(&sys::local_address(copy.as_fd()));
+            let came = |address: &Address| {
+                let comes = |listener: &Listener| address.came_to(&listener.address);
+                self.all.iter().any(comes) && !descriptors::does_listen(copy.as_fd())
+            };
+            if let Some(address) = address.filter(came) {
+                clients.push((copy, address));
+            }
+        }
+        let is_own = |address: &Address| own.iter().any(|listener| address.came_to(listener));
+        let clients = clients.into_iter().map(|(copy, address)| (copy, is_own(&address))).collect();
+        Some(Sockets { shares, listens, clients })
     }
 
     pub(super) fn count(&self) -> usize {

@@ -13,6 +13,7 @@
 pub mod address;
 mod connections;
 mod holder;
+mod left_over;
 mod listeners;
 pub mod message;
 pub(crate) mod name;
@@ -25,6 +26,7 @@ use crate::sys::custody as sys;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{Ended, Pid};
 use holder::{Command, Holder};
+pub(crate) use left_over::Remains;
 use name::Name;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -33,6 +35,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use table::{NotKept, Table};
 
 /// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
@@ -84,6 +87,12 @@ pub(crate) struct PartEnded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     PartEnded(PartEnded),
+    /// A process whose main process was gone has ended.
+    Finished {
+        pid: Pid,
+        kept: u32,
+        closed: u32,
+    },
     /// Connections of this kind have come.
     NotKept(NotKept),
     /// A process of the program listens where nothing can be held.
@@ -190,6 +199,14 @@ impl Custody {
     /// gets what listens there.
     pub(crate) fn expect(&self, supervisor: Pid, processes: Vec<Pid>) {
         self.send(Command::Expect { supervisor, processes });
+    }
+
+    /// The program has crashed, and is to be started again as soon as what is left of it allows that. Who answers clients has
+    /// so long for it at the most; nobody has who `may_be_in_the_way`.
+    pub(crate) fn clear(&self, patience: Duration, may_be_in_the_way: bool) -> Remains {
+        let (answer, remains) = channel();
+        self.send(Command::Clear { patience, may_be_in_the_way, answer });
+        remains.recv().unwrap_or_default()
     }
 
     /// The program is about to be started.

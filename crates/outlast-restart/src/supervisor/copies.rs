@@ -25,6 +25,12 @@ impl Copies {
         Self(below.filter(|&pid| mappings.iter().any(|mapping| mapping.is_in(pid))).collect())
     }
 
+    /// But not these.
+    pub(super) fn without(mut self, others: &[Pid]) -> Self {
+        self.0.retain(|pid| !others.contains(pid));
+        self
+    }
+
     /// One that has lost its parent, and is this process's child now.
     pub(super) fn orphan(&self) -> Option<Pid> {
         self.0.iter().copied().find(|pid| family::parent_of_living(*pid) == Some(process::pid()))

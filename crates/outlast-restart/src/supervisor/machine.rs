@@ -133,6 +133,11 @@ impl Machine {
         self.told_ms
     }
 
+    /// Crashes so far that came soon after the start, each.
+    pub(super) fn in_a_row(&self) -> u32 {
+        self.in_a_row
+    }
+
     /// Whether the program was told to end.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Running(Running { ending: Some(_), .. }))

@@ -122,6 +122,33 @@ pub enum Event {
         /// It is to be started again, which waits for that, and not for as long as the settings say.
         before_start: bool,
     },
+    /// It is about to be started again, and some of what has crashed is answering clients still: that has so long at the
+    /// most, and does not keep the next one from starting.
+    Finishing {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+        /// So long.
+        limit: Duration,
+    },
+    /// A process of one that has crashed was ended, or has ended, since its main process was gone.
+    PartFinished {
+        /// Which.
+        pid: u32,
+        /// Connections that are kept.
+        kept: u32,
+        /// And those that are closed.
+        closed: u32,
+    },
+    /// It is about to be started again, and some of what has crashed goes on with clients that it has, as it would by itself:
+    /// new ones come to others.
+    LeftAlone {
+        /// One of those.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+    },
     /// Another generation of it serves, by its own doing: see its board.
     Generation {
         /// Its number.

@@ -2,6 +2,7 @@
 //! waited for.
 
 use super::left;
+use crate::custody::Remains;
 use crate::sys::process::{self, Pid};
 use crate::sys::{clock, family};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +48,10 @@ pub(super) struct Rest {
     spared: Spared,
     told: Vec<Pid>,
     killed: bool,
+    /// The next start does not wait for those of [`Remains::finishing`] and [`Remains::sessions`], nor for what is below them.
+    remains: Remains,
+    /// Those that will end by themselves have so long.
+    quiet_until_ms: u64,
 }
 
 /// What was done.
@@ -83,14 +88,20 @@ pub(super) fn next_look(last: Option<Duration>, deadline_ms: Option<u64>) -> Dur
 
 /// The same, before the next start.
 pub(super) fn deadline_before_start_ms(limit: Option<Duration>) -> Option<u64> {
-    deadline_ms(None, Some(limit.map_or(BEFORE_START, |limit| limit.min(BEFORE_START))))
+    deadline_ms(None, Some(time_before_start(limit)))
+}
+
+/// What is left of a program has at most so long to end before the next start.
+pub(super) fn time_before_start(limit: Option<Duration>) -> Duration {
+    limit.map_or(BEFORE_START, |limit| limit.min(BEFORE_START))
 }
 
 impl Rest {
     /// Before the program is started.
     pub(super) fn begin() -> Self {
         let (others, spared) = (family::children(process::pid()), Spared::default());
-        Self { others, spared, told: Vec::new(), killed: false }
+        let remains = Remains::default();
+        Self { others, spared, told: Vec::new(), killed: false, remains, quiet_until_ms: 0 }
     }
 
     /// For whoever starts some.
@@ -100,9 +111,10 @@ impl Rest {
 
     fn find(&self) -> Vec<Pid> {
         let us = process::pid();
-        let spared = self.spared.pids(|pids| pids.clone());
-        let roots = self.others.iter().copied().chain(spared);
-        let others: Vec<Pid> = roots.flat_map(family::and_below).collect();
+        let mut roots = self.spared.pids(|pids| pids.clone());
+        roots.extend(&self.others);
+        roots.extend(self.remains.finishing.iter().chain(&self.remains.sessions));
+        let others = family::and_below_each(&roots);
         let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && !left::outlives(*pid);
         family::and_below(us).into_iter().filter(is_rest).collect()
     }
@@ -114,13 +126,41 @@ impl Rest {
 
     /// Nobody was told anything yet: those of an earlier time, whose numbers others may have by now, are forgotten.
     pub(super) fn begin_end(&mut self) {
-        (self.told, self.killed) = (Vec::new(), false);
+        (self.told, self.killed, self.remains) = (Vec::new(), false, Remains::default());
+    }
+
+    /// Before the next start, this is known of who is left.
+    pub(super) fn know(&mut self, remains: Remains) {
+        self.remains = remains;
+        self.quiet_until_ms =
+            clock::monotonic_ms().saturating_add(u64::try_from(BY_THEMSELVES.as_millis()).unwrap_or(0));
+    }
+
+    /// Those that go on with their clients while the program is started again.
+    pub(super) fn sessions(&self) -> &[Pid] {
+        &self.remains.sessions
+    }
+
+    /// Those that do, or do so for a moment.
+    pub(super) fn of_earlier(&self) -> Vec<Pid> {
+        [&self.remains.sessions[..], &self.remains.finishing].concat()
+    }
+
+    /// Whether somebody who may be about to end by itself has not.
+    fn waits(&self, pid: Pid) -> bool {
+        self.remains.ending.contains(&pid) && clock::monotonic_ms() < self.quiet_until_ms
     }
 
     /// Tells whoever was not told, by this signal, and kills all when it is time. To be called until it is over.
     pub(super) fn end(&mut self, signal: i32, deadline_ms: Option<u64>) -> Step {
-        let (rest, now_ms) = (self.find(), clock::monotonic_ms());
-        let (Some(&pid), count) = (rest.first(), rest.len()) else { return Step::Over };
+        let (mut rest, now_ms) = (self.find(), clock::monotonic_ms());
+        let lives = |pid: &Pid| family::parent_of_living(*pid).is_some();
+        let all = rest.iter().chain(self.remains.sessions.iter().filter(|pid| lives(pid)));
+        let waits = all.into_iter().any(|pid| self.waits(*pid));
+        rest.retain(|pid| !self.waits(*pid));
+        let (Some(&pid), count) = (rest.first(), rest.len()) else {
+            return if waits { Step::Wait } else { Step::Over };
+        };
         let late_ms = deadline_ms.and_then(|at_ms| now_ms.checked_sub(at_ms));
         if let Some(late_ms) = late_ms {
             if u128::from(late_ms) > PATIENCE.as_millis() {

@@ -226,7 +226,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
                 && in_order
-                && Copies::find(&self.mappings()).in_background(true).is_none()
+                && self.copies().in_background(true).is_none()
                 && let Some(left) = left::below_this().first()
             {
                 (self.tell)(Event::LeftBehind { pid: left.pid });
@@ -245,6 +245,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     fn mappings(&self) -> Vec<Mapping> {
         let custody = self.supervisor.custody.as_ref().and_then(Custody::mapping).cloned();
         Mapping::at(self.supervisor.board).into_iter().chain(custody).collect()
+    }
+
+    /// Parts of the program, but for those that go on with their clients since an earlier crash.
+    fn copies(&self) -> Copies {
+        Copies::find(&self.mappings()).without(&self.supervisor.rest.of_earlier())
     }
 
     fn other_buried(&mut self, pid: Pid) {
@@ -291,7 +296,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// The process that goes on in the background, of a program that was not changed and has ended in order.
     fn in_background(&self, in_order: bool) -> Option<u32> {
         let custody = self.supervisor.custody.as_ref().filter(|_| in_order)?;
-        let pid = Copies::find(custody.mapping().map(std::slice::from_ref)?).orphan()?;
+        let copies = Copies::find(custody.mapping().map(std::slice::from_ref)?);
+        let pid = copies.without(&self.supervisor.rest.of_earlier()).orphan()?;
         custody.started(pid.cast_unsigned());
         Some(pid.cast_unsigned())
     }
@@ -322,7 +328,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return outcome;
         }
         let mappings = self.mappings();
-        let left = Copies::find(&mappings).in_background(!board.is_ready());
+        let left = self.copies().in_background(!board.is_ready());
         copies::end(&mappings);
         left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
     }
@@ -382,6 +388,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         Some(match report {
             Report::PartEnded(PartEnded { pid, death, kept, closed }) => {
                 Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
+            }
+            Report::Finished { pid, kept, closed } => {
+                Event::PartFinished { pid: pid.cast_unsigned(), kept, closed }
             }
             Report::NotKept(kind) => Event::NotKept { kind },
             Report::Untold { pid } => Event::HoldsNothing { pid: pid.cast_unsigned() },

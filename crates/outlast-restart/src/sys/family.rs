@@ -58,9 +58,17 @@ pub(crate) fn session(pid: Pid) -> Option<Pid> {
 
 /// All living processes below this one: children, and theirs. It, too, is among them.
 pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
+    and_below_each(&[root])
+}
+
+/// The same, of several.
+pub(crate) fn and_below_each(roots: &[Pid]) -> Vec<Pid> {
+    if roots.is_empty() {
+        return Vec::new();
+    }
     let pairs: Vec<(Pid, Pid)> =
         all().into_iter().filter_map(|pid| Some((pid, parent_of_living(pid)?))).collect();
-    let mut found = vec![root];
+    let mut found = roots.to_vec();
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
         next += 1;

@@ -29,6 +29,9 @@ struct Info {
 
 const ESTABLISHED: u8 = 1;
 
+/// Who has just sent something may send more.
+const QUIET_MS: u32 = 200;
+
 /// States in which the peer's FIN has come, which the kernel counts as a byte: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
 const PEER_HAS_ENDED: [u8; 4] = [8, 9, 11, 6];
 
@@ -93,6 +96,18 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
 pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
     info(socket).map_or(true, |info| {
         info.state == ESTABLISHED && (unread > 0 || info.last_data_sent_ms <= info.last_data_received_ms)
+    })
+}
+
+/// Whether somebody seems to wait for what a process has to say on a connection of which nobody knows more: its client was
+/// the last to say something, or it has sent something just now, or that is not all there yet. False of what is no TCP
+/// connection.
+pub(crate) fn is_under_way(socket: BorrowedFd<'_>) -> bool {
+    info(socket).is_ok_and(|info| {
+        let is_asked = info.last_data_received_ms < info.last_data_sent_ms;
+        let answers = info.last_data_sent_ms < QUIET_MS;
+        let is_unsent = || queued(socket, libc::TIOCOUTQ).is_ok_and(|bytes| bytes > 0);
+        info.state == ESTABLISHED && (is_asked || answers || is_unsent())
     })
 }
 

@@ -190,8 +190,9 @@ process reaps orphans; for systemd it is Type=notify and supports the watchdog.
 
 A program that dies may leave processes running (workers that hold its port). Outlast stops them
 before it restarts the program: they get --stop-signal, and are killed after --stop-timeout, 5s at
-most. Workers of a preloaded program are killed at once, which keeps their idle connections open.
-Processes left behind by a program that was stopped or given up get TERM and --stop-timeout. A server
+most. Workers of a preloaded program are killed without that signal, which keeps their idle
+connections open, as soon as no client waits for an answer of theirs, after 5s at most. Processes that
+serve one client each and do not listen (sessions of sshd) are left alone. Processes left behind by a program that was stopped or given up get TERM and --stop-timeout. A server
 that keeps its connections is not restarted: its next generation takes over, and its processes are
 left alone.
 

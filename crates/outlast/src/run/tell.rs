@@ -56,6 +56,19 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
                 "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
             );
         }
+        Event::PartFinished { pid, kept, closed } => tracing::info!(
+            "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are kept, {closed} \
+             closed"
+        ),
+        Event::Finishing { pid, count, limit } => tracing::info!(
+            "{name}: {} of the crashed one may finish what clients wait for, {} at most; the next one is started meanwhile",
+            state::commands_of(pid, count),
+            seconds(limit)
+        ),
+        Event::LeftAlone { pid, count } => tracing::info!(
+            "{name}: left of the crashed one, and not ended as clients are with it: {}",
+            state::commands_of(pid, count)
+        ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
         Event::HoldsNothing { pid } => tracing::warn!(
             "{name} is started again when it crashes, but its listening sockets and connections are closed then: {}, which \

@@ -235,8 +235,9 @@ pub fn check(row: &Row, repetitions: usize) -> Line {
         assert!(refused == 0 || row.refuses, "{victim:?} is killed: {refused} clients are refused");
         let expected = match row.kept {
             Kept::All => IDLE,
-            // Those of other workers go on.
-            Kept::None(_) if victim == Victim::Worker => kept,
+            Kept::None(_) if victim == Victim::Master && row.has_sessions => IDLE,
+            // Those of other workers go on, and workers of a killed master finish what is under way.
+            Kept::None(_) if victim != Victim::All && below.0.len() > 1 => kept,
             Kept::None(_) | Kept::NoneIdle(_) => 0,
         };
         assert_eq!(kept, expected, "{victim:?} is killed: idle connections of {IDLE} that go on");

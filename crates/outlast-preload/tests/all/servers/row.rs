@@ -45,6 +45,8 @@ pub struct Row {
     pub warning: Option<&'static str>,
     /// New connections are refused while it is down: it cannot be helped.
     pub refuses: bool,
+    /// It has a process for each client, which goes on when the master is killed, as without us.
+    pub has_sessions: bool,
     /// What cannot be kept is not seen, and is not said.
     pub is_unsaid: bool,
 }
@@ -62,6 +64,7 @@ impl Row {
             kept: Kept::All,
             warning: None,
             refuses: false,
+            has_sessions: false,
             is_unsaid: false,
         }
     }
@@ -120,6 +123,12 @@ impl Row {
     /// Its connections are with processes that the library is not in, or that are shut off: what is not kept is not said.
     pub const fn unsaid(mut self) -> Self {
         self.is_unsaid = true;
+        self
+    }
+
+    /// A process for each client.
+    pub const fn sessions(mut self) -> Self {
+        self.has_sessions = true;
         self
     }
 

@@ -1,13 +1,18 @@
 //! In the supervisor's shell: whoever is left of the program ends, before it is started again, and when it is over.
 
 use super::Shell;
-use crate::board::Cause;
+use crate::board::{Backend, Cause};
+use crate::custody::Remains;
 use crate::supervisor::rest::{self, Step};
 use crate::supervisor::{Attempt, Event, copies};
+use crate::sys::process::Pid;
 use crate::sys::signals::Waited;
-use crate::sys::{process, signals};
+use crate::sys::{family, process, signals};
 use std::process::Command;
 use std::time::{Duration, Instant};
+
+/// So many crashes soon after each other may be because of who is left of an earlier start.
+const IN_A_ROW: u32 = 3;
 
 /// A start that waits.
 pub(super) struct Clearing {
@@ -21,12 +26,27 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// have ended.
     pub(super) fn clear(&mut self) {
         let board = self.supervisor.board;
-        copies::kill(&self.mappings());
+        let is_unmodified = !matches!(board.backend(), Backend::Library | Backend::Roles);
+        // Who is left may be why it did not come as far as that, or has not lasted.
+        let is_in_the_way = board.backend() != Backend::Exec || self.machine.in_a_row() >= IN_A_ROW;
+        let patience = rest::time_before_start(self.supervisor.settings.stop_timeout);
+        let remains = match &self.supervisor.custody {
+            Some(custody) if is_unmodified => custody.clear(patience, is_in_the_way),
+            _ => Remains::default(),
+        };
+        if !remains.is_known {
+            copies::kill(&self.mappings());
+        }
         // Whoever would have told is among them.
         for past in board.generations().iter().filter(|past| past.ended_ms.is_none()) {
             board.note_end_of(past.number, None, Cause::Killed);
         }
         self.supervisor.rest.begin_end();
+        if let Some(pid) = remains.finishing.first() {
+            let (pid, count) = (pid.cast_unsigned(), remains.finishing.len());
+            (self.tell)(Event::Finishing { pid, count, limit: patience });
+        }
+        self.supervisor.rest.know(remains);
         let deadline_ms = rest::deadline_before_start_ms(self.supervisor.settings.stop_timeout);
         self.clearing = Some(Clearing { deadline_ms, pause: Duration::ZERO });
         self.go_on_clearing();
@@ -38,6 +58,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         match self.supervisor.rest.end(self.supervisor.settings.stop_signal, deadline_ms) {
             Step::Over => {
                 self.clearing = None;
+                let lives = |pid: &&Pid| family::parent_of_living(**pid).is_some();
+                let sessions: Vec<Pid> =
+                    self.supervisor.rest.sessions().iter().filter(lives).copied().collect();
+                if let Some(pid) = sessions.first() {
+                    (self.tell)(Event::LeftAlone { pid: pid.cast_unsigned(), count: sessions.len() });
+                }
                 self.start();
                 return;
             }

@@ -6,18 +6,23 @@ use std::path::Path;
 use std::process::Command;
 
 pub const ROWS: &[Row] = &[
-    Row::asked("sshd", "/usr/sbin/sshd", sshd, b"", b"").first(b"", b"SSH-2.0"),
+    Row::asked("sshd", "/usr/sbin/sshd", sshd, b"", b"").first(b"", b"SSH-2.0").sessions(),
     Row::asked("dropbear", "dropbear", dropbear, b"", b"")
         .first(b"", b"SSH-2.0")
         .none_idle("five a client, before a login"),
-    Row::asked("rsync", "rsync", rsync, b"", b"").first(b"", b"@RSYNCD: "),
+    Row::asked("rsync", "rsync", rsync, b"", b"").first(b"", b"@RSYNCD: ").sessions(),
     Row::asked("dnsmasq", "dnsmasq", dnsmasq, DNS, b"\x01\x02\x03\x04")
         .none_idle("a process for each, twenty at most"),
     Row::asked("ngircd", "ngircd", ngircd, b"PING a\r\n", b" 451 "),
     Row::asked("unbound", "unbound", unbound, DNS, b"\x01\x02\x03\x04").optional(),
     Row::asked("bind9", "named", named, DNS, b"example").optional(),
+    // Its sessions end with their master.
     Row::asked("vsftpd", "vsftpd", vsftpd, b"NOOP\r\n", b"530 ").first(b"", b"220 ").unsaid().optional(),
-    Row::asked("exim", "exim4", exim, b"NOOP\r\n", b"250 OK").first(b"", b"220 ").unsaid().optional(),
+    Row::asked("exim", "exim4", exim, b"NOOP\r\n", b"250 OK")
+        .first(b"", b"220 ")
+        .unsaid()
+        .sessions()
+        .optional(),
     Row::asked("dovecot", "dovecot", dovecot, b"a NOOP\r\n", b"a OK").first(b"", b"* OK").unsaid().optional(),
 ];
 

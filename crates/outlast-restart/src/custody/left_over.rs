@@ -1,0 +1,203 @@
+//! What is left of a program whose main process is gone, when it is about to be started again. By itself it would go on, or
+//! end; what has to be is done to it, and no more:
+//!
+//! * Who has a listening socket of the program, or serves connections of which there are copies, would take clients away
+//!   from the next start. If nobody waits for an answer there it is killed: its idle connections stay open so, as a process
+//!   that is told to end closes them. If somebody does, it has a limited time, and is killed as soon as nobody does any
+//!   more. The next start does not wait for that.
+//! * Who serves a client that another process has accepted, and listens nowhere (a session of sshd), is left alone. If it is
+//!   the server itself, as it has executed nothing, it may be about to end by itself (PostgreSQL): that is waited for, a
+//!   moment.
+//! * So is what such a session has started, and who has begun a session of its own.
+//! * Helpers, which have nothing of that, have a moment to end by themselves before they are told to.
+
+use super::connections::Connections;
+use super::listeners::{Listeners, Sockets};
+use crate::sys::process::Pid;
+use crate::sys::{custody as sys, family, tcp};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Between the first two looks at whether somebody still waits for an answer.
+const LOOK_MIN: Duration = Duration::from_millis(10);
+/// And later.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+
+/// Who is left, as the supervisor deals with them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Remains {
+    /// Of the server itself nobody is left but these: all could be looked at.
+    pub(crate) is_known: bool,
+    /// They were killed, or end by themselves as a rule.
+    pub(crate) ending: Vec<Pid>,
+    /// They have clients whom they answer, and are killed by the holder when they have.
+    pub(crate) finishing: Vec<Pid>,
+    /// They are left alone, those of them that do not end by themselves.
+    pub(crate) sessions: Vec<Pid>,
+}
+
+/// A process that is left.
+pub(super) struct Process<'a> {
+    pub(super) pid: Pid,
+    pub(super) known: BorrowedFd<'a>,
+    /// It is the server itself, or was forked by it.
+    pub(super) has_table: bool,
+}
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Worker { is_busy: bool },
+    Session,
+    Helper,
+}
+
+/// What was done to one that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Was {
+    /// It was left from an earlier start.
+    pub(super) older: bool,
+    /// It was killed for that.
+    pub(super) killed: bool,
+}
+
+/// All that are left, of all starts.
+#[derive(Debug)]
+pub(super) struct LeftOver {
+    older: BTreeSet<Pid>,
+    killed: BTreeSet<Pid>,
+    /// Until when.
+    finishing: BTreeMap<Pid, Instant>,
+    look_at: Instant,
+    pause: Duration,
+}
+
+impl LeftOver {
+    pub(super) fn new(now: Instant) -> Self {
+        let (older, killed, finishing) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        Self { older, killed, finishing, look_at: now, pause: LOOK_MIN }
+    }
+
+    /// These are of the start that is over. Some have ended since, which is heard of later.
+    pub(super) fn note_older(&mut self, pids: impl Iterator<Item = Pid>) {
+        self.older.extend(pids);
+    }
+
+    /// The main process is gone: deals with those that are left. Nobody is to be left of the server itself who
+    /// `may_be_in_the_way`: that is the caller's.
+    pub(super) fn sort(
+        &mut self,
+        processes: &[Process<'_>],
+        main: Option<Pid>,
+        (listeners, connections): (&Listeners, &Connections),
+        (patience, may_be_in_the_way): (Duration, bool),
+        now: Instant,
+    ) -> Remains {
+        let mut remains = Remains { is_known: !may_be_in_the_way, ..Remains::default() };
+        for process in processes {
+            let &Process { pid, has_table, .. } = process;
+            self.finishing.remove(&pid);
+            let kind = kind(process, main, listeners, connections);
+            if has_table && may_be_in_the_way {
+                self.killed.insert(pid);
+                continue;
+            }
+            match kind {
+                // The supervisor tells it, as whatever else the program has executed.
+                Kind::Worker { .. } if !has_table => {}
+                Kind::Worker { is_busy: true } if !may_be_in_the_way => {
+                    self.finishing.insert(pid, now + patience);
+                    remains.finishing.push(pid);
+                }
+                Kind::Worker { .. } => {
+                    self.kill(pid);
+                    remains.ending.push(pid);
+                }
+                Kind::Session => {
+                    remains.sessions.push(pid);
+                    remains.ending.extend(has_table.then_some(pid));
+                }
+                Kind::Helper => remains.ending.extend(has_table.then_some(pid)),
+            }
+        }
+        (self.look_at, self.pause) = (now + LOOK_MIN, LOOK_MIN);
+        remains
+    }
+
+    fn kill(&mut self, pid: Pid) {
+        self.finishing.remove(&pid);
+        self.killed.insert(pid);
+        let _ = family::signal_below(pid, libc::SIGKILL);
+    }
+
+    /// How long nothing has to be done.
+    pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
+        (!self.finishing.is_empty()).then(|| self.look_at.saturating_duration_since(now))
+    }
+
+    /// Kills those that have answered all, or had their time.
+    pub(super) fn go_on<'a>(
+        &mut self,
+        known: impl Fn(Pid) -> Option<BorrowedFd<'a>>,
+        (listeners, connections): (&Listeners, &Connections),
+        now: Instant,
+    ) {
+        if self.finishing.is_empty() || now < self.look_at {
+            return;
+        }
+        let is_over = |(&pid, &until): (&Pid, &Instant)| {
+            let sockets = known(pid).and_then(|process| listeners.sockets_of(process, pid));
+            now >= until || !sockets.is_some_and(|sockets| is_busy(pid, &sockets, connections))
+        };
+        let over: Vec<Pid> =
+            self.finishing.iter().filter(|entry| is_over(*entry)).map(|(pid, _)| *pid).collect();
+        over.into_iter().for_each(|pid| self.kill(pid));
+        self.pause = (self.pause * 2).min(LOOK_MAX);
+        self.look_at = now + self.pause;
+    }
+
+    /// Those that are not left from an earlier start: whoever is may have the sockets that the next one asks for.
+    pub(super) fn newer(&self, mut processes: Vec<Pid>) -> Vec<Pid> {
+        processes.retain(|pid| !self.older.contains(pid));
+        processes
+    }
+
+    pub(super) fn is_older(&self, pid: Pid) -> bool {
+        self.older.contains(&pid)
+    }
+
+    /// A process has ended.
+    pub(super) fn ended(&mut self, pid: Pid) -> Was {
+        self.finishing.remove(&pid);
+        Was { older: self.older.remove(&pid), killed: self.killed.remove(&pid) }
+    }
+}
+
+fn kind(process: &Process<'_>, main: Option<Pid>, listeners: &Listeners, connections: &Connections) -> Kind {
+    let &Process { pid, known, has_table } = process;
+    let Some(sockets) = listeners.sockets_of(known, pid) else {
+        return if has_table { Kind::Worker { is_busy: false } } else { Kind::Helper };
+    };
+    let (idle, busy) = connections.of(pid);
+    let serves = !idle.is_empty() || busy > 0;
+    // What a session listens at by itself is its user's, as if that is passed on to somewhere else.
+    let is_session = !serves && !sockets.shares && sockets.clients.iter().any(|(_, is_own)| !is_own);
+    if is_session {
+        return Kind::Session;
+    }
+    if serves || sockets.shares || sockets.listens {
+        return Kind::Worker { is_busy: is_busy(pid, &sockets, connections) };
+    }
+    let session = family::session(pid);
+    let is_server = listeners.count() > 0;
+    let is_by_itself = is_server && !has_table && session != family::session(0) && session != main;
+    if is_by_itself { Kind::Session } else { Kind::Helper }
+}
+
+/// Whether somebody waits for what it has to say.
+fn is_busy(pid: Pid, sockets: &Sockets, connections: &Connections) -> bool {
+    let (idle, busy) = connections.of(pid);
+    let waits = |client: BorrowedFd<'_>| !idle.contains(&sys::cookie(client)) && tcp::is_under_way(client);
+    busy > 0 || sockets.clients.iter().any(|(client, _)| waits(client.as_fd()))
+}
