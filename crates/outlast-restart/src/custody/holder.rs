@@ -80,6 +80,8 @@ struct Part {
     process: OwnedFd,
     /// It has the table: it is the server itself, or was forked by it.
     has_table: bool,
+    /// At which start of the program it was there.
+    run: u32,
 }
 
 /// A connection with one of its processes.
@@ -113,6 +115,8 @@ pub(super) struct Holder {
     listeners: Listeners,
     connections: Connections,
     main: Option<u32>,
+    /// Counts starts of the program.
+    run: u32,
     listens: bool,
     serves: bool,
     ending: Ending,
@@ -160,6 +164,7 @@ impl Holder {
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
             main: None,
+            run: 0,
             listens: false,
             serves: false,
             ending: Ending::No,
@@ -323,6 +328,7 @@ impl Holder {
                 }
                 Command::Starting => {
                     (self.main, self.listens, self.serves) = (None, false, false);
+                    self.run = self.run.saturating_add(1);
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }
@@ -423,8 +429,8 @@ impl Holder {
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Release => {
-                let keep =
-                    self.ending == Ending::Replaced || (self.ending == Ending::No && self.is_main_down());
+                let keep = self.ending == Ending::Replaced
+                    || (self.ending == Ending::No && self.is_main_of_down(pid));
                 self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
             }
             Verb::Look | Verb::Yes | Verb::No => {}
@@ -460,6 +466,11 @@ impl Holder {
         main.filter(|main| self.parts.contains_key(main)).is_none_or(sys::is_exiting)
     }
 
+    /// The same, of the main process that this one has had: the next one may have been started before its end is heard of.
+    fn is_main_of_down(&self, pid: Pid) -> bool {
+        self.parts.get(&pid).is_some_and(|part| part.run < self.run) || self.is_main_down()
+    }
+
     /// Watches a process of the program.
     fn watch(&mut self, pid: Pid, has_table: bool) {
         if let Some(part) = self.parts.get_mut(&pid) {
@@ -470,7 +481,7 @@ impl Holder {
         let data = epoll::EventData::new_u64(PROCESS | u64::from(pid.cast_unsigned()));
         if epoll::add(&self.epoll, &process, data, epoll::EventFlags::IN).is_ok() {
             let has_table = has_table || self.has_table(pid);
-            self.parts.insert(pid, Part { process, has_table });
+            self.parts.insert(pid, Part { process, has_table, run: self.run });
         }
     }
 
@@ -502,7 +513,7 @@ impl Holder {
         }
         let keep = match self.ending {
             // Some end in order because their master has crashed.
-            Ending::No => status != Some(0) || (!is_main && self.is_main_down()),
+            Ending::No => status != Some(0) || (!is_main && (part.run < self.run || self.is_main_down())),
             Ending::Replaced => true,
             Ending::ForGood => false,
         };

@@ -211,6 +211,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
     /// one.
     fn bury(&mut self) -> bool {
+        // What a whole group or terminal is told has come here before any of them can have ended by it.
+        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP]).any(signals::is_pending) {
+            return false;
+        }
         while let Some(ended) = process::ended() {
             if let Some(custody) = &self.supervisor.custody {
                 custody.note_end(ended);
