@@ -16,6 +16,7 @@ use crate::netlink::Socket;
 use crate::netlink::diag::{self, Connection, Connections};
 use crate::netlink::route::Routing;
 use crate::netns::{Netns, NetnsGuard};
+use crate::rest::Rest;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
@@ -309,6 +310,31 @@ impl Host {
             if Instant::now() >= deadline {
                 return Ok(false);
             }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until every program of this host waits for somebody and has nothing to do before that, or `wait` has
+    /// passed: who has just been started is ready then, if it ever will be. True when that is so. Programs that wait for
+    /// a time to pass are at rest, too.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn wait_until_at_rest(&self, wait: Duration) -> Result<bool> {
+        let deadline = Instant::now() + wait;
+        let namespace = self.netns().inode();
+        let namespace =
+            namespace.context(|| format!("cannot look at the programs of host {}", self.name()))?;
+        let mut last = None;
+        loop {
+            let now = Rest::look(namespace);
+            if now.is_some() && now == last {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            last = now;
             std::thread::sleep(Duration::from_millis(2));
         }
     }

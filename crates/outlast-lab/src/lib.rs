@@ -105,6 +105,7 @@ mod netlink;
 mod netns;
 mod plan;
 pub mod process;
+mod rest;
 #[cfg(feature = "tokio")]
 mod runtime;
 mod schedule;

@@ -54,6 +54,11 @@ impl Netns {
         sys::enter_network_namespace(self.fd.as_fd())
     }
 
+    /// By which processes that are in it are known (`/proc/PID/ns/net`).
+    pub(crate) fn inode(&self) -> io::Result<u64> {
+        Ok(std::os::unix::fs::MetadataExt::ino(&File::from(self.duplicate()?).metadata()?))
+    }
+
     /// Another descriptor for the namespace.
     pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()

@@ -94,11 +94,11 @@ pub struct LabArgs {
     #[arg(long, help_heading = "The hosts")]
     two_paths: bool,
 
-    /// Run this shell command on the server; the client starts once it accepts connections
+    /// Run this shell command on the server; the client starts once it accepts connections and has nothing left to do
     #[arg(long, value_name = "COMMAND", help_heading = "The hosts")]
     server: Option<String>,
 
-    /// How long to wait for the server to accept connections
+    /// How long to wait for the server
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time, help_heading = "The hosts")]
     server_wait: Duration,
 

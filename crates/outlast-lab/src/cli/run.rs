@@ -112,19 +112,34 @@ fn hint(fault: Fault) -> &'static str {
 
 fn start_services(args: &LabArgs, topology: &Topology) -> anyhow::Result<(Option<Service>, Option<Service>)> {
     let server = args.server.as_ref().map(|command| start_service(&topology.server, command)).transpose()?;
-    if server.is_some() && !topology.server.wait_for_listener(None, args.server_wait)? {
-        let waited = humantime::format_duration(args.server_wait);
-        let warning = format!("the server accepts no TCP connections after {waited}; going on\n");
-        let _ = io::stderr().write_all(warning.as_bytes());
+    if server.is_some() {
+        wait_for_server(&topology.server, args.server_wait)?;
     }
     let relay = match (&args.relay, &topology.relay) {
         (Some(command), Some(host)) => Some(start_service(host, command)?),
         _ => None,
     };
     if let Some(host) = topology.relay.as_ref().filter(|_| relay.is_some()) {
+        let started = Instant::now();
         host.wait_for_listener(None, args.server_wait)?;
+        host.wait_until_at_rest(args.server_wait.saturating_sub(started.elapsed()))?;
     }
     Ok((relay, server))
+}
+
+/// Waits until the server accepts connections, and until nothing that was started with it is still on its way there.
+fn wait_for_server(host: &Host, wait: Duration) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let problem = if !host.wait_for_listener(None, wait)? {
+        "accepts no TCP connections"
+    } else if !host.wait_until_at_rest(wait.saturating_sub(started.elapsed()))? {
+        "has not come to rest"
+    } else {
+        return Ok(());
+    };
+    let warning = format!("the server {problem} after {}; going on\n", humantime::format_duration(wait));
+    let _ = io::stderr().write_all(warning.as_bytes());
+    Ok(())
 }
 
 /// What a service writes goes to standard error: standard output belongs to the client.

@@ -10,6 +10,9 @@ use std::time::Duration;
 /// Between two attempts to kill a program.
 const KILL_AGAIN_MIN: Duration = Duration::from_secs(1);
 
+/// A program that ends as its terminal is gone does so within this time, where there is no time for it to stop.
+const HANG_UP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
@@ -21,6 +24,9 @@ pub(super) enum Input {
     Died { death: Death, heir: Option<u32> },
     /// This process got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
     Signal { number: i32, by_process: bool },
+    /// The terminal is gone that the program was started from, and the program has been told so, as it would have been
+    /// without this process; or, if not for sure, its shell has sent the signal for that.
+    HungUp { for_sure: bool },
     /// The program serves.
     Ready,
     /// The program is alive.
@@ -79,6 +85,19 @@ struct Running {
     ending: Option<Ending>,
     /// When it is killed.
     kill_at_ms: Option<u64>,
+    /// Until when its end is one that its terminal has asked for, and whether that is for sure.
+    hung_up_until_ms: Option<(u64, bool)>,
+}
+
+impl Running {
+    /// Whether it ends as its terminal is gone: as a program does that takes no note of SIGHUP, or of itself. What goes on
+    /// without a terminal is supervised as before.
+    fn ends_with_terminal(&self, death: Death, now_ms: u64) -> bool {
+        let Some((_, for_sure)) = self.hung_up_until_ms.filter(|(until_ms, _)| now_ms <= *until_ms) else {
+            return false;
+        };
+        death == Death::Signal(libc::SIGHUP) || (for_sure && matches!(death, Death::Exited(_)))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -213,6 +232,7 @@ impl Machine {
             (Input::Died { death, heir }, Phase::Running(running)) => {
                 self.died(running, death, heir, now_ms);
             }
+            (Input::HungUp { for_sure }, phase) => self.hung_up(phase, for_sure, now_ms),
             (Input::Signal { number, by_process }, phase) => self.signal(phase, number, by_process, now_ms),
             (Input::Ready, Phase::Running(running)) => self.ready(running, now_ms),
             (Input::SignOfLife, Phase::Running(running)) => {
@@ -259,6 +279,7 @@ impl Machine {
             heard_ms: now_ms,
             ending: None,
             kill_at_ms: None,
+            hung_up_until_ms: None,
         };
         self.phase = Phase::Running(running);
         self.act(Action::Tell(Event::Started { pid, run: self.run }));
@@ -309,6 +330,7 @@ impl Machine {
             // However it took it.
             Some(Ending::ForGood(_)) => self.over(Outcome::Stopped(death)),
             Some(Ending::Replaced) => self.start(),
+            None if running.ends_with_terminal(death, now_ms) => self.over(Outcome::Stopped(death)),
             Some(Ending::TooLate) if !self.was_ready => self.over(Outcome::NotReady),
             None if success && self.settings.restart != Restart::Always => self.over(Outcome::Finished),
             _ if self.settings.restart == Restart::Never => self.over(Outcome::Ended(death)),
@@ -351,6 +373,22 @@ impl Machine {
             }
             Phase::Running(running) if by_process => {
                 self.act(Action::Signal { pid: running.main, number });
+            }
+            _ => {}
+        }
+    }
+
+    fn hung_up(&mut self, phase: Phase, for_sure: bool, now_ms: u64) {
+        match phase {
+            // There is no program that could have gone on without a terminal.
+            Phase::Pausing { .. } | Phase::Starting if for_sure => {
+                self.over(Outcome::Stopped(Death::Signal(libc::SIGHUP)))
+            }
+            Phase::Running(running) => {
+                let time = self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT);
+                let for_sure = for_sure || running.hung_up_until_ms.is_some_and(|(_, for_sure)| for_sure);
+                let hung_up_until_ms = Some((now_ms.saturating_add(ms(time)), for_sure));
+                self.phase = Phase::Running(Running { hung_up_until_ms, ..running });
             }
             _ => {}
         }

@@ -2,6 +2,7 @@
 
 mod change;
 mod ending;
+mod terminal;
 
 use super::copies::{self, Copies};
 use super::left;
@@ -25,6 +26,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+use terminal::Terminal;
 
 /// Between two looks at the board, which tells nobody when it changes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -55,6 +57,7 @@ pub(super) struct Shell<M, T> {
     /// As it was told last.
     inheritance: Inheritance,
     attempt: u32,
+    terminal: Terminal,
 }
 
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
@@ -74,6 +77,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             quarantined: 0,
             inheritance: Inheritance::Everything,
             attempt: 0,
+            terminal: Terminal::of_this_process(),
         }
     }
 
@@ -96,8 +100,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && arrived.number != libc::SIGCHLD
                 && !self.is_echo(&arrived)
             {
-                let (number, by_process) = (arrived.number, arrived.by_process);
-                self.inputs.push_back(Input::Signal { number, by_process });
+                self.inputs.extend(self.terminal.hears(&arrived));
             }
             self.hear();
             self.look();
@@ -208,6 +211,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
     /// one.
     fn bury(&mut self) -> bool {
+        // What a whole group or terminal is told has come here before any of them can have ended by it.
+        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP]).any(signals::is_pending) {
+            return false;
+        }
         while let Some(ended) = process::ended() {
             if let Some(custody) = &self.supervisor.custody {
                 custody.note_end(ended);

@@ -229,6 +229,37 @@ fn signals_of_a_terminal_are_not_doubled() {
 }
 
 #[test]
+fn what_ends_with_its_terminal_is_not_started_again() {
+    let hang_up = Death::Signal(libc::SIGHUP);
+    let last = |told: &[Death], for_sure, at_ms| {
+        let mut machine = machine(Settings::default());
+        machine.on(Input::HungUp { for_sure }, 5);
+        let mut actions = Vec::new();
+        for death in told {
+            actions = machine.on(Input::Died { death: *death, heir: None }, at_ms);
+        }
+        actions.last().copied()
+    };
+    let over = |death| Some(Action::End(Outcome::Stopped(death)));
+    assert_eq!(last(&[hang_up], true, 6), over(hang_up));
+    assert_eq!(last(&[hang_up], false, 6), over(hang_up));
+    // It has heard, and has said goodbye.
+    assert_eq!(last(&[Death::Exited(1)], true, 6), over(Death::Exited(1)));
+    // A crash is one all the same; and who has gone on without a terminal is supervised as before.
+    assert_eq!(last(&[Death::Signal(libc::SIGSEGV)], true, 6), Some(Action::Start));
+    assert_eq!(last(&[Death::Exited(1)], false, 6), Some(Action::Start));
+    assert_eq!(last(&[hang_up], true, 60_000), Some(Action::Start));
+    // Nobody is there to go on.
+    let mut waiting = machine(Settings::default());
+    for death in [Death::Exited(3), Death::Exited(3)] {
+        waiting.on(Input::Died { death, heir: None }, 1);
+        waiting.on(Input::Started { pid: 8 }, 1);
+    }
+    assert_eq!(waiting.on(Input::HungUp { for_sure: false }, 2), []);
+    assert_eq!(waiting.on(Input::HungUp { for_sure: true }, 2), [Action::End(Outcome::Stopped(hang_up))]);
+}
+
+#[test]
 fn who_does_not_end_in_time_is_killed_again_and_again() {
     let mut machine = machine(Settings { stop_timeout: Some(Duration::from_secs(3)), ..Settings::default() });
     machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 10);

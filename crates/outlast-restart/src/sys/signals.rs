@@ -114,6 +114,17 @@ pub(crate) fn is_pending(number: i32) -> bool {
     unsafe { libc::sigpending(set.as_mut_ptr()) == 0 && libc::sigismember(set.as_ptr(), number) == 1 }
 }
 
+/// Whether this process ignores the signal, as `nohup` has it.
+pub(crate) fn is_ignored(number: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: sets nothing, and fills `action`, of which zeroes are one.
+    let action = unsafe {
+        libc::sigaction(number, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN
+}
+
 /// What [`wait_for`] has waited for.
 pub(crate) enum Waited {
     Arrived(Arrived),

@@ -183,6 +183,12 @@ impl Helper {
         self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), interest)));
     }
 
+    /// Notice when `link` breaks, whatever of its input is unread.
+    pub(crate) fn watch_end(&self, engine: &Engine, link: &Arc<Link>) {
+        // Of breaks the kernel tells whatever is asked for, and of this alone nothing else is told.
+        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), Interest::PRIORITY)));
+    }
+
     /// See a session to its end.
     pub(crate) fn linger(&self, engine: &Arc<Engine>) {
         self.ask(false, |requests| requests.linger.push(engine.clone()));

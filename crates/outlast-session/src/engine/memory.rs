@@ -212,7 +212,7 @@ impl Acceptor {
             let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
             let held_bytes = engine.held_bytes();
             *blocks.entry(block).or_default() += held_bytes;
-            if let Some(detached_for) = detached_for {
+            if let Some(detached_for) = detached_for.filter(|time| !engine.is_expected_back(*time)) {
                 holders.push(Holder { id: engine.id, block, held_bytes, released, detached_for });
             }
             named.push((engine, block));

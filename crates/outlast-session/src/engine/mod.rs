@@ -30,6 +30,7 @@ mod server;
 mod shaking;
 mod silence;
 mod splice;
+mod standstill;
 mod switch;
 mod tls;
 mod tx;
@@ -114,6 +115,9 @@ pub(crate) struct Engine {
     spliced_bytes: AtomicU64,
     /// The network that it comes from holds more memory than it is guaranteed.
     above_share: AtomicBool,
+    /// The application did not read what there was: the end of a link is noticed without it.
+    unattended: AtomicBool,
+    standstill: Mutex<Option<Box<standstill::Standstill>>>,
     /// Time that writers were held up.
     blocked_us: AtomicU64,
     udp: udp::UdpState,
@@ -249,6 +253,8 @@ impl Engine {
             read_shut: AtomicBool::new(false),
             spliced_bytes: AtomicU64::new(0),
             above_share: AtomicBool::new(false),
+            unattended: AtomicBool::new(false),
+            standstill: Mutex::new(None),
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
             urgent_offset: AtomicU64::new(urgent::NO_URGENT),
@@ -366,6 +372,24 @@ impl Engine {
     pub(crate) fn notice_error(&self) {
         if let Some(link) = self.link().filter(|link| sys::has_error(&**link)) {
             self.lost(&link, "connection reset by peer");
+        }
+    }
+
+    /// There is input, and the application takes none for now: from here on the end of this link and of later ones is noticed
+    /// without it.
+    pub(crate) fn leave_unattended(&self) {
+        if !self.unattended.swap(true, Ordering::Relaxed) {
+            self.watch_end();
+        }
+    }
+
+    /// Has the end of the present link noticed if the application may not.
+    fn watch_end(&self) {
+        // Whoever makes a link looks at the flag after that, whoever raises the flag looks for a link.
+        if let Some(link) = self.link()
+            && self.unattended.load(Ordering::Relaxed)
+        {
+            Helper::get().watch_end(self, &link);
         }
     }
 

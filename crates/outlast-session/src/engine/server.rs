@@ -312,18 +312,19 @@ impl Acceptor {
         counts
     }
 
-    /// Gives up detached sessions whose time is over. True while there is something to wait for.
-    pub(crate) fn expire(&self) -> bool {
-        let (expired, waiting) = {
+    /// Gives up detached sessions whose time is over. How long to wait for the next; none if there is nothing to wait for.
+    pub(crate) fn expire(&self) -> Option<Duration> {
+        let (expired, next) = {
             let mut registry = self.registry.lock();
-            let expired = registry.expire(self.now());
-            (expired, registry.next_expiry().is_some())
+            let now = self.now();
+            let expired = registry.expire(now);
+            (expired, registry.next_expiry().map(|at| at.saturating_sub(now)))
         };
         for (id, engine) in expired {
             let info = engine.info();
             engine.fail(Error::Expired { id, keep: self.config.keep, unacked_bytes: info.unacked_bytes });
         }
-        waiting
+        next
     }
 
     /// The listener is gone: so is everything that only it could have carried on.

@@ -306,6 +306,7 @@ impl Engine {
         self.flush();
         self.tell_end();
         self.wake_all();
+        self.watch_end();
         let released = {
             let ctl = self.ctl.lock();
             ctl.link.clone().filter(|_| ctl.released)

@@ -178,6 +178,9 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         // What the local side says goes first: then the opening of a session can ride with it.
         let up = pump.poll_up(cx, session, local);
         let down = pump.poll_down(cx, session, local);
+        if pump.is_held_up() {
+            session.leave_unattended();
+        }
         // While nothing is read from the local side, its failure has to be asked for.
         if !pump.is_listening() && !asked_failed && pump.broken().is_none() {
             asked_failed = local_failed.as_mut().poll(cx).is_ready();

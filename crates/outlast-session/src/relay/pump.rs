@@ -238,6 +238,11 @@ impl Pump {
         matches!(self.down, Down::Broken { ended: true, .. })
     }
 
+    /// Whether the session is not read because the local side takes nothing.
+    pub(super) fn is_held_up(&self) -> bool {
+        matches!(self.down, Down::Writing { .. } | Down::Passing { .. } | Down::Urgent(_))
+    }
+
     /// Whether the local side has everything that the session had to give when last asked.
     pub(super) fn is_drained(&self) -> bool {
         self.drained

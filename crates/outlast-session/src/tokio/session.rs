@@ -293,6 +293,12 @@ impl Session {
         }
     }
 
+    /// What was received waits for somebody who does not take it: nobody reads for now, and the end of a link is noticed all
+    /// the same.
+    pub(crate) fn leave_unattended(&self) {
+        self.engine.leave_unattended();
+    }
+
     /// After [`poll_pass_on`](Self::poll_pass_on): what is under way is part of the session's output from now on.
     pub(crate) fn stop_passing(&self) {
         self.engine.stop_passing();

@@ -16,6 +16,7 @@ mod handshakes;
 mod hoards;
 mod leaks;
 mod raw;
+mod standstill;
 mod theft;
 
 /// Tests that count descriptors or use many run alone.

@@ -11,10 +11,12 @@ use super::places;
 use crate::admin_folder;
 use crate::cli::KeepArgs;
 use crate::exit::Code;
+use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -27,6 +29,9 @@ pub const TAKEN: u8 = b'T';
 
 /// For one exchange with the next process, whose descriptors and memory may be slow to come by.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The keeper before this one goes when it has handed out everything: at once, as soon as it gets a processor.
+const PREDECESSOR_GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A socket's file, as long as it is ours.
 struct Place(PathBuf);
@@ -43,6 +48,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     rustix::process::setsid().ok();
     std::env::set_current_dir("/").ok();
     let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    wait_for_predecessor(args.address);
     let bound = admin_folder::bind_to_stay(places::socket_name(places::Kind::Keeper, args.address))?;
     let (places, listeners): (Vec<Place>, Vec<UnixListener>) =
         bound.into_iter().map(|(path, listener)| (Place(path), listener)).unzip();
@@ -77,6 +83,17 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     }
     drop((places, asked_place));
     Ok(Code::Ok)
+}
+
+/// A listener may be told to stop as soon as it has taken over what a keeper had, which is then still there.
+fn wait_for_predecessor(address: SocketAddr) {
+    let until = Instant::now() + PREDECESSOR_GONE_WITHIN;
+    let found = places::all(places::Kind::Keeper).into_iter().filter(|(kept_for, _)| *kept_for == address);
+    for (_, path) in found.filter(|(_, path)| !is_abandoned(path)) {
+        while path.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 /// However this process ends, the programs learn that this is not the end of their streams.

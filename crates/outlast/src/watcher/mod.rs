@@ -197,6 +197,7 @@ impl Watcher {
         for name in NOT_FOR_IT {
             command.env_remove(name);
         }
+        sys::ignore_at_first(&mut command, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
         let child = command.spawn().context("cannot start a process")?;
         Ok((child, ours))
     }

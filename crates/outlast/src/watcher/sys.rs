@@ -3,7 +3,8 @@
 use rustix::fs::{FileType, fstat};
 use std::ffi::CString;
 use std::os::fd::{AsFd, RawFd};
-use std::process::Stdio;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 /// A standard error for a process that outlives this one: ours, if that is a file or the journal. Whoever reads it
 /// otherwise, as a script or a terminal does, would wait for that process.
@@ -16,6 +17,20 @@ pub fn lasting_stderr() -> Stdio {
     });
     let ours = lasts.then(|| stderr.as_fd().try_clone_to_owned().ok()).flatten();
     ours.map_or_else(Stdio::null, Stdio::from)
+}
+
+/// Has a process ignore from its first moment on what tells processes to end, until it does otherwise: a service manager
+/// tells all of a service at once, also one that has just been started.
+pub fn ignore_at_first(command: &mut Command, signals: [i32; 3]) {
+    let ignore = move || {
+        for signal in signals {
+            // SAFETY: a system call with two numbers.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(ignore) };
 }
 
 /// Warns in the log of the relay that has died, or else in the system's.

@@ -1,9 +1,10 @@
 //! `--keep` is counted from the loss of the link, through every process that has the session.
 
-use crate::common::restarts::{both_ends, connect, ends, is_running, listen, stop};
-use crate::common::{PATIENCE, eventually, folder, nobody, output};
+use crate::common::restarts::{both_ends, connect, ends, is_running, listen, open, say, stop, stopped};
+use crate::common::{PATIENCE, echo, eventually, folder, nobody, output};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 /// Whether the service has seen its connection reset by now.
@@ -61,11 +62,13 @@ fn a_client_with_a_slow_program_does_not_say_that_it_is_connected() {
     let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
     let to = service.local_addr().unwrap().to_string();
     let mut server = listen(runtime, address, &to, &[]);
-    let (client, front) = connect(runtime, address, &[]);
+    let (mut client, front) = connect(runtime, address, &[]);
     let (_program, mut served) = both_ends(front, &service);
     served.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     while served.write_all(&[7; 64 << 10]).is_ok() {}
     let keeper = stop(&mut server, 1);
+    // Without being asked.
+    client.wait_for("link lost");
     eventually("still connected", || {
         let status: serde_json::Value =
             serde_json::from_slice(&output(runtime, &["status", "--json"]).stdout).unwrap();
@@ -75,4 +78,30 @@ fn a_client_with_a_slow_program_does_not_say_that_it_is_connected() {
     });
     assert!(std::process::Command::new("kill").arg(keeper.to_string()).status().unwrap().success());
     ends(keeper);
+}
+
+/// Told to stop while the process that kept its sessions before is still about to go.
+#[test]
+fn a_listener_that_is_stopped_at_once_hands_over_all_the_same() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut stream = open(front);
+    // It has done its part, and has not had the processor since.
+    let link = std::fs::read_link("/proc/self/ns/net").unwrap();
+    let namespace: String = link.to_str().unwrap().chars().filter(char::is_ascii_digit).collect();
+    let place = runtime.join(format!("outlast/{address}-{namespace}.kept"));
+    let before = UnixListener::bind(&place).unwrap();
+    server.signal("TERM");
+    // The next one looks for it.
+    before.accept().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::remove_file(&place).unwrap();
+    drop(before);
+    stopped(&mut server, 1);
+    let mut next = listen(runtime, address, &to, &[]);
+    say(&mut stream, b"still there");
+    stop(&mut next, 1);
 }

@@ -41,6 +41,7 @@ mod run_notify;
 mod run_orphaned;
 mod run_preload;
 mod run_surroundings;
+mod run_terminal;
 mod run_upgrade;
 mod run_upgrade_ends;
 mod segments;

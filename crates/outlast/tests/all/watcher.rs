@@ -207,6 +207,45 @@ fn a_watcher_costs_nothing_ends_with_its_relay_and_is_replaced() {
     ends(watcher);
 }
 
+/// A service manager tells all processes of a service at once, also one that has just been started.
+#[test]
+fn what_ends_a_service_never_ends_a_watcher() {
+    let folder = folder();
+    let scene = Scene::new(folder.path(), &[]);
+    let via = scene.server.to_string();
+    for _ in 0..5 {
+        let mut command = command(folder.path(), &["connect", "127.0.0.1:0", "--via", &via]);
+        command.stderr(Stdio::piped());
+        let client = Outlast::from(command);
+        let name = format!("outlast\0watch-relay\0{}\0", client.pid());
+        // From its first moment until it waits.
+        eventually("no watcher", || {
+            let watcher = children_of(client.pid()).into_iter().find(|pid| {
+                std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == name.as_bytes())
+            })?;
+            let status = std::fs::read_to_string(format!("/proc/{watcher}/status")).unwrap();
+            let set = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                u64::from_str_radix(line.trim(), 16).unwrap()
+            };
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+                let heeded = (set("SigIgn:") | set("SigCgt:")) & (1 << (signal - 1));
+                assert_ne!(heeded, 0, "signal {signal} would end it: {status}");
+            }
+            waits(watcher).then_some(())
+        });
+    }
+}
+
+/// Of all threads.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
+}
+
 /// A supervisor ends what a dead relay has left before it starts the next one: the last word comes first.
 #[test]
 fn a_relay_below_a_supervisor_has_a_last_word_too() {

@@ -45,6 +45,7 @@ impl Engine {
             self.wake_all();
             return true;
         }
+        self.look_for_standstill();
         false
     }
 

@@ -85,6 +85,8 @@ pub(super) struct Thread {
     idle: Vec<Weak<Engine>>,
     lingering: Vec<Lingering>,
     acceptors: Vec<Weak<Acceptor>>,
+    /// When one of them has something to do.
+    next_expiry: Option<Instant>,
     clients: Vec<Weak<Engine>>,
     mailboxes_to_open: Vec<Weak<Mailbox>>,
     /// Threads to be started, and when.
@@ -106,6 +108,7 @@ impl Thread {
             idle: Vec::new(),
             lingering: Vec::new(),
             acceptors: Vec::new(),
+            next_expiry: None,
             clients: Vec::new(),
             mailboxes_to_open: Vec::new(),
             later: Vec::new(),
@@ -151,10 +154,14 @@ impl Thread {
             return Some(Duration::ZERO);
         }
         let repeat = self.repeats.iter().map(|repeat| repeat.next).min();
-        let checking = !self.idle.is_empty() || !self.lingering.is_empty() || !self.acceptors.is_empty();
+        let checking = !self.idle.is_empty() || !self.lingering.is_empty();
         let checks = checking.then_some(self.next_idle_check);
+        // With the other checks, for which it can wait a moment. When memory is short sessions go before their time.
+        let expiry = self.next_expiry.map(|at| if memory::is_scarce() { self.next_idle_check } else { at });
+        let expiry = expiry.map(|at| at.max(self.next_idle_check));
         let later = self.later.iter().map(|(at, _)| *at).min();
-        let next = checks.into_iter().chain(repeat).chain(later).chain(self.silences.next()).min()?;
+        let next =
+            checks.into_iter().chain(expiry).chain(repeat).chain(later).chain(self.silences.next()).min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
 
@@ -182,7 +189,7 @@ impl Thread {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
             self.check_idle();
             memory::look();
-            self.acceptors.retain(|acceptor| acceptor.upgrade().is_some_and(|acceptor| acceptor.expire()));
+            self.expire();
             self.clients.retain(|client| client.strong_count() > 0);
         }
     }
@@ -204,6 +211,8 @@ impl Thread {
             if !self.acceptors.iter().any(|known| known.ptr_eq(&acceptor)) {
                 self.acceptors.push(acceptor);
             }
+            // What it waits for now is asked with the next checks.
+            self.next_expiry = Some(self.next_idle_check);
         }
         self.clients.append(clients);
         self.mailboxes_to_open.append(mailboxes);
@@ -259,6 +268,18 @@ impl Thread {
         for (engine, link, interest) in watch {
             self.watch(engine, &link, interest);
         }
+    }
+
+    /// Lets detached sessions expire.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        let mut next = None;
+        self.acceptors.retain(|acceptor| {
+            let Some(left) = acceptor.upgrade().and_then(|acceptor| acceptor.expire()) else { return false };
+            next = next.into_iter().chain(now.checked_add(left)).min();
+            true
+        });
+        self.next_expiry = next;
     }
 
     /// Flushes, acknowledges, and looks for acknowledgements if a writer waits for them.

@@ -29,6 +29,25 @@ fn a_listener_is_looked_at_once_however_many_links_its_sessions_lose() {
     assert_eq!(thread.acceptors.len(), 2);
 }
 
+/// A session that has ended is remembered for an hour, and nothing happens before that is over.
+#[test]
+fn a_listener_that_only_remembers_wakes_nobody() {
+    let (helper, mut thread) = idle_thread();
+    let acceptor = Acceptor::new(Arc::default());
+    let id = new_session_id();
+    let peer = std::net::Ipv4Addr::LOCALHOST.into();
+    let engine = Engine::new(id, Role::Server, Arc::new(Config::default()));
+    acceptor.registry.lock().insert(id, engine, 1, peer).unwrap();
+    acceptor.registry.lock().end(&id, 0, None, acceptor.now());
+    helper.watch_expiry(&acceptor);
+    thread.tick();
+    thread.next_idle_check = Instant::now();
+    thread.tick();
+    thread.quiet_ticks = QUIET_TICKS_MAX;
+    let sleeps = thread.timeout().unwrap();
+    assert!(sleeps > Duration::from_secs(3000), "{sleeps:?}");
+}
+
 /// Somebody asks while the thread still looks at the requests by itself, and wakes nobody. Before it sleeps it looks again.
 #[test]
 fn no_request_is_slept_over() {
