@@ -13,8 +13,9 @@ pub(super) fn keys_of(command: &Command) -> Vec<String> {
     names.filter(|name| !["help", "version"].contains(name)).map(str::to_owned).collect()
 }
 
-/// The name that was probably meant.
+/// The name that was probably meant. Dashes before it are those of a flag.
 pub(super) fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let name = name.trim_start_matches('-');
     let close = names.into_iter().filter_map(|known| Some((slips(name, known)?, known)));
     close.min().map(|(_, known)| known)
 }
@@ -80,6 +81,8 @@ mod tests {
             ("rnu", Some("run")),
             ("bogus", None),
             ("ot", Some("to")),
+            ("--to", Some("to")),
+            ("--patience", Some("patience")),
             ("x", None),
         ] {
             assert_eq!(similar(name, names), expected, "{name}");
