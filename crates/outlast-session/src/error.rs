@@ -132,14 +132,16 @@ pub enum Error {
         /// Written by the application and not known to have arrived.
         unacked_bytes: u64,
     },
-    /// The session had no link, and this process needed the memory that it held for others.
+    /// The session had no link, and this process needed the memory or the descriptors that it held for others.
     #[error(
         "session {id} had no link and was given up to make room: it held {held_bytes} bytes, and the sessions of this \
-         process nearly all that they may; {unacked_bytes} bytes are not known to be delivered"
+         process nearly all of the {short_of} that they may; {unacked_bytes} bytes are not known to be delivered"
     )]
     Shed {
         /// The session.
         id: SessionId,
+        /// What there was too little of, and the setting that decides it.
+        short_of: &'static str,
         /// What it held.
         held_bytes: u64,
         /// Written by the application and not known to have arrived.

@@ -155,7 +155,6 @@ pub fn hint(error: &Error) -> &'static str {
         Error::Untrusted { what, .. } if what.contains("UnknownIssuer") => {
             "; --tls-ca names who has signed the server's certificate, or that certificate itself"
         }
-        Error::Shed { .. } => "; --memory decides how much sessions may hold",
         Error::Expired { .. } => "; --keep on the server decides how long to wait",
         _ => "",
     }

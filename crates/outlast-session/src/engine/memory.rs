@@ -7,7 +7,7 @@ use super::pool::pool_bytes;
 use super::server::Acceptor;
 use super::{Engine, Role, Tx};
 use crate::error::Error;
-use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Holder, LinkMode};
+use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, LinkMode, SessionId};
 use crate::sys;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ static BUDGET_BYTES: AtomicU64 = AtomicU64::new(0);
 static FROZEN_BYTES: AtomicU64 = AtomicU64::new(0);
 static SHED_SESSIONS: AtomicU64 = AtomicU64::new(0);
 static SHED_BYTES: AtomicU64 = AtomicU64::new(0);
+/// How many descriptors were in use when an opening was last refused for that; 0 if none was since the last look.
+static DESCRIPTORS_USED: AtomicU64 = AtomicU64::new(0);
 static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
 /// It was said that there is not enough, and not yet that there is enough again.
 static SAID_SCARCE: AtomicBool = AtomicBool::new(false);
@@ -104,9 +106,12 @@ impl Drop for FrozenBytes {
     }
 }
 
-/// What each block held when last looked at, and whether an opening had to be refused since.
+/// What each block held when last looked at, and whether an opening had to be refused for want of memory since.
 #[derive(Debug, Default)]
-pub(super) struct Shares(Mutex<BTreeMap<Block, u64>>, AtomicBool);
+pub(super) struct Shares {
+    held_bytes: Mutex<BTreeMap<Block, u64>>,
+    memory_wanted: AtomicBool,
+}
 
 impl Engine {
     /// A ring that has no room for `bytes` more may have it if there is memory.
@@ -124,11 +129,18 @@ impl Engine {
         if capacity >= most {
             return;
         }
-        let allowed = budget().buffer_bytes_max(used_bytes(), self.above_share.load(Ordering::Relaxed));
-        let allowed = allowed.min(most);
+        let (budget, used_bytes) = (budget(), used_bytes());
+        let allowed = budget.buffer_bytes_max(used_bytes, self.above_share.load(Ordering::Relaxed));
         let wanted = tx.sender.retained_bytes().saturating_add(bytes).max(capacity.saturating_mul(2));
-        if wanted.min(allowed) > capacity {
-            tx.sender.set_retain_bytes_max(wanted.min(allowed));
+        let mut granted = wanted.min(allowed).min(most);
+        // Buffers have sizes that double: a little more room may take twice the memory.
+        let buffer = tx.sender.buffer_bytes();
+        let more_bytes = granted.next_power_of_two().saturating_sub(buffer) as u64;
+        if !budget.has_room_for(used_bytes, more_bytes) {
+            granted = granted.min(buffer.max(BUFFER_BYTES_LEAST));
+        }
+        if granted > capacity {
+            tx.sender.set_retain_bytes_max(granted);
         }
     }
 
@@ -187,17 +199,19 @@ impl Acceptor {
     /// Whether there is memory for one more session from this block.
     pub(super) fn has_memory_for(&self, block: Block) -> bool {
         let used_bytes = used_bytes();
-        let held_bytes = self.shares.0.lock().get(&block).copied().unwrap_or_default();
+        let held_bytes = self.shares.held_bytes.lock().get(&block).copied().unwrap_or_default();
         let admitted = budget().admits(used_bytes, held_bytes);
         if !admitted {
-            self.shares.1.store(true, Ordering::Relaxed);
+            self.shares.memory_wanted.store(true, Ordering::Relaxed);
         }
         admitted
     }
 
     /// Looks at every session: what each block holds, who has to keep small, who has to go.
-    fn look_at_memory(&self) {
-        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
+    ///
+    /// `descriptors_used`: so many were in use when an opening was refused for that, 0 if none was.
+    fn look_at_sessions(&self, descriptors_used: u64) {
+        let (mut blocks, mut counts): (BTreeMap<Block, u64>, BTreeMap<Block, u64>) = Default::default();
         let mut holders = Vec::new();
         let engines = self.engines();
         let mut named = Vec::with_capacity(engines.len());
@@ -212,7 +226,8 @@ impl Acceptor {
             let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
             let held_bytes = engine.held_bytes();
             *blocks.entry(block).or_default() += held_bytes;
-            if let Some(detached_for) = detached_for.filter(|time| !engine.is_expected_back(*time)) {
+            *counts.entry(block).or_default() += 1;
+            if let Some(detached_for) = detached_for {
                 holders.push(Holder { id: engine.id, block, held_bytes, released, detached_for });
             }
             named.push((engine, block));
@@ -230,26 +245,40 @@ impl Acceptor {
                 Engine::limit_room(&mut tx, most);
             }
         }
-        let wanted = self.shares.1.swap(false, Ordering::Relaxed);
+        let wanted = self.shares.memory_wanted.swap(false, Ordering::Relaxed);
         for id in budget.shed(used_bytes, wanted, &blocks, &holders) {
-            let held_bytes =
-                holders.iter().find(|holder| holder.id == id).map_or(0, |holder| holder.held_bytes);
-            // Only if it still has no link: a client that has just come back stays.
-            let Some(engine) = self.registry.lock().shed(&id, self.now()) else { continue };
-            SHED_SESSIONS.fetch_add(1, Ordering::Relaxed);
-            SHED_BYTES.fetch_add(held_bytes, Ordering::Relaxed);
-            let info = engine.info();
-            let without_link = Duration::from_millis(info.pause_now_ms.unwrap_or_default());
-            tracing::warn!(
-                session = %id, peer = ?info.peer_addr, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
-                budget_bytes = budget.bytes,
-                "given up to make room: it had no link, and the sessions of this process hold nearly all the memory that \
-                 they may (--memory)"
-            );
-            engine.fail(Error::Shed { id, held_bytes, unacked_bytes: info.unacked_bytes });
+            self.shed(id, &holders, "memory (--memory)");
         }
-        *self.shares.0.lock() = blocks;
+        if descriptors_used > 0 {
+            let files = Descriptors { most: sys::descriptors_max() };
+            for id in files.shed(descriptors_used, &counts, &holders) {
+                self.shed(id, &holders, "descriptors (ulimit -n)");
+            }
+        }
+        *self.shares.held_bytes.lock() = blocks;
     }
+
+    /// Gives a session without a link up, as there is too little of something.
+    fn shed(&self, id: SessionId, holders: &[Holder], short_of: &'static str) {
+        let held_bytes = holders.iter().find(|holder| holder.id == id).map_or(0, |holder| holder.held_bytes);
+        // Only if it still has no link: a client that has just come back stays.
+        let Some(engine) = self.registry.lock().shed(&id, self.now()) else { return };
+        SHED_SESSIONS.fetch_add(1, Ordering::Relaxed);
+        SHED_BYTES.fetch_add(held_bytes, Ordering::Relaxed);
+        let info = engine.info();
+        let without_link = Duration::from_millis(info.pause_now_ms.unwrap_or_default());
+        let peer = info.peer_addr.map(|peer| peer.to_string()).unwrap_or_default();
+        tracing::warn!(
+            session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
+            "given up to make room: it had no link, and sessions hold nearly all of the {short_of} that they may"
+        );
+        engine.fail(Error::Shed { id, short_of, held_bytes, unacked_bytes: info.unacked_bytes });
+    }
+}
+
+/// An opening is refused as so many descriptors are in use: sessions without a link make room for the next one.
+pub(super) fn want_descriptors(used: u64) {
+    DESCRIPTORS_USED.store(used, Ordering::Relaxed);
 }
 
 /// Keeps the budget. Called often; does nothing while there is enough.
@@ -268,7 +297,7 @@ pub(super) fn look() {
             tracing::info!(used_bytes, budget_bytes, "there is memory for sessions again");
         }
     }
-    if !scarce {
+    if !scarce && DESCRIPTORS_USED.load(Ordering::Relaxed) == 0 {
         return;
     }
     let now_ms = sys::coarse_now_ms();
@@ -279,8 +308,9 @@ pub(super) fn look() {
         return;
     }
     let acceptors: Vec<Arc<Acceptor>> = ACCEPTORS.lock().iter().filter_map(Weak::upgrade).collect();
+    let descriptors_used = DESCRIPTORS_USED.swap(0, Ordering::Relaxed);
     for acceptor in acceptors {
-        acceptor.look_at_memory();
+        acceptor.look_at_sessions(descriptors_used);
     }
 }
 

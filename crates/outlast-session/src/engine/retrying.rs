@@ -101,6 +101,18 @@ impl Engine {
         }
     }
 
+    /// Completes when the session is over.
+    pub(crate) async fn over(&self) {
+        loop {
+            let mut told = std::pin::pin!(self.hurry.notified());
+            told.as_mut().enable();
+            if self.is_over() {
+                return;
+            }
+            told.await;
+        }
+    }
+
     /// The server asks for some time before the next attempt.
     pub(super) fn hold_off(&self, after: Duration) {
         if !after.is_zero() {

@@ -8,15 +8,11 @@
 use super::Engine;
 use crate::proto::LinkMode;
 use crate::sys;
-use std::time::Duration;
 
 /// A standstill is one after so long: an application that reads makes room sooner.
 const PATIENCE_MIN_MS: u64 = 200;
 /// It doubles where the last link has brought nothing: then it is the peer's application that does not go on.
 const PATIENCE_MAX_MS: u64 = 30_000;
-
-/// A client that is there has made the next link within this time.
-const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Since when nothing moves, and how far both directions had come.
 #[derive(Debug)]
@@ -28,12 +24,6 @@ pub(super) struct Standstill {
 }
 
 impl Engine {
-    /// Whether a session that has been without a link for so long has none because this end has ended it, and its client is
-    /// about to come: then it is not given up for that.
-    pub(super) fn is_expected_back(&self, detached_for: Duration) -> bool {
-        detached_for < BACK_WITHIN && self.standstill.lock().is_some()
-    }
-
     /// One look, while a writer waits for room that only the peer can make.
     pub(super) fn look_for_standstill(&self) {
         let Some(link) = self.link().filter(|link| link.mode() == LinkMode::Inband) else { return };

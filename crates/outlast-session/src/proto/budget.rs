@@ -6,7 +6,9 @@
 //! a link have to go ([`Budget::shed`]). Nothing is remembered here.
 //!
 //! # Policy
-//! * Each [`Block`] of addresses is guaranteed 1/16 of the budget.
+//! * Each [`Block`] of addresses is guaranteed 1/16 of the budget. Where more than eleven blocks hold something, each keeps
+//!   11/16 of their average when room has to be made, if that is less: many that hold a little each are as much as one that
+//!   holds all.
 //! * Below 3/4: every session may have what it is set to.
 //! * From 3/4 on blocks above their guarantee open no more sessions, and buffers of their sessions grow to 256 KiB
 //!   at most. From 9/10 on this holds for all blocks, and buffers grow to 64 KiB at most.
@@ -15,7 +17,11 @@
 //!   those that hold more than 64 KiB before those that do not, then those that no application holds any more, then
 //!   those that have been without a link for longest. What such a session holds above 64 KiB counts double after an
 //!   hour.
-//! * A session with a link is never given up.
+//! * A session with a link is never given up, nor one that has been without for less than 5 s: its client may be about to
+//!   come back.
+//! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
+//!   there is.
+//! * With descriptors it is the same ([`Descriptors::shed`]), once openings had to be refused for want of them.
 
 use super::registry::Block;
 use super::wire::SessionId;
@@ -28,6 +34,10 @@ use core::time::Duration;
 pub const BUFFER_BYTES_LEAST: usize = 64 << 10;
 /// What a session may have when there is not much left.
 const BUFFER_BYTES_SCARCE: usize = 256 << 10;
+/// A client that is there has made the next link within this time.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
+/// So many blocks can have their guarantee at once when room is made down to 11/16.
+const GUARANTEED_BLOCKS_MAX: u64 = 11;
 /// After so long without a link bytes weigh double.
 const STALE: Duration = Duration::from_secs(3600);
 
@@ -61,6 +71,14 @@ impl Descriptors {
             return usize::MAX;
         }
         usize::try_from(self.most / 16).unwrap_or(usize::MAX).max(16)
+    }
+
+    /// Which sessions without a link have to go, as openings were refused with so many in use: as [`Budget::shed`] chooses,
+    /// where every session holds as much as any other. `blocks`: how many sessions each block has, those with a link included.
+    pub fn shed(&self, used: u64, blocks: &BTreeMap<Block, u64>, holders: &[Holder]) -> Vec<SessionId> {
+        let budget = Budget { bytes: self.most };
+        let holders: Vec<Holder> = holders.iter().map(|holder| Holder { held_bytes: 1, ..*holder }).collect();
+        if self.admits(used) { Vec::new() } else { budget.shed(used, true, blocks, &holders) }
     }
 
     /// How many connections that have not proved who they are there may be: 15 %.
@@ -125,6 +143,11 @@ impl Budget {
         }
     }
 
+    /// Whether a buffer may become larger by so much.
+    pub fn has_room_for(&self, used_bytes: u64, more_bytes: u64) -> bool {
+        !self.is_short(used_bytes.saturating_add(more_bytes))
+    }
+
     /// Who has to go, in this order. `wanted`: openings were refused for want of memory. `blocks`: what all sessions of a block hold, those with a link included.
     pub fn shed(
         &self,
@@ -139,11 +162,13 @@ impl Budget {
             _ if self.is_short(used_bytes) => self.part(7, 8),
             _ => return gone,
         };
+        let kept_bytes = self.kept_bytes(blocks);
         let mut excess_bytes = used_bytes.saturating_sub(enough_bytes);
         // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
         let mut weights = blocks.clone();
         let mut lines: BTreeMap<Block, Vec<&Holder>> = BTreeMap::new();
-        for holder in holders.iter().filter(|holder| holder.held_bytes > 0) {
+        let may_go = |holder: &&Holder| holder.held_bytes > 0 && holder.detached_for >= BACK_WITHIN;
+        for holder in holders.iter().filter(may_go) {
             let weight = weights.entry(holder.block).or_default();
             *weight = weight.saturating_add(holder.weight() - holder.held_bytes);
             lines.entry(holder.block).or_default().push(holder);
@@ -158,7 +183,7 @@ impl Budget {
             let most = lines
                 .keys()
                 .filter_map(|block| Some((*weights.get(block)?, *block)))
-                .filter(|(weight, _)| *weight > self.guaranteed_bytes())
+                .filter(|(weight, _)| *weight > kept_bytes)
                 .max();
             let Some((_, block)) = most else { break };
             let Some(holder) = lines.get_mut(&block).and_then(Vec::pop) else {
@@ -172,6 +197,17 @@ impl Budget {
             gone.push(holder.id);
         }
         gone
+    }
+
+    /// What a block keeps when room has to be made: its guarantee, unless there are too many for that. Then it is a part of
+    /// what they hold on average.
+    fn kept_bytes(&self, blocks: &BTreeMap<Block, u64>) -> u64 {
+        let count = u64::try_from(blocks.values().filter(|bytes| **bytes > 0).count()).unwrap_or(u64::MAX);
+        if count <= GUARANTEED_BLOCKS_MAX {
+            return self.guaranteed_bytes();
+        }
+        let all_bytes = blocks.values().fold(0u64, |all, bytes| all.saturating_add(*bytes));
+        self.guaranteed_bytes().min(all_bytes.saturating_mul(11) / 16 / count)
     }
 
     fn part(&self, of: u64, parts: u64) -> u64 {
@@ -214,6 +250,7 @@ mod tests {
         assert_eq!(budget.buffer_bytes_max(120 * MIB, true), 256 << 10);
         assert_eq!(budget.buffer_bytes_max(120 * MIB, false), usize::MAX);
         assert!(!budget.admits(144 * MIB, 0));
+        assert!(budget.has_room_for(139 * MIB, 4 * MIB) && !budget.has_room_for(140 * MIB, 4 * MIB));
         assert_eq!(budget.buffer_bytes_max(144 * MIB, false), 64 << 10);
         assert!(numbers(budget, 143 * MIB, &[], &[holder(1, 1, 100 * MIB, 9)]).is_empty());
     }
@@ -249,6 +286,42 @@ mod tests {
         assert_eq!(gone(125 * MIB, true), [3]);
         assert_eq!(gone(135 * MIB, true), [3, 2]);
         assert_eq!(gone(145 * MIB, true), [3, 2, 1]);
+    }
+
+    /// None of them holds more than a sixteenth, and together they hold all.
+    #[test]
+    fn many_blocks_that_hold_a_little_make_room_too() {
+        let budget = Budget { bytes: 160 * MIB };
+        // A block that holds less than its part keeps it, though its session has been away for longest.
+        let mut holders = alloc::vec![holder(255, 255, MIB, 9_000)];
+        holders.extend((0..36).map(|number| holder(number, number, 4 * MIB, 5 + u64::from(number))));
+        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
+        for holder in &holders {
+            *blocks.entry(holder.block).or_default() += holder.held_bytes;
+        }
+        let gone = budget.shed(145 * MIB, true, &blocks, &holders);
+        // From 145 MiB to 110.
+        assert_eq!(gone.len(), 9);
+        assert!(!gone.contains(&SessionId::from_bytes([255; 16])));
+        assert_eq!(budget.shed(145 * MIB, false, &blocks, &holders).len(), 2);
+        // Whoever has just lost its link is about to come back.
+        holders.iter_mut().for_each(|holder| holder.detached_for = Duration::from_millis(4999));
+        assert!(budget.shed(145 * MIB, true, &blocks, &holders).is_empty());
+    }
+
+    #[test]
+    fn sessions_without_a_link_make_room_in_descriptors() {
+        let files = Descriptors { most: 160 };
+        let holders: Vec<Holder> =
+            (0..100).map(|number| holder(number, number % 50, 0, 5 + u64::from(number))).collect();
+        let blocks: BTreeMap<Block, u64> = (0..50).map(|number| (block(number), 2)).collect();
+        assert!(files.shed(119, &blocks, &holders).is_empty());
+        let gone = files.shed(120, &blocks, &holders);
+        assert_eq!(gone.len(), 10);
+        // Of ten blocks one each, the one that has been away for longer.
+        assert!(gone.iter().all(|id| id.as_bytes()[0] >= 50));
+        // Live sessions of a block count, and stay.
+        assert!(files.shed(159, &BTreeMap::from([(block(1), 110)]), &[]).is_empty());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::tokio::Session;
 use crate::{Info, Role};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
@@ -167,6 +167,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
     let mut local_failed = pin!(local.failed());
     let mut asked_failed = false;
     let mut woken = pin!(control.woken());
+    // Only of those that need it: a quiet relay should not hold the memory.
+    let mut over: Option<Pin<Box<dyn Future<Output = crate::Result<()>> + Send>>> = None;
     poll_fn(|cx| {
         while woken.as_mut().poll(cx).is_ready() {
             woken.set(control.woken());
@@ -178,8 +180,18 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         // What the local side says goes first: then the opening of a session can ride with it.
         let up = pump.poll_up(cx, session, local);
         let down = pump.poll_down(cx, session, local);
-        if pump.is_held_up() {
+        // Nobody reads the session, and nobody may write for long: what becomes of it has to be asked for.
+        let unread = pump.has_ended_down() && up.is_pending();
+        if pump.is_held_up() || unread {
             session.leave_unattended();
+        }
+        if unread {
+            let over = over.get_or_insert_with(|| Box::pin(session.over()));
+            match over.as_mut().poll(cx) {
+                Poll::Ready(Err(error)) => return Poll::Ready(End::Failed(Failure::Session(error))),
+                Poll::Ready(Ok(())) => *over = Box::pin(std::future::pending()),
+                Poll::Pending => {}
+            }
         }
         // While nothing is read from the local side, its failure has to be asked for.
         if !pump.is_listening() && !asked_failed && pump.broken().is_none() {

@@ -243,6 +243,11 @@ impl Pump {
         matches!(self.down, Down::Writing { .. } | Down::Passing { .. } | Down::Urgent(_))
     }
 
+    /// Whether the session has ended its stream, and the local side has all of it.
+    pub(super) fn has_ended_down(&self) -> bool {
+        matches!(self.down, Down::Ended)
+    }
+
     /// Whether the local side has everything that the session had to give when last asked.
     pub(super) fn is_drained(&self) -> bool {
         self.drained

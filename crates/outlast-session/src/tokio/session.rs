@@ -299,6 +299,15 @@ impl Session {
         self.engine.leave_unattended();
     }
 
+    /// Completes when the session is over; with its error if it has failed.
+    pub(crate) fn over(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+        let engine = self.engine.clone();
+        async move {
+            engine.over().await;
+            engine.check_alive()
+        }
+    }
+
     /// After [`poll_pass_on`](Self::poll_pass_on): what is under way is part of the session's output from now on.
     pub(crate) fn stop_passing(&self) {
         self.engine.stop_passing();

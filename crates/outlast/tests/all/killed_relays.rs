@@ -101,6 +101,42 @@ fn a_killed_stdio_relay_has_an_exit_code() {
     reader.join().unwrap().unwrap();
 }
 
+/// The service has said all that it has to say, and the program says nothing: nobody reads or writes, and both kinds of program
+/// are told all the same that the session is gone.
+#[test]
+fn a_program_that_only_waits_is_told_that_its_session_is_gone() {
+    for mode in ["kernel", "inband"] {
+        let folder = folder();
+        let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = service.local_addr().unwrap().to_string();
+        let mut server = listen(folder.path(), address, &to, &["--ack", mode]);
+        let (_client, front) = connect(folder.path(), address, &["--ack", mode]);
+        let (mut program, served) = both_ends(front, &service);
+        let via = address.to_string();
+        let mut child = command(folder.path(), &["connect", "--stdio", "--via", &via, "--ack", mode])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"x").unwrap();
+        let (mut asked, _) = service.accept().unwrap();
+        asked.read_exact(&mut [0]).unwrap();
+        for service_end in [&served, &asked] {
+            service_end.shutdown(Shutdown::Write).unwrap();
+        }
+        assert_eq!(program.read(&mut [0]).unwrap(), 0);
+        assert_eq!(child.stdout.take().unwrap().read(&mut [0]).unwrap(), 0);
+        server.signal("KILL");
+        server.ended();
+        let _next = listen(folder.path(), address, &to, &["--ack", mode]);
+        eventually("the program hears nothing", || program.take_error().unwrap());
+        let status = eventually("the relay goes on", || child.try_wait().unwrap());
+        assert_eq!(status.code(), Some(3), "{mode}");
+        drop(input);
+    }
+}
+
 /// What is left of a stream, and how it ends.
 fn how_it_ends(stream: &mut impl Read) -> Result<(), ErrorKind> {
     std::io::copy(stream, &mut std::io::sink()).map(drop).map_err(|error| error.kind())

@@ -66,12 +66,16 @@ impl Acceptor {
         let own_number = u64::try_from(link.as_fd().as_raw_fd()).unwrap_or_default();
         // The lowest that was free is what can be told otherwise.
         let used = if opens { sys::descriptors_open().unwrap_or(own_number) } else { 0 };
-        if opens && !files.admits(used) && is_due(&self.files_warned_ms) {
-            tracing::warn!(
-                used,
-                limit = files.most,
-                "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; rate-limited)"
-            );
+        if opens && !files.admits(used) {
+            memory::want_descriptors(used);
+            if is_due(&self.files_warned_ms) {
+                tracing::warn!(
+                    used,
+                    limit = files.most,
+                    "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; rate-limited). Sessions \
+                     without a link are given up to make room"
+                );
+            }
         }
         // Who raises the limit of an address means it.
         let per_peer = self.config.sessions_per_peer_max;

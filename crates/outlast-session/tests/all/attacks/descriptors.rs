@@ -1,10 +1,11 @@
 //! Nobody uses up the descriptors of a process: openings end first, and those that are there go on.
 
 use super::floods::descriptors;
+use super::hoards::{enters, from};
 use super::raw::{Raw, Victim, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
 use outlast_session::proto::{Message, Refusal};
-use outlast_session::{Config, blocking};
+use outlast_session::{Config, Memory, blocking};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -71,6 +72,43 @@ fn openings_end_before_descriptors_do() {
             }
         }
         victim.unharmed();
+    });
+}
+
+/// What services hold for sessions that were abandoned makes room for newcomers.
+#[test]
+fn sessions_without_a_link_make_room() {
+    alone("descriptors::sessions_without_a_link_make_room", || {
+        limit_descriptors(400);
+        let config = Arc::new(quick());
+        let listener = Arc::new(blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap());
+        let address = listener.local_addr();
+        let accepting = listener.clone();
+        std::thread::spawn(move || {
+            while let Ok(mut session) = accepting.accept() {
+                // As a relay's connection to its service.
+                let held = File::open("/dev/null").unwrap();
+                std::thread::spawn(move || {
+                    let _ = session.read(&mut [0]);
+                    drop(held);
+                });
+            }
+        });
+        let mut number = 0u32;
+        while descriptors() < 290 {
+            number += 1;
+            let mut raw = from(u8::try_from(number % 100).unwrap(), address);
+            raw.say(&bytes_of(&hello(fresh_id())));
+            match raw.hear() {
+                Some(Message::Welcome(_) | Message::Refuse(_)) => {}
+                other => panic!("{other:?} after {number}"),
+            }
+        }
+        // Links that have just ended may have counted: three quarters, for sure.
+        let _files: Vec<File> = (descriptors()..304).map(|_| File::open("/dev/null").unwrap()).collect();
+        let local_address = Some(std::net::SocketAddr::from(([127, 200, 0, 1], 0)));
+        enters(address, &Arc::new(Config { local_address, ..quick() }));
+        assert!(Memory::now().shed_sessions > 0);
     });
 }
 

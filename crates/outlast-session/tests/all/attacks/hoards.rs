@@ -40,7 +40,7 @@ fn serve(listener: &Arc<blocking::Listener>) {
 }
 
 /// A connection from a network of its own.
-fn from(block: u8, target: SocketAddr) -> Raw {
+pub fn from(block: u8, target: SocketAddr) -> Raw {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((Ipv4Addr::new(127, 9, block, 1), 0)).into()).unwrap();
     // What is not read stays at the server.
@@ -110,14 +110,7 @@ fn what_abandoned_sessions_hold_is_bounded() {
         // A network that holds nothing gets in, at once or when room was made.
         let local_address = Some(SocketAddr::from(([127, 200, 0, 1], 0)));
         let newcomers = Arc::new(Config { local_address, ..(*config).clone() });
-        let mut elsewhere = loop {
-            match newcomer(address, &newcomers) {
-                Ok(session) => break session,
-                Err(Error::Refused { refusal: Refusal::Busy { .. }, .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let mut elsewhere = enters(address, &newcomers);
         elsewhere.write_all(b"echo").unwrap();
         elsewhere.read_exact(&mut four).unwrap();
         // Who is refused has some make room, and a client that comes back then is told that it is too late.
@@ -137,6 +130,51 @@ fn what_abandoned_sessions_hold_is_bounded() {
         }
         drop(standing);
     });
+}
+
+/// Sessions of many networks, none of which holds much, and together all that there is: they make room for newcomers, too.
+#[test]
+fn many_networks_that_hold_a_little_make_room() {
+    alone("hoards::many_networks_that_hold_a_little_make_room", || {
+        many_descriptors();
+        Memory::set_budget(BUDGET_BYTES);
+        // A sixteenth is twice that.
+        let config = Arc::new(Config { retain_bytes_max: 1 << 20, retain_follows_path: false, ..quick() });
+        let listener = Arc::new(blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap());
+        serve(&listener);
+        let address = listener.local_addr();
+        let mut frame = FrameHeader::data(4, 0).encode().to_vec();
+        frame.extend_from_slice(b"give");
+        let mut links = Vec::new();
+        for block in 1..200 {
+            let mut raw = from(block, address);
+            raw.say(&bytes_of(&hello(fresh_id())));
+            match raw.hear() {
+                Some(Message::Welcome(_)) => raw.say(&frame),
+                Some(Message::Refuse(_)) => break,
+                other => panic!("{other:?}"),
+            }
+            links.push(raw);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(links);
+        let local_address = Some(SocketAddr::from(([127, 200, 0, 1], 0)));
+        let newcomers = Arc::new(Config { local_address, ..(*config).clone() });
+        enters(address, &newcomers);
+        assert!(Memory::now().shed_sessions > 0, "{:?}", Memory::now());
+    });
+}
+
+/// A newcomer tries until it is let in.
+pub fn enters(address: SocketAddr, config: &Arc<Config>) -> blocking::Session {
+    loop {
+        match newcomer(address, config) {
+            Ok(session) => return session,
+            Err(Error::Refused { refusal: Refusal::Busy { .. }, .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A session that has lost its link takes no more from its service than was under way, or one small buffer.
