@@ -142,7 +142,9 @@ impl Course<'_> {
     }
 
     fn ask(&mut self) {
-        if let Ok(ends) = Ends::ask(&self.transfer.client_admin, &self.transfer.server_admin) {
+        if let Ok(mut ends) = Ends::ask(&self.transfer.client_admin, &self.transfer.server_admin) {
+            // Without a link there is none, and this may be the last answer.
+            ends.client.mode = ends.client.mode.or(self.ends.client.mode.take());
             self.ends = ends;
         }
     }

@@ -77,6 +77,12 @@ fn another_binary_takes_over_and_nobody_notices() {
                 scope.spawn(move || count(address, name, stop))
             })
             .collect();
+        // It listens before its first generation is counted.
+        let begin = Instant::now();
+        while board.generation() == 0 {
+            assert!(begin.elapsed() < PATIENCE, "no generation");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let mut before = board.generation();
         for number in 0..UPGRADES {
             std::thread::sleep(Duration::from_millis(20));
