@@ -106,9 +106,13 @@ fn topmost(supervisor_of: impl Fn(Pid) -> Option<Pid>) -> Vec<Left> {
     found.into_iter().map(|(left, _)| left).collect()
 }
 
-/// Whether a process is to outlive its program.
-pub(super) fn outlives(pid: Pid) -> bool {
-    variable(pid, OUTLIVES_ENVIRONMENT).is_some()
+/// Whether a process is to outlive its program. None: it is being executed, and the kernel has not set its environment yet.
+pub(super) fn outlives(pid: Pid) -> Option<bool> {
+    let Some(environment) = environment(pid) else { return Some(false) };
+    if environment.is_empty() && family::is_being_executed(pid) {
+        return None;
+    }
+    Some(value_in(&environment, OUTLIVES_ENVIRONMENT).is_some())
 }
 
 /// What a process was told when it was started.
@@ -117,11 +121,16 @@ fn told(pid: Pid) -> Option<(Pid, Vec<u8>)> {
 }
 
 fn variable(pid: Pid, name: &str) -> Option<Vec<u8>> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let value = environment
-        .split(|&byte| byte == 0)
-        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    Some(value.to_vec())
+    Some(value_in(&environment(pid)?, name)?.to_vec())
+}
+
+fn environment(pid: Pid) -> Option<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/environ")).ok()
+}
+
+fn value_in<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut variables = environment.split(|&byte| byte == 0);
+    variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
 fn understood(value: &[u8]) -> Option<(Pid, Vec<u8>)> {

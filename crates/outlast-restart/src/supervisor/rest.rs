@@ -115,7 +115,7 @@ impl Rest {
         roots.extend(&self.others);
         roots.extend(self.remains.finishing.iter().chain(&self.remains.sessions));
         let others = family::and_below_each(&roots);
-        let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && !left::outlives(*pid);
+        let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && left::outlives(*pid) != Some(true);
         family::and_below(us).into_iter().filter(is_rest).collect()
     }
 
@@ -146,22 +146,25 @@ impl Rest {
         [&self.remains.sessions[..], &self.remains.finishing].concat()
     }
 
-    /// Whether somebody who may be about to end by itself has not.
-    fn waits(&self, pid: Pid) -> bool {
-        self.remains.ending.contains(&pid) && clock::monotonic_ms() < self.quiet_until_ms
+    /// Whether a process is not told yet: it may be about to end by itself, or, unless it is late, nobody can say whether it
+    /// is to end at all.
+    fn waits(&self, pid: Pid, is_late: bool) -> bool {
+        let may_end = self.remains.ending.contains(&pid) && clock::monotonic_ms() < self.quiet_until_ms;
+        may_end || (!is_late && left::outlives(pid).is_none())
     }
 
     /// Tells whoever was not told, by this signal, and kills all when it is time. To be called until it is over.
     pub(super) fn end(&mut self, signal: i32, deadline_ms: Option<u64>) -> Step {
         let (mut rest, now_ms) = (self.find(), clock::monotonic_ms());
+        let late_ms = deadline_ms.and_then(|at_ms| now_ms.checked_sub(at_ms));
+        let is_late = late_ms.is_some();
         let lives = |pid: &Pid| family::parent_of_living(*pid).is_some();
         let all = rest.iter().chain(self.remains.sessions.iter().filter(|pid| lives(pid)));
-        let waits = all.into_iter().any(|pid| self.waits(*pid));
-        rest.retain(|pid| !self.waits(*pid));
+        let waits = all.into_iter().any(|pid| self.waits(*pid, is_late));
+        rest.retain(|pid| !self.waits(*pid, is_late));
         let (Some(&pid), count) = (rest.first(), rest.len()) else {
             return if waits { Step::Wait } else { Step::Over };
         };
-        let late_ms = deadline_ms.and_then(|at_ms| now_ms.checked_sub(at_ms));
         if let Some(late_ms) = late_ms {
             if u128::from(late_ms) > PATIENCE.as_millis() {
                 return Step::Over;
@@ -217,10 +220,23 @@ mod tests {
         assert!(rest.find().contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
-        let mut keeper = std::process::Command::new("sleep");
-        let mut keeper = keeper.arg("600").env(left::OUTLIVES_ENVIRONMENT, "1").spawn().unwrap();
-        assert!(!rest.find().contains(&Pid::try_from(keeper.id()).unwrap()));
-        keeper.kill().unwrap();
-        keeper.wait().unwrap();
+    }
+
+    #[test]
+    fn who_outlives_the_program_is_not_told_in_its_first_moment_either() {
+        let rest = Rest::begin();
+        for _ in 0..50 {
+            let mut keeper = std::process::Command::new("sleep");
+            let mut keeper = keeper.arg("600").env(left::OUTLIVES_ENVIRONMENT, "1").spawn().unwrap();
+            let pid = Pid::try_from(keeper.id()).unwrap();
+            // Its environment can be read a moment after it was started.
+            while rest.waits(pid, false) {
+                assert!(!rest.waits(pid, true));
+                std::thread::yield_now();
+            }
+            assert!(!rest.find().contains(&pid));
+            keeper.kill().unwrap();
+            keeper.wait().unwrap();
+        }
     }
 }

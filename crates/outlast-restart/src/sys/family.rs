@@ -20,6 +20,17 @@ pub(crate) fn parent_of_living(pid: Pid) -> Option<Pid> {
     (!matches!(state, "Z" | "X")).then_some(parent)
 }
 
+/// Whether a process has begun to execute a program, and its new stack is not there yet: the kernel empties what it tells
+/// of arguments and environment at once, and fills it a moment later (proc(5): `env_start` of `/proc/PID/stat`).
+pub(crate) fn is_being_executed(pid: Pid) -> bool {
+    /// Of the fields behind the name, which begin with the state.
+    const ENV_START: usize = 50 - 3;
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, behind)| behind).split_ascii_whitespace();
+    let state = fields.next();
+    !matches!(state, None | Some("Z" | "X")) && fields.nth(ENV_START - 1) == Some("0")
+}
+
 /// Has this process told by a signal when its parent ends. Changes of its user or group end that.
 pub(crate) fn tell_end_of_parent(signal: i32) -> io::Result<()> {
     // SAFETY: takes integers, and changes an attribute of this process.
