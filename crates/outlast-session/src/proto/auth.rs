@@ -236,6 +236,14 @@ pub(crate) struct Proof([u8; 32]);
 
 impl Proof {
     fn new(key: &[u8], label: &[u8], parts: &[&[u8]]) -> Self {
+        let proof = Self::computed(key, label, parts);
+        wipe_stack();
+        proof
+    }
+
+    /// Leaves copies of the key on the stack, as itself and as HMAC's two pads.
+    #[inline(never)]
+    fn computed(key: &[u8], label: &[u8], parts: &[&[u8]]) -> Self {
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else {
             // HMAC takes keys of every length.
             return Self([0; 32]);
@@ -262,6 +270,15 @@ impl Proof {
     pub(crate) fn is(&self, other: &[u8; 32]) -> bool {
         self.0.ct_eq(other).into()
     }
+}
+
+/// Overwrites what functions called before have left on the stack: core dumps have it.
+#[inline(never)]
+fn wipe_stack() {
+    /// More than HMAC-SHA-256 takes, with all that it calls.
+    const WORDS: usize = 4096 / size_of::<u64>();
+    let mut below = [0_u64; WORDS];
+    below.zeroize();
 }
 
 /// Decodes exactly as many bytes as `out` has.
