@@ -104,6 +104,7 @@ mod nat;
 mod netlink;
 mod netns;
 mod plan;
+mod port;
 pub mod process;
 mod rest;
 #[cfg(feature = "tokio")]
@@ -131,6 +132,7 @@ pub use nat::Nat;
 pub use netlink::diag::{Connection, Connections};
 pub use netns::NetnsGuard;
 pub use plan::{Event, FaultPlan, Menu, Step, Stop};
+pub use port::free_port;
 #[cfg(feature = "tokio")]
 pub use runtime::HostRuntime;
 pub use schedule::{Phase, Schedule};

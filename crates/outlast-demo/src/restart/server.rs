@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ impl Server {
         program: &Path,
         arguments: &[&str],
     ) -> Result<Self> {
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, outlast_lab::free_port()?));
         let admin = folder.join(format!("restart-{}.sock", address.port()));
         // Whatever becomes of this program, the supervisor ends in order, with all below it.
         let mut command = Command::new("setpriv");

@@ -16,3 +16,4 @@ mod common;
 mod faults;
 mod links;
 mod nat;
+mod port;

@@ -4,14 +4,14 @@
 
 use crate::common::{Outlast, PATIENCE, command, eventually, folder};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 const NGINX: &str = "/usr/sbin/nginx";
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    outlast_lab::free_port().unwrap()
 }
 
 /// nginx with two workers below `outlast run`, in the background or not. None where there is none.

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::restarts::{ends, is_running};
-use crate::common::{Outlast, PATIENCE, folder};
+use crate::common::{Outlast, PATIENCE, folder, nobody};
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 
 /// A master that opens a port, and a worker that serves there, says who they are, and ignores the signal that is named, if one is.
@@ -26,10 +26,6 @@ if os.fork() == 0:
         connection.close()
 os.wait()
 ";
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
 
 /// Master and worker.
 fn begun(outlast: &mut Outlast) -> (u32, u32) {
@@ -61,7 +57,7 @@ fn workers_without_their_master_are_not_in_the_way_of_the_next_one() {
             "not ended in time (in the way of the next start), killed",
         ),
     ] {
-        let (folder, address) = (folder(), free_address());
+        let (folder, address) = (folder(), nobody());
         let port = address.port().to_string();
         let run = [&["run", "--name", "server", "--intensity", "20"], flags].concat();
         let mut arguments = [&run[..], &["--", "python3", "-c", SERVER, &port]].concat();

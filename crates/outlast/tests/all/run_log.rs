@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
-use crate::common::{Outlast, PATIENCE, command, eventually, folder};
+use crate::common::{Outlast, PATIENCE, command, eventually, folder, nobody};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,10 +20,6 @@ fn example(name: &str) -> Option<String> {
     assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{why}");
     eprintln!("SKIPPED: {why}");
     None
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// In a process group of its own, as in front of a terminal.
@@ -51,7 +47,7 @@ fn signal(whom: &str, name: &str) {
 fn why_the_last_generation_has_ended_is_known_when_it_is_said() {
     let Some(lines) = example("lines") else { return };
     let folder = folder();
-    let address = free_address().to_string();
+    let address = nobody().to_string();
     // A core dump takes longer than is waited for.
     let run = ["run", "--name", "server", "--intensity", "20", "--limit", "core=0", "--", &lines, &address];
     let (mut outlast, said) = start(folder.path(), &run);
@@ -69,7 +65,7 @@ fn a_process_group_that_is_told_to_end_has_not_crashed() {
     let Some(lines) = example("lines") else { return };
     for name in ["TERM", "INT"].repeat(10) {
         let folder = folder();
-        let address = free_address().to_string();
+        let address = nobody().to_string();
         let (mut outlast, said) = start(folder.path(), &["run", "--name", "server", "--", &lines, &address]);
         generation(&said, 1);
         signal(&format!("-{}", outlast.pid()), name);
@@ -83,7 +79,7 @@ fn a_process_group_that_is_told_to_end_has_not_crashed() {
 fn a_request_that_is_refused_is_said_with_whose_it_is_and_how_it_begins() {
     let Some(trouble) = example("trouble") else { return };
     let folder = folder();
-    let address = free_address();
+    let address = nobody();
     let text = address.to_string();
     let run = ["run", "--name", "server", "--intensity", "20", "--", &trouble, &text, "policy"];
     let (mut outlast, _) = start(folder.path(), &run);

@@ -3,9 +3,9 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::restarts::{ends, is_running};
-use crate::common::{Outlast, PATIENCE, command, eventually, folder, output};
+use crate::common::{Outlast, PATIENCE, command, eventually, folder, nobody, output};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -22,10 +22,6 @@ fn lines() -> Option<String> {
     assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{why}");
     eprintln!("SKIPPED: {why}");
     None
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// Starts what says which processes serve on its standard output.
@@ -73,7 +69,7 @@ impl Client {
 #[test]
 fn a_server_with_the_library_survives_its_supervisor_and_crashes_after_that() {
     let Some(lines) = lines() else { return };
-    let (folder, address) = (folder(), free_address());
+    let (folder, address) = (folder(), nobody());
     let text = address.to_string();
     let run = ["run", "--name", "survivor", "--", &lines, &text];
     let (mut outlast, said) = start(folder.path(), &run);
@@ -170,7 +166,7 @@ fn a_program_that_goes_into_the_background_is_not_lost_without_a_word() {
 #[test]
 fn a_server_with_the_library_that_goes_into_the_background_is_kept_running() {
     let Some(lines) = lines() else { return };
-    let (folder, address) = (folder(), free_address());
+    let (folder, address) = (folder(), nobody());
     // The parent ends when it sees that its child serves.
     let script = format!("'{lines}' {address} & read -r go; exit 0");
     let mut command = command(folder.path(), &["run", "--name", "lines", "--", "sh", "-c", &script]);

@@ -6,11 +6,11 @@ use crate::common::restarts::ends;
 use crate::common::supervised::status;
 use crate::common::{Outlast, PATIENCE, command, eventually, folder, output};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -35,14 +35,7 @@ pub fn library() -> PathBuf {
 
 /// A port where nobody listens, of those that the system gives to no client.
 pub fn free_port() -> u16 {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 101;
-        let port = 10_000 + u16::try_from(number % 22_000).unwrap();
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+    outlast_lab::free_port().unwrap()
 }
 
 /// One connection, from the beginning to the end.

@@ -22,7 +22,7 @@ fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
 fn an_upgrade_whose_old_program_is_killed_meanwhile_has_an_end_all_the_same() {
     let Some(lines) = lines() else { return };
     let folder = folder();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = outlast_lab::free_port().unwrap();
     let address = format!("127.0.0.1:{port}");
     let run = ["run", "--preload", "never", "--", &lines, &address];
     let mut command = crate::common::command(folder.path(), &run);

@@ -2,11 +2,10 @@
 #![allow(clippy::print_stderr, reason = "what is skipped is said")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -151,14 +150,7 @@ pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
 }
 
 pub fn free_port() -> u16 {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 101;
-        let port = 10_000 + (number % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+    outlast_lab::free_port().unwrap()
 }
 
 /// A folder of this test's, that servers which give their rights away can read.

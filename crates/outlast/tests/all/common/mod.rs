@@ -5,9 +5,8 @@
 pub mod restarts;
 pub mod supervised;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -240,15 +239,9 @@ pub fn speaking(words: &'static [u8]) -> SocketAddr {
     address
 }
 
-/// An address where nobody listens. Not with a port that the kernel might give to somebody's connection while a listener is
-/// stopped and started again there.
+/// An address where nobody listens, and no other test does as long as this one runs.
 pub fn nobody() -> SocketAddr {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let first: u16 = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
-    let all = 1024..first.max(2048);
-    let begin = usize::try_from(RandomState::new().build_hasher().finish() % all.len() as u64).unwrap();
-    let mut ports = all.clone().cycle().skip(begin).take(all.len());
-    ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).unwrap().local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, outlast_lab::free_port().unwrap()).into()
 }
 
 /// Bytes that show any loss, repetition or exchange.
