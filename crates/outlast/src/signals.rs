@@ -16,7 +16,8 @@ pub enum Request {
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    hang_up: Signal,
+    /// None: whoever has started the program has it ignored, as nohup(1) does.
+    hang_up: Option<Signal>,
     draining: bool,
 }
 
@@ -27,7 +28,7 @@ impl Signals {
         Ok(Self {
             terminate: on(SignalKind::terminate())?,
             interrupt: on(SignalKind::interrupt())?,
-            hang_up: on(SignalKind::hangup())?,
+            hang_up: if is_hang_up_ignored() { None } else { Some(on(SignalKind::hangup())?) },
             draining: false,
         })
     }
@@ -37,8 +38,22 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => return Request::Now(Code::Interrupted),
             _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
+            () = heard(&mut self.hang_up) => {}
         }
         if std::mem::replace(&mut self.draining, true) { Request::Now(Code::Ok) } else { Request::Drain }
     }
+}
+
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// As proc(5) tells: a bit for each signal, the lowest one is that of signal 1.
+fn is_hang_up_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    u64::from_str_radix(ignored.trim(), 16).is_ok_and(|ignored| ignored & 1 << (libc::SIGHUP - 1) != 0)
 }

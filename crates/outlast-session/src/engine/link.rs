@@ -5,7 +5,7 @@ mod traffic;
 pub(crate) use traffic::NotTls;
 
 use crate::error::{Error, Result};
-use crate::proto::LinkMode;
+use crate::proto::{ClosedWindow, LinkMode, WindowAdvice, WindowLook};
 use crate::sys;
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
@@ -71,6 +71,8 @@ pub(crate) struct Link {
     made_ms: u64,
     /// For how long it was listened to in vain.
     unheard_ms: AtomicU64,
+    /// Who counts how long the peer does not answer.
+    window: Mutex<ClosedWindow>,
     /// Since when it is known to wait for the peer's answer to something; 0: it does not.
     waits_since_ms: AtomicU64,
     /// Its reader tells urgent bytes from others by TCP's mark.
@@ -107,6 +109,7 @@ impl Link {
             cause: OnceLock::new(),
             made_ms: sys::coarse_now_ms(),
             unheard_ms: AtomicU64::new(0),
+            window: Mutex::default(),
             waits_since_ms: AtomicU64::new(0),
             marks_urgent: AtomicBool::new(false),
         }
@@ -147,12 +150,6 @@ impl Link {
         });
         let frames = Duration::from_millis(self.unheard_ms.load(Ordering::Relaxed));
         kernel.unwrap_or_default().max(frames).min(self.age())
-    }
-
-    /// Whether something was sent that the peer's kernel has not acknowledged.
-    pub(crate) fn has_under_way(&self) -> bool {
-        let unsent_bytes = sys::tcp_info(self).map_or(0, |info| info.unsent_bytes);
-        sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > unsent_bytes)
     }
 
     /// Whether the kernel sends the same again and again and hears nothing. It does so the later, the longer the path is.
@@ -204,6 +201,29 @@ impl Link {
         {
             tracing::warn!(%error, peer = %self.peer_addr, "a silent peer will be noticed late");
         }
+    }
+
+    /// One look: a peer that takes in nothing, and says so, is not gone. What is to be done about one that does not; None if
+    /// there is nothing to be sent.
+    pub(crate) fn look_at_window(&self, detect_timeout: Duration) -> Option<WindowAdvice> {
+        let queued_bytes = sys::unacked_bytes(self).ok().filter(|bytes| *bytes > 0)?;
+        let info = sys::tcp_info(self).ok()?;
+        let look = WindowLook {
+            now_ms: sys::coarse_now_ms(),
+            // With nothing under way the kernel probes for a window, if it waits for anything.
+            is_closed: info.is_window_closed || queued_bytes == info.unsent_bytes,
+            is_unanswered: info.probes > 0 || info.retransmits > 0,
+            silent_ms: info.silent_ms.into(),
+        };
+        let detect_timeout_ms = u64::try_from(detect_timeout.as_millis()).unwrap_or(u64::MAX);
+        let advice = self.window.lock().look(look, detect_timeout_ms);
+        if advice == WindowAdvice::CountHere {
+            // Where that fails the link is replaced, as if it were broken.
+            let _ = self.socket.set_tcp_user_timeout(None);
+            // An older kernel asks less often.
+            let _ = sys::set_rto_max(self, detect_timeout / 2);
+        }
+        Some(advice)
     }
 
     /// Makes the link known to the reactor of the tokio runtime that the caller runs in.

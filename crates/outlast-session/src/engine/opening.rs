@@ -153,6 +153,11 @@ impl Engine {
 
     /// A server that says nothing to an opening for as long as handshakes may take is given up for now.
     pub(super) fn give_up_opening(&self, link: &Arc<Link>) {
+        // Its answer may be there, and nobody reads.
+        self.pump_input();
+        if self.tx().sender.is_confirmed() {
+            return;
+        }
         self.put_off_address(link.peer_addr);
         self.lost(link, "the server does not answer");
     }

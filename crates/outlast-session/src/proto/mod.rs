@@ -11,6 +11,7 @@
 //! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
 //! | noticing that nobody is there | [`Silence`] |
+//! | waiting for a peer that takes in nothing | [`ClosedWindow`] |
 //! | who may stand at a server's door, and for how long | [`Door`] |
 //! | the server's table of sessions | [`Registry`] |
 //! | how much memory sessions may hold, and who makes room | [`Budget`] |
@@ -23,6 +24,7 @@
 mod auth;
 mod budget;
 mod clear;
+mod closed_window;
 mod datagram;
 mod detached;
 mod direct;
@@ -48,6 +50,7 @@ mod wire;
 pub use auth::{AbortKey, BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
 pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, Holder};
 pub use clear::{client_in_the_clear, server_in_the_clear};
+pub use closed_window::{ClosedWindow, WindowAdvice, WindowLook};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
 };

@@ -54,11 +54,17 @@ impl FromStr for Cidr {
         };
         let network: IpAddr = address.parse().map_err(|_| wrong())?;
         let bits_max = if network.is_ipv4() { 32 } else { 128 };
-        let prefix_bits = match bits {
+        let prefix_bits: u8 = match bits {
             None => bits_max,
             Some(bits) => bits.parse().ok().filter(|bits| *bits <= bits_max).ok_or_else(wrong)?,
         };
-        Ok(Self { network, prefix_bits })
+        // Addresses are compared as IPv4 where they are.
+        Ok(match (network.to_canonical(), prefix_bits.checked_sub(128 - 32)) {
+            (IpAddr::V4(mapped), Some(prefix_bits)) if network.is_ipv6() => {
+                Self { network: mapped.into(), prefix_bits }
+            }
+            _ => Self { network, prefix_bits },
+        })
     }
 }
 
@@ -214,6 +220,21 @@ mod tests {
                 "{network} {address}"
             );
         }
+    }
+
+    #[test]
+    fn an_ipv4_network_in_ipv6_clothes_is_that_network() {
+        for (text, same) in [
+            ("::ffff:10.5.5.5", "10.5.5.5/32"),
+            ("::ffff:10.5.5.0/120", "10.5.5.0/24"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+        ] {
+            assert_eq!(text.parse::<Cidr>().unwrap(), same.parse().unwrap(), "{text}");
+        }
+        let rule: DestinationRule = "[::ffff:10.5.5.5]:80".parse().unwrap();
+        assert_eq!(rule, "10.5.5.5:80".parse().unwrap());
+        // More than all of IPv4 is a network of IPv6.
+        assert!(!"::/0".parse::<Cidr>().unwrap().contains(ip("10.5.5.5")));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::mem::{MaybeUninit, offset_of, size_of};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -55,6 +56,16 @@ pub(crate) fn tcp_timestamp(fd: impl AsFd) -> io::Result<u32> {
     Ok(get_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, 0u32)?.0)
 }
 
+/// The longest time between two transmissions of the same data, or two probes of a closed window. Since Linux 6.15; before,
+/// it is two minutes.
+pub(crate) fn set_rto_max(fd: impl AsFd, time: Duration) -> io::Result<()> {
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+    // What the kernel accepts.
+    let time_ms = time.as_millis().clamp(1000, 120_000);
+    let time_ms = libc::c_int::try_from(time_ms).unwrap_or(libc::c_int::MAX);
+    set_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, time_ms)
+}
+
 /// Keeps the SYN of accepted connections for [`saved_syn`]. Set on the listening socket.
 pub(crate) fn save_syn(fd: impl AsFd) -> io::Result<()> {
     set_option(fd.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1i32)
@@ -91,6 +102,8 @@ pub(crate) struct TcpInfo {
     pub retransmits: u8,
     /// Keepalive probes, or probes of a window that was closed, without an answer.
     pub probes: u8,
+    /// The peer's receive window is closed, as far as this kernel tells that (since 5.4).
+    pub is_window_closed: bool,
     /// Handed to the socket and never sent.
     pub unsent_bytes: u64,
     /// A FIN or RST has come: the state is CLOSE, CLOSE_WAIT or behind it.
@@ -98,7 +111,7 @@ pub(crate) struct TcpInfo {
 }
 
 /// The head of the kernel's `struct tcp_info` (linux/tcp.h), up to `tcpi_bytes_received` since 4.1, up to
-/// `tcpi_notsent_bytes` since 4.6.
+/// `tcpi_notsent_bytes` since 4.6, up to `tcpi_snd_wnd` since 5.4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawTcpInfo {
@@ -119,6 +132,12 @@ struct RawTcpInfo {
     segs_in: u32,
     notsent_bytes: u32,
     min_rtt: u32,
+    more: [u32; 2],
+    rates_and_times: [u64; 4],
+    delivered: [u32; 2],
+    bytes_sent: [u64; 2],
+    events: [u32; 3],
+    send_window: u32,
 }
 
 /// Reads the socket's TCP_INFO.
@@ -134,8 +153,10 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     let [_, _, _, _, _, _, _, _, _, _, _, last_data_ms, last_ack_ms, _, _, rtt_us, ..] = raw.words;
     // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
     let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
+    let tells_window = length >= offset_of!(RawTcpInfo, send_window) + size_of::<u32>();
     Ok(TcpInfo {
         rtt_us,
+        is_window_closed: tells_window && raw.send_window == 0,
         bytes_received: raw.bytes_received,
         silent_ms: last_data_ms.min(last_ack_ms),
         retransmits: raw.retransmits,

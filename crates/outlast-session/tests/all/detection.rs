@@ -11,6 +11,11 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+const DETECT_TIMEOUT: Duration = Duration::from_millis(1500);
+/// More than both kernels and both ends hold.
+const PIECES: usize = 4000;
+const PIECE: [u8; 10_000] = [7; 10_000];
+
 /// Answers the Hello of the next connection, after a while.
 fn welcome(listener: &TcpListener, after: Duration) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
@@ -58,12 +63,56 @@ fn a_link_that_is_full_at_once_is_watched_over() {
     let second = welcome(&listener, Duration::from_millis(1500));
     let resumed = |session: &blocking::Session| session.info().state == SessionState::Connected;
     wait_until("resumed", || resumed(&session));
+    // Its window is closed for a while, and the peer's kernel says so.
+    let epoch = session.info().epoch;
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!((session.info().epoch, session.info().state), (epoch, SessionState::Connected));
     let rule = ["-A", "INPUT", "-j", "DROP"];
     assert!(server.command("iptables-legacy").args(rule).status().unwrap().success());
     wait_until("lost", || !resumed(&session));
     session.kill();
     writing.join().unwrap();
     drop(second);
+}
+
+/// In every mode: an application that reads nothing for longer than the detection time-out, and its kernel, which takes in
+/// nothing more, are no lost link.
+#[test]
+fn who_reads_nothing_for_a_long_time_is_not_gone() {
+    std::thread::scope(|scope| {
+        for mode in [LinkMode::Kernel, LinkMode::Window, LinkMode::Inband] {
+            scope.spawn(move || reads_late(mode));
+        }
+    });
+}
+
+fn reads_late(mode: LinkMode) {
+    let config = Arc::new(Config {
+        ack: AckMode::Fixed(mode),
+        detect_timeout: DETECT_TIMEOUT,
+        watch_network: false,
+        ..Config::default()
+    });
+    let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+    let targets = Targets::from(listener.local_addr());
+    let mut client = blocking::Session::connect_with(&targets, &config).unwrap();
+    client.write_all(b"?").unwrap();
+    let mut server = listener.accept().unwrap();
+    server.read_exact(&mut [0; 1]).unwrap();
+    let mut writer = server.try_clone().unwrap();
+    let writing = std::thread::spawn(move || (0..PIECES).for_each(|_| writer.write_all(&PIECE).unwrap()));
+    // Also after it has gone on for a moment.
+    let mut left_bytes = PIECES * PIECE.len();
+    for read_bytes in [left_bytes / 4, left_bytes / 4, left_bytes / 2] {
+        std::thread::sleep(DETECT_TIMEOUT * 4);
+        let mut got = vec![0; read_bytes];
+        client.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == PIECE[0]));
+        left_bytes -= read_bytes;
+    }
+    assert_eq!(left_bytes, 0);
+    writing.join().unwrap();
+    assert_eq!((client.info().outages, server.info().outages), (0, 0), "{mode:?}");
 }
 
 fn wait_until(what: &str, reached: impl Fn() -> bool) {

@@ -22,6 +22,7 @@ mod hold;
 mod interop;
 mod key_memory;
 mod killed_relays;
+mod nohup;
 mod notify;
 mod outages;
 mod places;

@@ -4,7 +4,7 @@ use crate::common::restarts::is_running;
 use crate::common::{Outlast, command, folder};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// Says what becomes of SIGHUP, and each time that it comes. Ends by itself.
 const SERVER: &str = "
@@ -19,11 +19,8 @@ while True:
     signal.pause()
 ";
 
-/// The supervisor, with SIGHUP ignored as `nohup` has it, or not; its program's process; and what that is told.
-fn start(runtime: &Path, ignored: bool, arguments: &[&str]) -> (Outlast, u32, String) {
-    let run = ["run", "--name", "server", "--", "python3", "-c", SERVER];
-    let mut command = command(runtime, &[&run, arguments].concat());
-    command.env("OUTLAST_LOG", "info").stderr(Stdio::piped());
+/// Whether it is ignored when the program begins.
+pub fn set_hang_up(command: &mut Command, ignored: bool) {
     let action = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
     // SAFETY: a system call with two numbers, between fork and exec.
     unsafe {
@@ -32,6 +29,14 @@ fn start(runtime: &Path, ignored: bool, arguments: &[&str]) -> (Outlast, u32, St
             Ok(())
         });
     }
+}
+
+/// The supervisor, with SIGHUP ignored as `nohup` has it, or not; its program's process; and what that is told.
+fn start(runtime: &Path, ignored: bool, arguments: &[&str]) -> (Outlast, u32, String) {
+    let run = ["run", "--name", "server", "--", "python3", "-c", SERVER];
+    let mut command = command(runtime, &[&run, arguments].concat());
+    command.env("OUTLAST_LOG", "info").stderr(Stdio::piped());
+    set_hang_up(&mut command, ignored);
     let mut outlast = Outlast::from(command);
     let line = outlast.wait_for("begun");
     let mut words = line.split(' ').skip(1);

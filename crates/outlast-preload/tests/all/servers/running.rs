@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at what should not change any more.
 const SETTLES: Duration = Duration::from_millis(250);
+/// So many looks after the first one find the same.
+const SAME_LOOKS: usize = 3;
 /// For processes that end a little after their master.
 const ENDS: Duration = Duration::from_secs(3);
 
@@ -93,13 +95,15 @@ impl Running {
         found
     }
 
-    /// The same, when no more come.
+    /// The same, when no more come or go: also on a busy machine, where what served a client takes a while to end.
     pub fn settled(&self) -> Vec<String> {
-        let mut last = Vec::new();
+        let (mut last, mut same) = (Vec::new(), 0);
         eventually("its processes come and go", || {
             std::thread::sleep(SETTLES);
             let now = self.shape();
-            (std::mem::replace(&mut last, now.clone()) == now && !now.is_empty()).then_some(now)
+            same = if last == now { same + 1 } else { 0 };
+            last = now;
+            (same >= SAME_LOOKS && !last.is_empty()).then(|| last.clone())
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::memory::ROOM_BYTES_FIRST;
 use super::super::{Engine, Farewell, Link, Role};
-use crate::proto::LinkMode;
+use crate::proto::{LinkMode, WindowAdvice};
 use mio::Interest;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,8 @@ pub(super) enum Idle {
     Busy,
     /// The peer does not answer what was sent. Look again later.
     Stuck,
+    /// The peer has not answered for too long.
+    Unanswered(Arc<Link>),
     /// The server does not answer the opening.
     Unwelcome(Arc<Link>),
     /// Everything is acknowledged, or nothing can be learned.
@@ -52,8 +54,13 @@ impl Engine {
     /// Looks at a session that has sent something since it was last idle.
     pub(super) fn check_idle(&self) -> Idle {
         let Some(mut tx) = self.tx.try_lock() else { return Idle::Busy };
+        let mut has_output = false;
         if let Some(link) = &tx.link {
             link.guard(self.config.detect_timeout);
+            match link.look_at_window(self.config.detect_timeout) {
+                Some(WindowAdvice::GiveUp) => return Idle::Unanswered(link.clone()),
+                advice => has_output = advice.is_some(),
+            }
         }
         if let Some(link) = &tx.link
             && !tx.sender.is_confirmed()
@@ -96,9 +103,9 @@ impl Engine {
                     LinkMode::Inband => Interest::READABLE,
                     LinkMode::Kernel | LinkMode::Window | LinkMode::Udp => Interest::PRIORITY,
                 };
-                // Kernels have to be asked, and datagrams get lost; and what nobody answers may be stuck.
-                let again = matches!(link.mode(), LinkMode::Kernel | LinkMode::Udp)
-                    || (self.role == Role::Client && link.has_under_way());
+                // Kernels have to be asked, and datagrams get lost; what nobody answers may be stuck, and a peer may take
+                // in nothing for a long time.
+                let again = has_output || matches!(link.mode(), LinkMode::Kernel | LinkMode::Udp);
                 Idle::Unacked { link: link.clone(), interest, again }
             }
             // Without a link there is nothing to learn; the next link lists the session again.

@@ -244,7 +244,7 @@ impl Thread {
     /// acknowledgement while the application looks away is watched for its end.
     fn check_idle(&mut self) {
         let mut watch = Vec::new();
-        let (mut unwelcome, mut stuck) = (Vec::new(), Vec::new());
+        let (mut unwelcome, mut unanswered, mut stuck) = (Vec::new(), Vec::new(), Vec::new());
         self.idle.retain(|engine| {
             let Some(engine) = engine.upgrade() else { return false };
             let idle = engine.check_idle();
@@ -255,12 +255,17 @@ impl Thread {
             let again = !matches!(idle, Idle::Forget | Idle::Unacked { again: false, .. });
             match idle {
                 Idle::Unwelcome(link) => unwelcome.push((engine, link)),
+                Idle::Unanswered(link) => unanswered.push((engine, link)),
                 Idle::Stuck => stuck.push(engine),
                 _ => {}
             }
             again
         });
         stuck.iter().for_each(|engine| engine.is_stuck());
+        for (engine, link) in unanswered {
+            // As the kernel says it.
+            engine.lost(&link, "connection timed out");
+        }
         for (engine, link) in unwelcome {
             engine.give_up_opening(&link);
         }

@@ -224,7 +224,8 @@ impl fmt::Display for Refusal {
                  for longer than --hand-over-timeout or --keep there; what was not confirmed is lost, connect again",
             ),
             Self::Expired => f.write_str(
-                "the session had no link for longer than the server keeps one: connect again, or raise --keep there",
+                "the server has given the session up: it had no link for longer than --keep there, or the server needed its \
+                 memory or descriptors for others, as its log says; connect again",
             ),
             Self::Busy { retry_after_ms } => {
                 write!(f, "the server has no room for more sessions: try again in {retry_after_ms} ms")
