@@ -16,8 +16,24 @@ fn asked(address: &[u8]) -> Option<Message> {
 }
 
 /// The program binds. Whether its socket listens there by now: one that was left takes its place.
+///
+/// Not where others may bind to the same port (SO_REUSEPORT): some bind a socket so that never listens, and a listening one
+/// in its place would take clients that nobody accepts. [`before_listen`] comes later.
 pub fn on_bind(descriptor: RawFd, address: &[u8]) -> bool {
     let _errno = sys::Errno::keep();
+    !sys::shares_port(descriptor) && adopt(descriptor, address)
+}
+
+/// The program is about to listen on a socket whose port others may have, too: one that was left takes its place.
+pub fn before_listen(descriptor: RawFd) {
+    let _errno = sys::Errno::keep();
+    if holder::is_known() && sys::shares_port(descriptor) && !sys::does_listen(descriptor) {
+        let name = sys::name(descriptor, false);
+        adopt(descriptor, name.as_ref());
+    }
+}
+
+fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
     if !sys::is_stream(descriptor) {
         return false;
     }
@@ -35,7 +51,7 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
     let table = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)));
     table.is_some_and(|(table, parsed)| {
         table.note_address(&parsed);
-        on_bind(descriptor, address)
+        adopt(descriptor, address)
     })
 }
 

@@ -104,6 +104,16 @@ pub fn is_stream(descriptor: RawFd) -> bool {
     option(descriptor, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
 }
 
+/// Whether other sockets may be bound to its port.
+pub fn shares_port(descriptor: RawFd) -> bool {
+    option(descriptor, libc::SO_REUSEPORT) == Some(1)
+}
+
+/// Whether it listens.
+pub fn does_listen(descriptor: RawFd) -> bool {
+    option(descriptor, libc::SO_ACCEPTCONN) == Some(1)
+}
+
 /// What no other socket has, or has had. 0: it is none.
 pub fn cookie(descriptor: RawFd) -> u64 {
     let (mut value, mut length) = (0u64, length::<u64>());

@@ -39,6 +39,7 @@ hooks! {
         if is_taken && bound::on_bind_failed(fd, at) { 0 } else { result }
     };
     fn listen(fd: c_int, backlog: c_int) -> c_int, next => {
+        bound::before_listen(fd);
         let result = next(fd, backlog);
         if result == 0 {
             bound::on_listen(fd);

@@ -18,3 +18,4 @@ mod crashed_masters;
 mod forbid;
 mod forbidden_calls;
 mod servers;
+mod shared_ports;

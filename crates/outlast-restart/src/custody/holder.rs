@@ -567,6 +567,9 @@ impl Holder {
             Ending::Replaced => true,
             Ending::ForGood => false,
         };
+        if self.ending == Ending::No && !is_main && !self.is_main_down() {
+            self.listeners.on_end(pid, status == Some(0), &family::below_this(), self.changed_at);
+        }
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
         let death = status.map(Death::from_status);
         let is_crash = match death {

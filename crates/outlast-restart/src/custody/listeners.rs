@@ -26,6 +26,8 @@ struct Listener {
     address: Address,
     bytes: AddressBytes,
     unused_since: Option<Instant>,
+    /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
+    closes_at: Option<Instant>,
     /// The process that has had it listen last.
     maker: Pid,
     /// A process that has it, and its number there.
@@ -51,6 +53,9 @@ struct Left {
     processes: Vec<(OwnedFd, Pid)>,
     addresses: Vec<Address>,
 }
+
+/// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
+const ORPHANED: Duration = Duration::from_secs(1);
 
 /// All of a program.
 #[derive(Debug, Default)]
@@ -195,7 +200,7 @@ impl Listeners {
             return false;
         };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
-            (known.unused_since, known.looks_closed) = (None, false);
+            (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
             (known.maker, known.place) = (maker, place);
             return false;
         }
@@ -204,9 +209,19 @@ impl Listeners {
         }
         let link = address.path().and_then(|path| link(Path::new(OsStr::from_bytes(path)), inode));
         table.note_address(&address);
-        let (unused_since, looks_closed) = (None, false);
-        let listener =
-            Listener { socket, inode, address, bytes, unused_since, maker, place, looks_closed, link };
+        let (unused_since, looks_closed, closes_at) = (None, false, None);
+        let listener = Listener {
+            socket,
+            inode,
+            address,
+            bytes,
+            unused_since,
+            closes_at,
+            maker,
+            place,
+            looks_closed,
+            link,
+        };
         self.all.push(listener);
         true
     }
@@ -260,7 +275,7 @@ impl Listeners {
     pub(super) fn adopt(&mut self, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
         let inode = self.unused(address, processes)?.inode;
         let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
-        (listener.unused_since, listener.looks_closed) = (None, false);
+        (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
         listener.put_back().then(|| listener.socket.as_fd())
     }
 
@@ -317,8 +332,11 @@ impl Listeners {
             let found = place.map(|&(_, pid, number)| (pid, number));
             if in_place.next() == Some(true) || found.is_some() {
                 listener.place = found.or(listener.place);
-                (listener.unused_since, listener.looks_closed) = (None, false);
+                (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
                 return true;
+            }
+            if listener.closes_at.is_some_and(|at| now >= at) {
+                return false;
             }
             // Who has crashed has not given it up, and looks so when it is about to.
             let is_closed =
@@ -330,9 +348,32 @@ impl Listeners {
         });
     }
 
+    /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),
+    /// the kernel sends each socket its share of the clients, also one that nobody has any more: it is closed, at once if the
+    /// process has ended in order.
+    pub(super) fn on_end(&mut self, pid: Pid, in_order: bool, processes: &[Pid], now: Instant) {
+        let is_its = |listener: &Listener| {
+            listener.place.is_some_and(|(had, _)| had == pid) && sys::shares_port(listener.socket.as_fd())
+        };
+        if !self.all.iter().any(is_its) {
+            return;
+        }
+        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
+        let used = open_of(processes, &inodes);
+        let in_use = self.all.iter().filter(|listener| used.contains(&listener.inode));
+        let served: Vec<Address> = in_use.map(|listener| listener.address.clone()).collect();
+        self.all.retain_mut(|listener| {
+            if !is_its(listener) || used.contains(&listener.inode) || !served.contains(&listener.address) {
+                return true;
+            }
+            listener.closes_at = Some(now + ORPHANED);
+            !in_order
+        });
+    }
+
     /// Whether some look as if the program had given them up just now.
     pub(super) fn is_in_doubt(&self) -> bool {
-        self.all.iter().any(|listener| listener.looks_closed)
+        self.all.iter().any(|listener| listener.looks_closed || listener.closes_at.is_some())
     }
 
     /// Those of a process. None: that cannot be seen.

@@ -199,6 +199,11 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<(Pid, u32)> {
     (result == 0 && peer.pid > 0).then_some((peer.pid, peer.uid))
 }
 
+/// Whether other sockets may be bound to its port.
+pub(crate) fn shares_port(socket: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_reuseport(socket).unwrap_or(false)
+}
+
 /// Whether it is a socket of streams.
 pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> bool {
     let mut kind = 0;

@@ -131,12 +131,20 @@ pub(crate) fn is_below_this(mut pid: Pid) -> bool {
     false
 }
 
+/// Whether it is a child of this process that is not buried: also where there is no `/proc`.
+fn is_child(pid: Pid) -> bool {
+    use rustix::process::{Pid as Known, WaitId, WaitIdOptions, waitid};
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let known = Some(pid).filter(|pid| *pid > 0).and_then(Known::from_raw);
+    known.is_some_and(|known| waitid(WaitId::Pid(known), look).is_ok())
+}
+
 /// Sends a signal to a process below this one, and to nobody else: not to whoever may have its number by now.
 pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
     let gone = || Err(io::Error::from_raw_os_error(libc::ESRCH));
     match process::open(pid) {
         // It cannot become somebody else any more: what is looked at is what is signalled.
-        Ok(known) if is_below_this(pid) => match process::signal(known.as_fd(), signal) {
+        Ok(known) if is_below_this(pid) || is_child(pid) => match process::signal(known.as_fd(), signal) {
             // A sandbox may forbid that, too. It was looked for just now.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                 process::kill(pid, signal)
@@ -144,7 +152,7 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
             sent => sent,
         },
         // A sandbox, or an old kernel.
-        Err(error) if error.raw_os_error() != Some(libc::ESRCH) && is_below_this(pid) => {
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) && (is_below_this(pid) || is_child(pid)) => {
             process::kill(pid, signal)
         }
         _ => gone(),

@@ -1,0 +1,111 @@
+//! Workers that listen at one port with a socket each (SO_REUSEPORT): the kernel sends each socket its share of the clients.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use crate::common::{Client, Server, children, eventually, folder, free_port, is_installed, kill};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A master with a socket that is bound and never listens, as granian's, and three workers, each with a socket of its own. It
+/// starts no worker again, unless it is told to. On SIGUSR1 a worker ends by itself.
+const PROGRAM: &str = r#"
+import os, signal, socket, socketserver, sys
+port, again = int(sys.argv[1]), sys.argv[2] == "again"
+def bound():
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); s.bind(("127.0.0.1", port)); return s
+class H(socketserver.StreamRequestHandler):
+    def handle(s):
+        while s.rfile.readline():
+            while s.rfile.readline().strip(): pass
+            s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True; request_queue_size = 50
+    def server_bind(s): s.socket.close(); s.socket = bound()
+def worker():
+    if os.fork(): return
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+    T(("127.0.0.1", port), H).serve_forever()
+master = bound()
+for _ in range(3): worker()
+while True:
+    try: os.wait()
+    except ChildProcessError: signal.pause()
+    if again: worker()
+"#;
+
+const CLIENTS: usize = 30;
+
+fn start(name: &str, again: bool) -> Option<(Server, u16)> {
+    if !is_installed("/usr/bin/python3") {
+        return None;
+    }
+    let (port, folder) = (free_port(), folder(name));
+    let server = Server::start(&program(&folder, port, again), true);
+    eventually("the workers do not begin", || (workers(&server).len() == 3).then_some(()));
+    all_are_served(port);
+    Some((server, port))
+}
+
+fn program(folder: &Path, port: u16, again: bool) -> Command {
+    let file = folder.join("program.py");
+    std::fs::write(&file, PROGRAM).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string()).arg(if again { "again" } else { "once" });
+    command
+}
+
+fn workers(server: &Server) -> Vec<u32> {
+    children(server.main())
+}
+
+fn all_are_served(port: u16) {
+    for client in 0..CLIENTS {
+        assert!(Client::connect(port).get("/"), "client {client}");
+    }
+}
+
+/// Clients that come while nobody serves wait for the next generation, all of them.
+#[test]
+fn who_binds_and_never_listens_gets_no_clients_after_a_crash() {
+    let Some((server, port)) = start("reuseport-master", true) else { return };
+    for _ in 0..2 {
+        let main = server.main();
+        // As long as the holder needs to have heard of all.
+        std::thread::sleep(Duration::from_millis(300));
+        kill(main, libc::SIGKILL);
+        all_are_served(port);
+        eventually("the next one is not there", || (server.main() != main).then_some(()));
+        all_are_served(port);
+    }
+}
+
+/// As it is without a supervisor: the others have the clients.
+#[test]
+fn a_worker_that_has_ended_in_order_gets_no_more_clients() {
+    let Some((server, port)) = start("reuseport-ends", false) else { return };
+    let worker = workers(&server)[1];
+    kill(worker, libc::SIGUSR1);
+    eventually("the worker does not end", || (!workers(&server).contains(&worker)).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    all_are_served(port);
+}
+
+#[test]
+fn a_worker_that_has_crashed_and_is_not_started_again_gets_no_more_clients() {
+    let Some((server, port)) = start("reuseport-crashes", false) else { return };
+    kill(workers(&server)[1], libc::SIGKILL);
+    std::thread::sleep(Duration::from_secs(2));
+    all_are_served(port);
+}
+
+/// Nobody is refused, and nobody waits for long.
+#[test]
+fn a_worker_that_is_started_again_takes_over_who_waits() {
+    let Some((server, port)) = start("reuseport-again", true) else { return };
+    for _ in 0..3 {
+        let worker = workers(&server)[0];
+        std::thread::sleep(Duration::from_millis(300));
+        kill(worker, libc::SIGKILL);
+        all_are_served(port);
+    }
+}
