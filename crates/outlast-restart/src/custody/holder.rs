@@ -36,8 +36,10 @@ const NEW_PROCESSES: Duration = Duration::from_millis(100);
 const NEW_FOR: Duration = Duration::from_secs(3);
 /// Between two looks at whether the program has given up a listening socket, if it looks so.
 const IN_DOUBT: Duration = Duration::from_millis(200);
-/// Descriptors that are left for the supervisor's other work.
+/// Descriptors that are left for the supervisor's other work, where there are enough; it has a quarter of few.
 const SPARE_DESCRIPTORS: usize = 256;
+/// And never less.
+const SPARE_DESCRIPTORS_MIN: usize = 40;
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
 
@@ -262,7 +264,8 @@ impl Holder {
                 self.watch(pid, true);
             }
         }
-        let others = SPARE_DESCRIPTORS + self.parts.len() + self.controls.len() + self.listeners.count();
+        let spare = (self.descriptors / 4).clamp(SPARE_DESCRIPTORS_MIN, SPARE_DESCRIPTORS);
+        let others = spare + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));
         self.take(now);
         self.note_held();

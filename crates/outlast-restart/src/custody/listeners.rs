@@ -108,9 +108,10 @@ fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64, Pid, RawF
 }
 
 /// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
-/// may be a stranger's.
+/// may be a stranger's. All of them if that memory is this user's: the process has given its rights away since.
 fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
     let user = rustix::process::geteuid().as_raw();
+    let is_ours = super::owner_of_table(pid) == Some(user);
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let link = std::fs::read_link(entry.path()).ok()?;
@@ -120,7 +121,7 @@ fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
     let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
     copies
         .filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()))
-        .filter(|copy| rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user))
+        .filter(|copy| is_ours || rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user))
         .collect()
 }
 

@@ -71,6 +71,20 @@ pub(crate) fn supervisor_of(pid: Pid, name: &str) -> Option<Pid> {
         .then(|| Pid::try_from(supervisor).ok())?
 }
 
+/// Whose the table is that a process has: who has made it, whatever the process is by now. None: it has none, or this process
+/// may not ask (which takes CAP_CHECKPOINT_RESTORE).
+fn owner_of_table(pid: Pid) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps.lines().find(|line| line.contains(MARK))?;
+    let range = line.split_ascii_whitespace().next()?;
+    // With as many digits as it takes.
+    let (from, to) = range.split_once('-')?;
+    let [from, to] = [from, to].map(|end| u64::from_str_radix(end, 16));
+    let file = std::fs::metadata(format!("/proc/{pid}/map_files/{:x}-{:x}", from.ok()?, to.ok()?)).ok()?;
+    Some(file.uid())
+}
+
 /// A process of the program has ended, and not in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartEnded {

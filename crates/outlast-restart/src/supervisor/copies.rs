@@ -36,6 +36,10 @@ impl Copies {
         self.0.iter().copied().find(|pid| family::parent_of_living(*pid) == Some(process::pid()))
     }
 
+    pub(super) fn has(&self, pid: Pid) -> bool {
+        self.0.contains(&pid)
+    }
+
     /// One that has left this process's session, or any if that is enough: it has gone into the background.
     pub(super) fn in_background(&self, any: bool) -> Option<Pid> {
         let session = family::session(0);

@@ -25,13 +25,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use terminal::Terminal;
 
 /// Between two looks at the board, which tells nobody when it changes.
 const LOOK: Duration = Duration::from_secs(1);
 /// While somebody waits for what it will say.
 const LOOK_SOON: Duration = Duration::from_millis(5);
+/// A program that has gone into the background begins to listen within this time, or is not looked after.
+const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
 /// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
 const CAUSE_WITHIN_MS: u64 = 100;
 
@@ -229,7 +231,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
             let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
-            let heir = self.heir(ended.pid).or_else(|| self.in_background(in_order));
+            let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
                 && in_order
@@ -309,6 +311,32 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         Some(pid.cast_unsigned())
     }
 
+    /// The same. Some begin to listen when they are in the background, and some fork twice: that takes a moment.
+    fn awaited_in_background(&self, in_order: bool) -> Option<u32> {
+        let until = Instant::now() + BACKGROUND_WAIT;
+        loop {
+            let found = self.in_background(in_order);
+            let may_come = in_order && self.supervisor.custody.is_some() && self.machine.told_ms().is_none();
+            if found.is_some() || !may_come || Instant::now() >= until || !self.is_any_in_background() {
+                return found;
+            }
+            std::thread::sleep(LOOK_SOON);
+        }
+    }
+
+    /// Whether it has left this process's session, and is not of a server that is written for this library.
+    fn is_daemon(&self, pid: Pid) -> bool {
+        let own: Vec<Mapping> = Mapping::at(self.supervisor.board).into_iter().collect();
+        family::session(pid) != family::session(0) && !Copies::find(&own).has(pid)
+    }
+
+    /// Whether somebody below this process has left its session, of whom nobody knows yet what that is for.
+    fn is_any_in_background(&self) -> bool {
+        let (session, earlier) = (family::session(0), self.supervisor.rest.of_earlier());
+        let has_left = |pid: &Pid| family::session(*pid) != session && !earlier.contains(pid);
+        family::below_this().iter().any(has_left)
+    }
+
     /// Of all that live on for the main process, a zygote that an upgrade has set aside is the old one.
     fn named(&self, event: Event) -> Event {
         let board = self.supervisor.board;
@@ -319,7 +347,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Event::RolledBack { death, pid }
             }
             Event::Succeeded { death, pid }
-                if board.backend() == Backend::Exec && self.supervisor.settings.success.contains(&death) =>
+                // Or nothing yet, where it begins to listen there.
+                if matches!(board.backend(), Backend::Exec | Backend::None)
+                    && self.supervisor.settings.success.contains(&death) =>
             {
                 Event::InBackground { pid }
             }
@@ -336,6 +366,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         let mappings = self.mappings();
         let left = self.copies().in_background(!board.is_ready());
+        if left.is_some_and(|pid| self.is_daemon(pid)) {
+            // It works without this process, too.
+            return outcome;
+        }
         copies::end(&mappings);
         left.map_or(outcome, |pid| Outcome::Background { pid: pid.cast_unsigned() })
     }

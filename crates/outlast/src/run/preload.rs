@@ -15,6 +15,8 @@ const LIBRARY: &str = "liboutlast_preload.so";
 const VARIABLE: &str = "LD_PRELOAD";
 /// How the reason ends where the program needs no library.
 const BY_ITSELF: &str = "takes over its connections by itself";
+/// What runs text that is executable.
+const SHELL: &str = "/bin/sh";
 /// Scripts for scripts: as deep as the kernel goes.
 const SCRIPTS_MAX: usize = 5;
 
@@ -110,6 +112,8 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     let Ok(Kind::Elf(Elf { machine, .. })) = elf::kind(library) else {
         return Some(format!("{} is no library", library.display()));
     };
+    // What cannot be started is said when it is to be.
+    find(program, path).filter(|file| is_executable(file))?;
     let (file, elf) = match executable(program.into(), path) {
         Ok(found) => found,
         Err(why) => return Some(why),
@@ -147,6 +151,8 @@ fn executable(mut program: OsString, path: &OsStr) -> Result<(PathBuf, Elf), Str
                     None => interpreter.into(),
                 };
             }
+            // Text without a first line for the kernel: execvp(3) has the shell run it.
+            Kind::Unknown if is_executable(&file) && program != SHELL => program = SHELL.into(),
             Kind::Unknown => return Err(format!("{name} is no program")),
         }
     }
@@ -158,10 +164,11 @@ pub fn find(program: &OsStr, path: &OsStr) -> Option<PathBuf> {
     if program.to_string_lossy().contains('/') {
         return Some(PathBuf::from(program)).filter(|file| file.is_file());
     }
-    let is_program = |file: &PathBuf| {
-        std::fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-    };
-    std::env::split_paths(path).map(|folder| folder.join(program)).find(is_program)
+    std::env::split_paths(path).map(|folder| folder.join(program)).find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]
@@ -181,6 +188,12 @@ mod tests {
         std::fs::write(&script, "#!/usr/bin/env sh\n").unwrap();
         let text = folder.path().join("text");
         std::fs::write(&text, "text").unwrap();
+        let astray = folder.path().join("astray");
+        std::fs::write(&astray, "#!/no/such\n").unwrap();
+        std::fs::set_permissions(&astray, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let bare_script = folder.path().join("bare-script");
+        std::fs::write(&bare_script, "exec sleep 1\n").unwrap();
+        std::fs::set_permissions(&bare_script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let setuid = folder.path().join("setuid");
         std::fs::copy("/bin/sh", &setuid).unwrap();
         // As root one that is somebody else's; or a group that this user is not in cannot be had.
@@ -191,15 +204,14 @@ mod tests {
         std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o4755)).unwrap();
         let path = OsStr::new("/bin:/usr/bin");
         let tried = |when, program: &Path| choose(when, Some(&libc), program.as_os_str(), path);
-        for program in [Path::new("sh"), Path::new("/bin/sh"), &script, &own] {
+        for program in [Path::new("sh"), Path::new("/bin/sh"), &script, &bare_script, &own] {
             assert_eq!(tried(Preload::Auto, program).unwrap(), Choice::Load(libc.clone()), "{program:?}");
         }
-        for (program, part) in [
-            (text.as_path(), "is no program"),
-            (Path::new("no-such-program"), "there is no program"),
-            (&setuid, "setuid"),
-            (Path::new("/no/such"), "there is no program"),
-        ] {
+        // These cannot be started, which is said then.
+        for program in [text.as_path(), Path::new("no-such-program"), Path::new("/no/such")] {
+            assert!(matches!(tried(Preload::Auto, program).unwrap(), Choice::Load(_)), "{program:?}");
+        }
+        for (program, part) in [(astray.as_path(), "there is no program /no/such"), (&setuid, "setuid")] {
             if program == setuid && !stranger {
                 continue;
             }

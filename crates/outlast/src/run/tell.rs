@@ -79,6 +79,11 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             "{name} has more idle connections than can be kept over a crash with the descriptors that this process may \
              have: {limit} of them are (ulimit -Hn, in a unit LimitNOFILE)"
         ),
+        Event::TookOver { pid, count, sockets: 0 } => tracing::warn!(
+            "an earlier {name} still ran without its supervisor, and none of its listening sockets could be had: clients \
+             may be refused for a moment; {} told to end",
+            state::commands_of(pid, count)
+        ),
         Event::TookOver { pid, count, sockets } => tracing::warn!(
             "{name} has got {sockets} listening sockets of an earlier one that still ran without its supervisor, so that \
              nobody is refused: {} told to end",

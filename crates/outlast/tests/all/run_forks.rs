@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+const REDIS: &str = "/usr/bin/redis-server";
 const NGINX: &str = "/usr/sbin/nginx";
 
 fn free_port() -> u16 {
@@ -118,4 +119,42 @@ fn what_goes_into_the_background_is_kept_running() {
     outlast.signal("TERM");
     assert!(outlast.ended().code().is_some());
     assert!(of(folder.path()).is_empty());
+}
+
+/// It goes into the background first, and listens then.
+#[test]
+fn what_listens_in_the_background_only_is_kept_running_each_time() {
+    if !Path::new(REDIS).exists() {
+        eprintln!("SKIPPED: redis-server is not installed; tools/deps.sh installs it");
+        return;
+    }
+    for _ in 0..5 {
+        let (folder, port) = (folder(), free_port().to_string());
+        let this = std::env::current_exe().unwrap();
+        let library = this.parent().unwrap().join("liboutlast_preload.so");
+        let run =
+            ["run", "--name", "data", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+        let redis = ["--", REDIS, "--port", &port, "--bind", "127.0.0.1", "--save", "", "--daemonize", "yes"];
+        let file = folder.path().join("redis.pid");
+        let pid_file = ["--pidfile", file.to_str().unwrap()];
+        let mut outlast = Outlast::start(folder.path(), &[&run[..], &redis, &pid_file].concat());
+        outlast.wait_for("data has gone into the background");
+        let pid = || -> Option<u32> { std::fs::read_to_string(&file).ok()?.trim().parse().ok() };
+        let answers = || {
+            let mut client = TcpStream::connect(format!("127.0.0.1:{port}")).ok()?;
+            client.write_all(b"PING\r\n").ok()?;
+            let mut answer = [0; 7];
+            client.read_exact(&mut answer).ok()?;
+            (&answer == b"+PONG\r\n").then_some(())
+        };
+        eventually("it does not answer", answers);
+        let killed = eventually("no number", pid);
+        kill(killed, "-9");
+        outlast.wait_for("it is started again");
+        eventually("the same one", || pid().filter(|pid| *pid != killed));
+        eventually("it does not answer", answers);
+        outlast.signal("TERM");
+        assert!(outlast.ended().code().is_some());
+        assert!(TcpStream::connect(format!("127.0.0.1:{port}")).is_err());
+    }
 }

@@ -11,8 +11,12 @@ use std::process::{Command, Stdio};
 
 /// The server at this port, called by its file.
 fn arguments(folder: &Path, port: u16) -> Vec<String> {
+    arguments_of(PROGRAM, folder, port)
+}
+
+fn arguments_of(program: &str, folder: &Path, port: u16) -> Vec<String> {
     let file = folder.join("program.py");
-    std::fs::write(&file, PROGRAM).unwrap();
+    std::fs::write(&file, program).unwrap();
     let library = library().to_str().unwrap().to_owned();
     // What it is called is nobody else's.
     let interpreter = folder.join(name());
@@ -64,6 +68,37 @@ fn servers_of_one_program_are_no_strangers_to_each_other() {
     assert!(!second.said().contains("told to end (SIGKILL)"), "{}", second.said());
 }
 
+/// Its sockets are those of the user that it has become. The supervisor's memory, which it has, is root's.
+#[test]
+fn a_server_that_has_given_its_rights_away_is_taken_over_as_well() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give rights away");
+        return;
+    }
+    let (folder, port) = (folder(), free_port());
+    let program = PROGRAM.replacen(
+        "http.server.Threading",
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\nhttp.server.Threading",
+        1,
+    );
+    let arguments = arguments_of(&program, folder.path(), port);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut first = Outlast::start(folder.path(), &arguments);
+    let old = Client::connect(port).get();
+    let owner = std::fs::read_to_string(format!("/proc/{old}/status")).unwrap();
+    assert!(owner.contains("Uid:\t65534\t65534"), "{owner}");
+    first.signal("KILL");
+    first.ended();
+    let comes = Comes::begin(port);
+    let mut next = Outlast::start(folder.path(), &arguments);
+    next.wait_for("has got 1 listening sockets of an earlier one");
+    ends(old.parse().unwrap());
+    assert_ne!(Client::connect(port).get(), old);
+    assert_eq!(comes.refused(), 0, "some were refused");
+    next.signal("TERM");
+    next.ended();
+}
+
 #[test]
 fn what_cannot_be_kept_is_said_once_with_the_name_of_the_program() {
     let (folder, port) = (folder(), free_port());
@@ -98,7 +133,7 @@ fn what_cannot_be_kept_is_said_once_with_the_name_of_the_program() {
 /// The copies are descriptors of the supervisor, which must not run out of them.
 #[test]
 fn where_descriptors_are_few_the_oldest_idle_connections_are_given_up() {
-    const LIMIT: usize = 300;
+    const LIMIT: usize = 100;
     const CLIENTS: usize = 70;
     let (folder, port) = (folder(), free_port());
     let arguments = arguments(folder.path(), port);
