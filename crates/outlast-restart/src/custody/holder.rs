@@ -40,6 +40,8 @@ const IN_DOUBT: Duration = Duration::from_millis(200);
 const SPARE_DESCRIPTORS: usize = 256;
 /// And never less.
 const SPARE_DESCRIPTORS_MIN: usize = 40;
+/// After another binary was asked for, or sockets were taken over: servers have so long to end.
+const PUTS_BACK: Duration = Duration::from_secs(30);
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
 
@@ -138,6 +140,8 @@ pub(super) struct Holder {
     told_full: bool,
     told_strange: Vec<NotKept>,
     untold: Untold,
+    /// An earlier process may remove the files of UNIX sockets that the next one has.
+    puts_back_until: Option<Instant>,
     is_over: bool,
 }
 
@@ -185,6 +189,7 @@ impl Holder {
             told_full: false,
             told_strange: Vec::new(),
             untold: Untold::new(now),
+            puts_back_until: None,
             is_over: false,
         })
     }
@@ -238,7 +243,8 @@ impl Holder {
         let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
         let sweep = self.left_over.patience(now).map_or(sweep, |left| sweep.min(left));
         let sweep = if self.listeners.is_in_doubt() { sweep.min(IN_DOUBT) } else { sweep };
-        let mut time = if self.connections.has_waiting() { TICK } else { sweep };
+        let is_hurried = self.connections.has_waiting() || self.puts_back_until.is_some();
+        let mut time = if is_hurried { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
         } else {
@@ -272,6 +278,10 @@ impl Holder {
         let (parts, held) = (&self.parts, (&self.listeners, &self.connections));
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
         self.look_at_listeners(now);
+        if let Some(until) = self.puts_back_until {
+            self.listeners.put_back();
+            self.puts_back_until = Some(until).filter(|until| now < *until);
+        }
         if self.ending != Ending::ForGood {
             self.connections.offer(&self.listeners, now);
         }
@@ -369,6 +379,7 @@ impl Holder {
             self.changed_at = Instant::now();
             match command {
                 Command::Inherit { from, answer } => {
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
                     let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
                     let _ = answer.send(count);
                 }
@@ -395,7 +406,10 @@ impl Holder {
                     // When the program closes its own, clients are refused.
                     self.listeners = Listeners::default();
                 }
-                Command::Stopping { for_good: false } => self.ending = Ending::Replaced,
+                Command::Stopping { for_good: false } => {
+                    self.ending = Ending::Replaced;
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
+                }
                 Command::End => self.is_over = true,
             }
         }
@@ -452,6 +466,7 @@ impl Holder {
             Verb::Bind => {
                 let left = address.as_ref().and_then(|it| self.listeners.take_left(it, self.table));
                 if let Some((supervisor, sockets)) = left {
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
                     self.report(Report::TookOver { supervisor, sockets });
                 }
                 let Some(control) = self.controls.get(&control) else { return };

@@ -52,6 +52,16 @@ struct Left {
     supervisor: Pid,
     processes: Vec<(OwnedFd, Pid)>,
     addresses: Vec<Address>,
+    /// Other names of UNIX sockets' files: the next program may remove those before it binds.
+    links: Vec<PathBuf>,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        for link in &self.links {
+            let _ = std::fs::remove_file(link);
+        }
+    }
 }
 
 /// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
@@ -161,6 +171,10 @@ fn link(path: &Path, inode: u64) -> Option<PathBuf> {
     name.push(path.file_name()?);
     name.push(format!(".outlast-{}-{inode}", process::pid()));
     let link = path.with_file_name(name);
+    if path.symlink_metadata().is_err() {
+        // It may have one already.
+        return link.symlink_metadata().is_ok().then_some(link);
+    }
     let _ = std::fs::remove_file(&link);
     std::fs::hard_link(path, &link).ok().map(|()| link)
 }
@@ -244,21 +258,33 @@ impl Listeners {
         let open = |pid: Pid| process::open(pid).ok().map(|process| (process, pid));
         let processes: Vec<(OwnedFd, Pid)> = processes.into_iter().filter_map(open).collect();
         let sockets = processes.iter().flat_map(|(process, pid)| listening(process.as_fd(), *pid));
-        let addresses: Vec<Address> =
-            sockets.filter_map(|socket| Address::parse(&sys::local_address(socket.as_fd()))).collect();
+        let (mut addresses, mut links) = (Vec::new(), Vec::new());
+        for socket in sockets {
+            let Some(address) = Address::parse(&sys::local_address(socket.as_fd())) else { continue };
+            links.extend(
+                address
+                    .path()
+                    .zip(descriptors::inode(&socket).ok())
+                    .and_then(|(path, inode)| link(Path::new(OsStr::from_bytes(path)), inode)),
+            );
+            table.note_address(&address);
+            addresses.push(address);
+        }
         if !addresses.is_empty() {
-            addresses.iter().for_each(|address| table.note_address(address));
-            self.left.push(Left { supervisor, processes, addresses });
+            self.left.push(Left { supervisor, processes, addresses, links });
         }
     }
 
     /// Copies of all that those processes have of which some are at this address, where there are some: whose, and how many.
     pub(super) fn take_left(&mut self, address: &Address, table: &Table) -> Option<(Pid, usize)> {
         let at = self.left.iter().position(|left| left.addresses.contains(address))?;
-        let Left { supervisor, processes, .. } = self.left.swap_remove(at);
+        let mut left = self.left.swap_remove(at);
         let lives = |process: &OwnedFd| !descriptors::wait_readable(process, Duration::ZERO);
-        let living = processes.into_iter().filter(|(process, _)| lives(process));
-        Some((supervisor, living.map(|(_, pid)| self.inherit(pid, table)).sum()))
+        let living = left.processes.iter().filter(|(process, _)| lives(process));
+        let count = living.map(|(_, pid)| self.inherit(*pid, table)).sum();
+        let taken: Vec<&PathBuf> = self.all.iter().filter_map(|listener| listener.link.as_ref()).collect();
+        left.links.retain(|link| !taken.contains(&link));
+        Some((left.supervisor, count))
     }
 
     /// The one at this address that none of the processes has.
@@ -270,6 +296,13 @@ impl Listeners {
         }
         let used = open_of(processes, &inodes);
         there.into_iter().find(|listener| !used.contains(&listener.inode))
+    }
+
+    /// Files of UNIX sockets that a process which ends has removed: another one serves there, or will in a moment.
+    pub(super) fn put_back(&self) {
+        for listener in &self.all {
+            listener.put_back();
+        }
     }
 
     /// For a program that binds to this address, of which these processes run.

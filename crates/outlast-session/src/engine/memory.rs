@@ -130,15 +130,10 @@ impl Engine {
             return;
         }
         let (budget, used_bytes) = (budget(), used_bytes());
-        let allowed = budget.buffer_bytes_max(used_bytes, self.above_share.load(Ordering::Relaxed));
+        let above_share = self.above_share.load(Ordering::Relaxed);
         let wanted = tx.sender.retained_bytes().saturating_add(bytes).max(capacity.saturating_mul(2));
-        let mut granted = wanted.min(allowed).min(most);
-        // Buffers have sizes that double: a little more room may take twice the memory.
-        let buffer = tx.sender.buffer_bytes();
-        let more_bytes = granted.next_power_of_two().saturating_sub(buffer) as u64;
-        if !budget.has_room_for(used_bytes, more_bytes) {
-            granted = granted.min(buffer.max(BUFFER_BYTES_LEAST));
-        }
+        let buffer_bytes = tx.sender.buffer_bytes();
+        let granted = budget.buffer_bytes_granted(used_bytes, above_share, buffer_bytes, wanted.min(most));
         if granted > capacity {
             tx.sender.set_retain_bytes_max(granted);
         }

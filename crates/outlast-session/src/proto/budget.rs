@@ -20,7 +20,8 @@
 //! * A session with a link is never given up, nor one that has been without for less than 5 s: its client may be about to
 //!   come back.
 //! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
-//!   there is.
+//!   there is. It grows beyond 256 KiB only where that stays below 3/4, whoever it belongs to: a hundred networks with one
+//!   session each, which reads nothing, leave room for newcomers.
 //! * With descriptors it is the same ([`Descriptors::shed`]), once openings had to be refused for want of them.
 
 use super::registry::Block;
@@ -143,9 +144,25 @@ impl Budget {
         }
     }
 
-    /// Whether a buffer may become larger by so much.
-    pub fn has_room_for(&self, used_bytes: u64, more_bytes: u64) -> bool {
-        !self.is_short(used_bytes.saturating_add(more_bytes))
+    /// How much of `wanted_bytes` a session's buffer, which has `buffer_bytes` now, may have. Buffers have sizes that double: a
+    /// little more room may take twice the memory.
+    pub fn buffer_bytes_granted(
+        &self,
+        used_bytes: u64,
+        above_share: bool,
+        buffer_bytes: usize,
+        wanted_bytes: usize,
+    ) -> usize {
+        let allowed = wanted_bytes.min(self.buffer_bytes_max(used_bytes, above_share));
+        let after = |granted: usize| {
+            let more_bytes = granted.next_power_of_two().saturating_sub(buffer_bytes) as u64;
+            used_bytes.saturating_add(more_bytes)
+        };
+        if !self.is_scarce(after(allowed)) {
+            return allowed;
+        }
+        let some = allowed.min(buffer_bytes.max(BUFFER_BYTES_SCARCE));
+        if self.is_short(after(some)) { allowed.min(buffer_bytes.max(BUFFER_BYTES_LEAST)) } else { some }
     }
 
     /// Who has to go, in this order. `wanted`: openings were refused for want of memory. `blocks`: what all sessions of a block hold, those with a link included.
@@ -250,9 +267,28 @@ mod tests {
         assert_eq!(budget.buffer_bytes_max(120 * MIB, true), 256 << 10);
         assert_eq!(budget.buffer_bytes_max(120 * MIB, false), usize::MAX);
         assert!(!budget.admits(144 * MIB, 0));
-        assert!(budget.has_room_for(139 * MIB, 4 * MIB) && !budget.has_room_for(140 * MIB, 4 * MIB));
         assert_eq!(budget.buffer_bytes_max(144 * MIB, false), 64 << 10);
         assert!(numbers(budget, 143 * MIB, &[], &[holder(1, 1, 100 * MIB, 9)]).is_empty());
+    }
+
+    #[test]
+    fn large_buffers_leave_room_for_small_ones() {
+        const KIB: usize = 1 << 10;
+        let budget = Budget { bytes: 160 * MIB };
+        let granted = |used_bytes, buffer_bytes, wanted_bytes| {
+            budget.buffer_bytes_granted(used_bytes, false, buffer_bytes, wanted_bytes)
+        };
+        assert_eq!(granted(0, 0, 9000 * KIB), 9000 * KIB);
+        // 16 MiB would be taken, less what it has.
+        assert_eq!(granted(103 * MIB, 0, 9000 * KIB), 9000 * KIB);
+        assert_eq!(granted(104 * MIB, 0, 9000 * KIB), 256 * KIB);
+        assert_eq!(granted(111 * MIB, 8192 * KIB, 9000 * KIB), 9000 * KIB);
+        assert_eq!(granted(112 * MIB, 8192 * KIB, 9000 * KIB), 8192 * KIB);
+        // And below nine tenths a little for everybody.
+        assert_eq!(granted(143 * MIB, 64 * KIB, 9000 * KIB), 256 * KIB);
+        assert_eq!(granted(144 * MIB - 1, 64 * KIB, 9000 * KIB), 64 * KIB);
+        assert_eq!(granted(150 * MIB, 0, 9000 * KIB), 64 * KIB);
+        assert_eq!(granted(150 * MIB, 0, KIB), KIB);
     }
 
     /// The block that holds most gives first, and stops at its guarantee; live sessions count and stay.

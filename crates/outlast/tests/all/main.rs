@@ -43,6 +43,7 @@ mod run_orphaned;
 mod run_preload;
 mod run_surroundings;
 mod run_terminal;
+mod run_unix;
 mod run_upgrade;
 mod run_upgrade_ends;
 mod segments;

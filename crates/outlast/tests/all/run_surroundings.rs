@@ -52,7 +52,7 @@ fn a_library_is_loaded_in_front_of_those_that_the_user_has_there() {
     assert_eq!(run(&flags, library), (Some(0), format!("{library}:{library}")));
     let flags = ["--preload-library", library, "--preload", "never"];
     assert_eq!(run(&flags, library), (Some(0), library.to_owned()));
-    std::fs::write(&script, "not for a loader").unwrap();
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     assert_eq!(run(&["--preload-library", library, "--preload", "always"], "").0, Some(2));
 }
 

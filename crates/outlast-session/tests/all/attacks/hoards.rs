@@ -133,6 +133,48 @@ fn what_abandoned_sessions_hold_is_bounded() {
 }
 
 /// Sessions of many networks, none of which holds much, and together all that there is: they make room for newcomers, too.
+/// Many networks with one session each, whose client is there and reads nothing: newcomers get in all the same.
+#[test]
+fn networks_that_read_nothing_leave_room_for_newcomers() {
+    alone("hoards::networks_that_read_nothing_leave_room_for_newcomers", || {
+        many_descriptors();
+        Memory::set_budget(BUDGET_BYTES);
+        let config = Arc::new(Config {
+            retain_bytes_max: 4 << 20,
+            detect_timeout: Duration::from_secs(60),
+            ..quick()
+        });
+        let listener = Arc::new(blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap());
+        serve(&listener);
+        let address = listener.local_addr();
+        let mut standing = Vec::new();
+        for block in 1..=14 {
+            let mut raw = from(block, address);
+            raw.say(&bytes_of(&hello(fresh_id())));
+            assert!(matches!(raw.hear(), Some(Message::Welcome(_))), "network {block}");
+            let mut frame = FrameHeader::data(4, 0).encode().to_vec();
+            frame.extend_from_slice(b"give");
+            raw.say(&frame);
+            standing.push(raw);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // Each holds what it can.
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(Memory::now().used_bytes > BUDGET_BYTES / 2, "{:?}", Memory::now());
+        let mut four = [0; 4];
+        for _ in 0..10 {
+            let local_address = Some(SocketAddr::from(([127, 200, 0, 1], 0)));
+            let newcomers = Arc::new(Config { local_address, ..(*config).clone() });
+            let targets = Targets::from(address);
+            let mut session = blocking::Session::connect_with(&targets, &newcomers).unwrap();
+            session.write_all(b"echo").unwrap();
+            session.read_exact(&mut four).unwrap();
+        }
+        assert_eq!(Memory::now().shed_sessions, 0);
+        drop(standing);
+    });
+}
+
 #[test]
 fn many_networks_that_hold_a_little_make_room() {
     alone("hoards::many_networks_that_hold_a_little_make_room", || {
