@@ -586,7 +586,7 @@ impl Holder {
             Ending::ForGood => false,
         };
         if self.ending == Ending::No && !is_main && !self.is_main_down() {
-            self.listeners.on_end(pid, status == Some(0), &family::below_this(), self.changed_at);
+            self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
         }
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
         let death = status.map(Death::from_status);

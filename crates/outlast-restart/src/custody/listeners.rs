@@ -385,7 +385,13 @@ impl Listeners {
     /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),
     /// the kernel sends each socket its share of the clients, also one that nobody has any more: it is closed, at once if the
     /// process has ended in order.
-    pub(super) fn on_end(&mut self, pid: Pid, in_order: bool, processes: &[Pid], now: Instant) {
+    pub(super) fn on_end(
+        &mut self,
+        pid: Pid,
+        in_order: bool,
+        processes: impl FnOnce() -> Vec<Pid>,
+        now: Instant,
+    ) {
         let is_its = |listener: &Listener| {
             listener.place.is_some_and(|(had, _)| had == pid) && sys::shares_port(listener.socket.as_fd())
         };
@@ -393,7 +399,7 @@ impl Listeners {
             return;
         }
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
-        let used = open_of(processes, &inodes);
+        let used = open_of(&processes(), &inodes);
         let in_use = self.all.iter().filter(|listener| used.contains(&listener.inode));
         let served: Vec<Address> = in_use.map(|listener| listener.address.clone()).collect();
         self.all.retain_mut(|listener| {
