@@ -1,7 +1,7 @@
 //! Workers that listen at one port with a socket each (SO_REUSEPORT): the kernel sends each socket its share of the clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, children, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, children, eventually, family, folder, free_port, is_installed, kill};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -72,7 +72,13 @@ fn who_binds_and_never_listens_gets_no_clients_after_a_crash() {
         let main = server.main();
         // As long as the holder needs to have heard of all.
         std::thread::sleep(Duration::from_millis(300));
+        let old = workers(&server);
         kill(main, libc::SIGKILL);
+        // Whom a worker accepts that is about to be killed is not served.
+        eventually("the old workers are left", || {
+            let all = family(server.pid());
+            old.iter().all(|pid| !all.contains(pid)).then_some(())
+        });
         all_are_served(port);
         eventually("the next one is not there", || (server.main() != main).then_some(()));
         all_are_served(port);
@@ -106,6 +112,7 @@ fn a_worker_that_is_started_again_takes_over_who_waits() {
         let worker = workers(&server)[0];
         std::thread::sleep(Duration::from_millis(300));
         kill(worker, libc::SIGKILL);
+        eventually("it does not end", || (!workers(&server).contains(&worker)).then_some(()));
         all_are_served(port);
     }
 }

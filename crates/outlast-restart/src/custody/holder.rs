@@ -471,7 +471,7 @@ impl Holder {
                 }
                 let Some(control) = self.controls.get(&control) else { return };
                 let processes = self.left_over.newer(family::below_this());
-                let socket = address.and_then(|address| self.listeners.adopt(&address, &processes));
+                let socket = address.and_then(|address| self.listeners.adopt(pid, &address, &processes));
                 answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }

@@ -28,6 +28,8 @@ struct Listener {
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
+    /// A process that was given it, and when: it may not have put it in its place yet.
+    given: Option<(Pid, Instant)>,
     /// The process that has had it listen last.
     maker: Pid,
     /// A process that has it, and its number there.
@@ -66,6 +68,9 @@ impl Drop for Left {
 
 /// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
 const ORPHANED: Duration = Duration::from_secs(1);
+
+/// Between the answer and the moment in which it is in its place.
+const GIVEN: Duration = Duration::from_secs(1);
 
 /// All of a program.
 #[derive(Debug, Default)]
@@ -232,6 +237,7 @@ impl Listeners {
             bytes,
             unused_since,
             closes_at,
+            given: None,
             maker,
             place,
             looks_closed,
@@ -295,7 +301,11 @@ impl Listeners {
             return None;
         }
         let used = open_of(processes, &inodes);
-        there.into_iter().find(|listener| !used.contains(&listener.inode))
+        let is_given = |listener: &&Listener| {
+            let lives = |(pid, at): (Pid, Instant)| processes.contains(&pid) && at.elapsed() < GIVEN;
+            listener.given.is_some_and(lives)
+        };
+        there.into_iter().find(|listener| !used.contains(&listener.inode) && !is_given(listener))
     }
 
     /// Files of UNIX sockets that a process which ends has removed: another one serves there, or will in a moment.
@@ -306,10 +316,11 @@ impl Listeners {
     }
 
     /// For a program that binds to this address, of which these processes run.
-    pub(super) fn adopt(&mut self, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
+    pub(super) fn adopt(&mut self, by: Pid, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
         let inode = self.unused(address, processes)?.inode;
         let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
         (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
+        listener.given = Some((by, Instant::now()));
         listener.put_back().then(|| listener.socket.as_fd())
     }
 

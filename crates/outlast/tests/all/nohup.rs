@@ -46,7 +46,7 @@ fn with_nohup_both_relays_go_on() {
         // Signals of a lower number come first.
         relay.signal("TERM");
         relay.ended();
-        assert_eq!(relay.said().matches("draining").count(), 1, "{}", relay.said());
+        assert_eq!(relay.said().matches("draining open=").count(), 1, "{}", relay.said());
     }
 }
 
