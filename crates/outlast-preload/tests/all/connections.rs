@@ -1,7 +1,7 @@
 //! What is kept of single connections, and what is not.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -66,6 +66,47 @@ fn idle_connections_are_kept_and_half_answers_end_over_twenty_crashes() {
         assert!(client.get("/"));
     }
     assert!(server.said("kept: 5").len() >= 19, "{:?}", server.said("PartEnded"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// While there is a file "die", it is killed between accepting a connection and reading from it, and one of those files less.
+const DIES: &str = r#"
+import os, socket, sys, threading
+folder = sys.argv[2]
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(50)
+def serve(c):
+    while c.recv(4096): c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+while True:
+    c = s.accept()[0]
+    for n in range(3):
+        if os.path.exists(folder + "/die%d" % n):
+            os.remove(folder + "/die%d" % n); os.kill(os.getpid(), 9)
+    threading.Thread(target=serve, args=(c,), daemon=True).start()
+"#;
+
+#[test]
+fn a_request_that_no_process_has_read_goes_to_the_next_one() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("unread"));
+    let file = folder.join("dies.py");
+    std::fs::write(&file, DIES).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string()).arg(&folder);
+    let server = Server::start(&command, true);
+    let mut idle: Vec<Client> = (0..4).map(|_| Client::connect(port)).collect();
+    assert!(idle.iter_mut().all(|client| client.get("/")));
+    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
+    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    (0..3).for_each(|number| std::fs::write(folder.join(format!("die{number}")), "").unwrap());
+    kill(server.main(), libc::SIGKILL);
+    let lost: Vec<usize> =
+        (0..).zip(&mut idle).filter_map(|(number, client)| (!client.get("/")).then_some(number)).collect();
+    assert_eq!(lost, Vec::<usize>::new(), "{:?}", server.said(""));
+    assert!((0..3).all(|number| !folder.join(format!("die{number}")).exists()));
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }

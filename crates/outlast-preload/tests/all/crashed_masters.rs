@@ -132,9 +132,16 @@ fn workers_of_a_killed_master_finish_their_answers_and_are_not_called_crashed() 
         let all = family(server.pid());
         old.iter().all(|pid| !all.contains(pid)).then_some(())
     });
-    for client in idle.iter_mut().chain([&mut slow]) {
-        assert!(client.get("/"));
-    }
+    let lost: Vec<usize> = (0..)
+        .zip(idle.iter_mut().chain([&mut slow]))
+        .filter_map(|(number, client)| (!client.get("/")).then_some(number))
+        .collect();
+    assert_eq!(
+        lost,
+        Vec::<usize>::new(),
+        "the connections that are lost (6: the slow one) {:?}",
+        server.said("")
+    );
     assert_eq!(crashed(&server, master), Vec::<String>::new());
     server.stop();
     std::fs::remove_dir_all(folder).unwrap();

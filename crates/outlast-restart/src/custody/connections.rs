@@ -2,9 +2,10 @@
 
 use super::address::Address;
 use super::listeners::Listeners;
-use super::table::{NEW, Phase, TAKEN, Table};
+use super::table::{NEW, Phase, Slot, TAKEN, Table};
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, local, tcp};
+use crate::sys::tcp::{self, Positions};
+use crate::sys::{custody as sys, local};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -44,6 +45,9 @@ struct Connection {
     address: Option<Address>,
     /// When a process has got it last.
     got_at: Instant,
+    /// As long as a process that was given it may not have read from it: how far it had come then, and since when its client
+    /// waits.
+    given: Option<(Positions, Instant)>,
     /// When it was last looked at, its process did not have it.
     looks_closed: bool,
     state: State,
@@ -169,6 +173,7 @@ impl Connections {
                     number: at,
                     address,
                     got_at,
+                    given: None,
                     looks_closed: false,
                     state,
                 };
@@ -197,25 +202,27 @@ impl Connections {
         }
     }
 
-    /// Of those that a process has: by what the idle ones are known, and how many wait for an answer.
-    pub(super) fn of(&self, owner: Pid) -> (BTreeSet<u64>, usize) {
+    /// Of those that a process has: by what the idle ones are known of which there are copies, and how many others cannot be
+    /// kept yet: somebody waits for an answer, or there is no copy.
+    pub(super) fn of(&mut self, owner: Pid) -> (BTreeSet<u64>, usize) {
         use std::sync::atomic::Ordering::SeqCst;
+        self.table.take_new(&mut self.head, &mut self.new);
         let is_its = |held: &Connection| held.owner == owner && matches!(held.state, State::Served);
-        let held = self.all.iter().filter(|(_, held)| is_its(held)).map(|(number, _)| number);
-        let is_new = |number: &&u32| {
-            let slot = self.table.slot(**number);
-            slot.is_some_and(|slot| {
-                slot.state.load(SeqCst) == NEW && slot.owner.load(SeqCst) == owner.cast_unsigned()
-            })
-        };
+        let held = self.all.iter().filter(|(_, held)| is_its(held)).map(|(number, _)| *number);
         let (mut idle, mut busy) = (BTreeSet::new(), 0);
-        for slot in held.chain(self.new.iter().filter(is_new)).filter_map(|number| self.table.slot(*number)) {
+        for slot in held.filter_map(|number| self.table.slot(number)) {
             match slot.phase() {
                 Phase::Idle => drop(idle.insert(slot.cookie.load(SeqCst))),
                 Phase::Busy => busy += 1,
                 Phase::Unclear => {}
             }
         }
+        let is_new = |slot: &&Slot| {
+            slot.state.load(SeqCst) == NEW
+                && slot.owner.load(SeqCst) == owner.cast_unsigned()
+                && slot.phase() != Phase::Unclear
+        };
+        busy += self.new.iter().filter_map(|number| self.table.slot(*number)).filter(is_new).count();
         (idle, busy)
     }
 
@@ -235,11 +242,17 @@ impl Connections {
                 rest(number, held, epoll);
                 self.loose.insert(number);
                 kept += 1;
+            } else if let Some(since) = Self::waits_since(held).filter(|_| keep) {
+                // The next one is as good for its client.
+                held.state = State::Ready { since };
+                self.loose.insert(number);
+                kept += 1;
             } else {
                 self.drop(number);
                 closed += 1;
             }
         }
+        self.note_waiting();
         self.table.take_new(&mut self.head, &mut self.new);
         self.new.retain(|&number| {
             let Some(slot) = self.table.slot(number) else { return false };
@@ -258,6 +271,13 @@ impl Connections {
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
             && !has_ended(held.socket.as_fd())
             && tcp::waits_for_request(held.socket.as_fd(), unread)
+    }
+
+    /// Since when its client waits, if the process that was given it has ended before it read any of what was sent.
+    fn waits_since(held: &Connection) -> Option<Instant> {
+        let (before, since) = held.given?;
+        let is_untouched = tcp::positions(held.socket.as_fd()).ok()? == before;
+        (is_untouched && !has_ended(held.socket.as_fd())).then_some(since)
     }
 
     /// The client of one that nobody has sends something, or ends it.
@@ -335,6 +355,9 @@ impl Connections {
         slot.descriptor.store(at.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
         slot.set_phase(Phase::Busy);
         let held = self.all.get_mut(&number)?;
+        if let State::Offered { since, .. } = held.state {
+            held.given = tcp::positions(held.socket.as_fd()).ok().map(|positions| (positions, since));
+        }
         (held.owner, held.number, held.state) = (owner, at, State::Served);
         (held.got_at, held.looks_closed) = (Instant::now(), false);
         self.by_age.push_back((number, held.cookie));

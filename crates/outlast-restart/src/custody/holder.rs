@@ -275,7 +275,7 @@ impl Holder {
         self.connections.set_limit(self.descriptors.saturating_sub(others));
         self.take(now);
         self.note_held();
-        let (parts, held) = (&self.parts, (&self.listeners, &self.connections));
+        let (parts, held) = (&self.parts, (&self.listeners, &mut self.connections));
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
         self.look_at_listeners(now);
         if let Some(until) = self.puts_back_until {
@@ -353,7 +353,7 @@ impl Holder {
             Some(left_over::Process { pid: *pid, known: part.process.as_fd(), has_table: part.has_table })
         };
         let processes: Vec<left_over::Process<'_>> = living.iter().filter_map(process).collect();
-        let (held, how) = ((&self.listeners, &self.connections), (patience, may_be_in_the_way));
+        let (held, how) = ((&self.listeners, &mut self.connections), (patience, may_be_in_the_way));
         self.left_over.sort(&processes, main, held, how, now)
     }
 
@@ -493,7 +493,9 @@ impl Holder {
             }
             Verb::Swap => {
                 let Some(control) = self.controls.get(&control) else { return };
-                let given = address.and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let given = address
+                    .filter(|_| !self.left_over.is_killed(pid))
+                    .and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
                 let socket = given.as_ref().map(|given| given.socket);
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);

@@ -90,7 +90,7 @@ impl LeftOver {
         &mut self,
         processes: &[Process<'_>],
         main: Option<Pid>,
-        (listeners, connections): (&Listeners, &Connections),
+        (listeners, connections): (&Listeners, &mut Connections),
         (patience, may_be_in_the_way): (Duration, bool),
         now: Instant,
     ) -> Remains {
@@ -140,13 +140,13 @@ impl LeftOver {
     pub(super) fn go_on<'a>(
         &mut self,
         known: impl Fn(Pid) -> Option<BorrowedFd<'a>>,
-        (listeners, connections): (&Listeners, &Connections),
+        (listeners, connections): (&Listeners, &mut Connections),
         now: Instant,
     ) {
         if self.finishing.is_empty() || now < self.look_at {
             return;
         }
-        let is_over = |(&pid, &until): (&Pid, &Instant)| {
+        let mut is_over = |(&pid, &until): (&Pid, &Instant)| {
             let sockets = known(pid).and_then(|process| listeners.sockets_of(process, pid));
             now >= until || !sockets.is_some_and(|sockets| is_busy(pid, &sockets, connections))
         };
@@ -163,6 +163,11 @@ impl LeftOver {
         processes
     }
 
+    /// Whether it was told to end at once: it may not have yet.
+    pub(super) fn is_killed(&self, pid: Pid) -> bool {
+        self.killed.contains(&pid)
+    }
+
     pub(super) fn is_older(&self, pid: Pid) -> bool {
         self.older.contains(&pid)
     }
@@ -174,7 +179,12 @@ impl LeftOver {
     }
 }
 
-fn kind(process: &Process<'_>, main: Option<Pid>, listeners: &Listeners, connections: &Connections) -> Kind {
+fn kind(
+    process: &Process<'_>,
+    main: Option<Pid>,
+    listeners: &Listeners,
+    connections: &mut Connections,
+) -> Kind {
     let &Process { pid, known, has_table } = process;
     let Some(sockets) = listeners.sockets_of(known, pid) else {
         return if has_table { Kind::Worker { is_busy: false } } else { Kind::Helper };
@@ -196,7 +206,7 @@ fn kind(process: &Process<'_>, main: Option<Pid>, listeners: &Listeners, connect
 }
 
 /// Whether somebody waits for what it has to say.
-fn is_busy(pid: Pid, sockets: &Sockets, connections: &Connections) -> bool {
+fn is_busy(pid: Pid, sockets: &Sockets, connections: &mut Connections) -> bool {
     let (idle, busy) = connections.of(pid);
     let waits = |client: BorrowedFd<'_>| !idle.contains(&sys::cookie(client)) && tcp::is_under_way(client);
     busy > 0 || sockets.clients.iter().any(|(client, _)| waits(client.as_fd()))

@@ -127,7 +127,6 @@ pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A port where nobody listens, of those that the system gives to no client.
 /// Whether a supervisor has copies of all these connections with a server, which are told by the ports of its clients.
 pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
     let entries = std::fs::read_dir(format!("/proc/{}/fd", supervisor)).into_iter().flatten().flatten();
@@ -149,6 +148,7 @@ pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
     inodes.iter().filter(|inode| is_held(inode)).count() == clients.len()
 }
 
+/// A port where nobody listens, of those that the system gives to no client.
 pub fn free_port() -> u16 {
     outlast_lab::free_port().unwrap()
 }
