@@ -47,6 +47,9 @@ fn swap(descriptor: RawFd) -> bool {
     if answer.verb != Verb::Yes || !sys::replace(descriptor, held.as_fd()) {
         return false;
     }
-    marks::given(descriptor, answer.slot, answer.cookie);
+    // Without that it is one that nobody has read from.
+    if answer.cookie != 0 {
+        marks::given(descriptor, answer.slot, answer.cookie);
+    }
     true
 }

@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A master and two workers, which go on when it is gone. An answer to `/slow` has a second half, which comes when the file
@@ -147,6 +149,19 @@ fn workers_of_a_killed_master_finish_their_answers_and_are_not_called_crashed() 
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// Connects again and again, and asks a moment later: how many of these have no answer.
+fn newcomers(port: u16, ends: Arc<AtomicBool>) -> impl FnOnce() -> usize {
+    move || {
+        let mut lost = 0;
+        while !ends.load(Ordering::Relaxed) {
+            let mut client = Client::try_connect(port).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            lost += usize::from(!client.get("/"));
+        }
+        lost
+    }
+}
+
 #[test]
 fn a_worker_that_never_finishes_is_killed_in_time_and_idle_connections_are_kept() {
     if !is_installed("/usr/bin/python3") {
@@ -164,9 +179,16 @@ fn a_worker_that_never_finishes_is_killed_in_time_and_idle_connections_are_kept(
     let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
     eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
     let master = server.main();
+    // Some come all the time, also to the old workers, and in the moment in which those are killed.
+    let ends = Arc::new(AtomicBool::new(false));
+    let newcomers: Vec<_> = (0..3).map(|_| std::thread::spawn(newcomers(port, Arc::clone(&ends)))).collect();
     crash(&server, master);
     for client in &mut never {
         assert_eq!(client.0.read(&mut [0; 1]).unwrap_or(0), 0, "the rest of an answer that has none");
+    }
+    ends.store(true, Ordering::Relaxed);
+    for lost in newcomers {
+        assert_eq!(lost.join().unwrap(), 0, "newcomers are lost");
     }
     assert!(idle.iter_mut().all(|client| client.get("/")));
     assert_eq!(crashed(&server, master), Vec::<String>::new());

@@ -53,10 +53,14 @@ struct Connection {
     state: State,
 }
 
+/// Numbers of connections that have no slot, as nothing was read of them yet.
+const UNTOUCHED: u32 = 1 << 31;
+
 /// A connection that is given to a program in place of what it has accepted.
-pub(super) struct Given<'a> {
-    pub(super) socket: BorrowedFd<'a>,
+pub(super) struct Given {
+    pub(super) socket: OwnedFd,
     pub(super) slot: u32,
+    /// 0: it has no slot, and is as if it had just been accepted.
     pub(super) cookie: u64,
 }
 
@@ -72,6 +76,8 @@ pub(super) struct Connections {
     limit: usize,
     /// For want of descriptors.
     given_up: u64,
+    /// The number of the next one without a slot.
+    next_untouched: u32,
     /// Slots of which there is no copy yet.
     new: Vec<u32>,
     head: u32,
@@ -96,6 +102,7 @@ impl Connections {
             by_age: VecDeque::new(),
             limit: 0,
             given_up: 0,
+            next_untouched: UNTOUCHED,
             new: Vec::new(),
             head: 0,
             looked_at: 0,
@@ -139,7 +146,16 @@ impl Connections {
     }
 
     /// Copies those that have become idle. `known` gives the process of this number, if it is one of the program's.
-    pub(super) fn take<'a>(&mut self, mut known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>) -> bool {
+    pub(super) fn take<'a>(&mut self, known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>) -> bool {
+        self.take_of(None, known)
+    }
+
+    /// The same, of one process alone if it is given.
+    pub(super) fn take_of<'a>(
+        &mut self,
+        only: Option<Pid>,
+        mut known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>,
+    ) -> bool {
         use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let before = self.new.len();
@@ -155,6 +171,9 @@ impl Connections {
                 Phase::Idle => {}
             }
             let owner = slot.owner.load(SeqCst).cast_signed();
+            if only.is_some_and(|only| only != owner) {
+                return true;
+            }
             let (at, cookie) = (slot.descriptor.load(SeqCst).cast_signed(), slot.cookie.load(SeqCst));
             let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
             let copy = sys::copy_of(process, at).ok();
@@ -202,18 +221,18 @@ impl Connections {
         }
     }
 
-    /// Of those that a process has: by what the idle ones are known of which there are copies, and how many others cannot be
-    /// kept yet: somebody waits for an answer, or there is no copy.
-    pub(super) fn of(&mut self, owner: Pid) -> (BTreeSet<u64>, usize) {
+    /// Of those that a process has, by their cookies: the idle ones of which there are copies, and others that cannot be kept
+    /// yet, as somebody waits for an answer or there is no copy.
+    pub(super) fn of(&mut self, owner: Pid) -> (BTreeSet<u64>, BTreeSet<u64>) {
         use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let is_its = |held: &Connection| held.owner == owner && matches!(held.state, State::Served);
         let held = self.all.iter().filter(|(_, held)| is_its(held)).map(|(number, _)| *number);
-        let (mut idle, mut busy) = (BTreeSet::new(), 0);
+        let (mut idle, mut busy) = (BTreeSet::new(), BTreeSet::new());
         for slot in held.filter_map(|number| self.table.slot(number)) {
             match slot.phase() {
                 Phase::Idle => drop(idle.insert(slot.cookie.load(SeqCst))),
-                Phase::Busy => busy += 1,
+                Phase::Busy => drop(busy.insert(slot.cookie.load(SeqCst))),
                 Phase::Unclear => {}
             }
         }
@@ -222,7 +241,8 @@ impl Connections {
                 && slot.owner.load(SeqCst) == owner.cast_unsigned()
                 && slot.phase() != Phase::Unclear
         };
-        busy += self.new.iter().filter_map(|number| self.table.slot(*number)).filter(is_new).count();
+        let new = self.new.iter().filter_map(|number| self.table.slot(*number)).filter(is_new);
+        busy.extend(new.map(|slot| slot.cookie.load(SeqCst)));
         (idle, busy)
     }
 
@@ -280,6 +300,31 @@ impl Connections {
         (is_untouched && !has_ended(held.socket.as_fd())).then_some(since)
     }
 
+    /// One that a process has accepted and nothing else: others are to have it.
+    pub(super) fn pass_on(&mut self, socket: OwnedFd) {
+        if !self.make_room() {
+            return;
+        }
+        let number = self.next_untouched;
+        self.next_untouched = number.checked_add(1).unwrap_or(UNTOUCHED);
+        let address = Address::parse(&sys::local_address(socket.as_fd()));
+        let (cookie, since) = (sys::cookie(socket.as_fd()), Instant::now());
+        let connection = Connection {
+            socket,
+            cookie,
+            owner: 0,
+            number: -1,
+            address,
+            got_at: since,
+            given: None,
+            looks_closed: false,
+            state: State::Ready { since },
+        };
+        self.all.insert(number, connection);
+        self.loose.insert(number);
+        self.note_waiting();
+    }
+
     /// The client of one that nobody has sends something, or ends it.
     pub(super) fn on_event(&mut self, number: u32, epoll: &OwnedFd, now: Instant) {
         let Some(held) = self.all.get_mut(&number) else { return };
@@ -316,7 +361,10 @@ impl Connections {
                 State::Offered { socket, since, at, .. } if late(at, AGAIN) && has_ended(socket.as_fd()) => {
                     held.state = State::Ready { since: *since };
                 }
-                State::Ready { .. } if has_ended(held.socket.as_fd()) => over.push(number),
+                // A request that nobody has read yet may be a whole one.
+                State::Ready { .. } if number < UNTOUCHED && has_ended(held.socket.as_fd()) => {
+                    over.push(number)
+                }
                 State::Ready { since } if offered < OFFERS => {
                     let since = *since;
                     let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
@@ -340,7 +388,7 @@ impl Connections {
     }
 
     /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for.
-    pub(super) fn swap(&mut self, owner: Pid, at: RawFd, peer: &Address) -> Option<Given<'_>> {
+    pub(super) fn swap(&mut self, owner: Pid, at: RawFd, peer: &Address) -> Option<Given> {
         let is_it = |held: &Connection| match (&held.state, peer) {
             (
                 State::Offered { name: Some(Address::Internet { port, .. }), .. },
@@ -350,6 +398,11 @@ impl Connections {
             _ => false,
         };
         let number = *self.loose.iter().find(|number| self.all.get(number).is_some_and(is_it))?;
+        if number >= UNTOUCHED {
+            let socket = self.all.remove(&number)?.socket;
+            self.drop(number);
+            return Some(Given { socket, slot: number, cookie: 0 });
+        }
         let slot = self.table.slot(number)?;
         slot.owner.store(owner.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
         slot.descriptor.store(at.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
@@ -364,7 +417,8 @@ impl Connections {
         self.loose.remove(&number);
         self.note_waiting();
         let held = self.all.get(&number)?;
-        Some(Given { socket: held.socket.as_fd(), slot: number, cookie: held.cookie })
+        let socket = held.socket.try_clone().ok()?;
+        Some(Given { socket, slot: number, cookie: held.cookie })
     }
 
     /// Looks whether some were closed unseen.

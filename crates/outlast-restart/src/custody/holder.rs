@@ -496,7 +496,7 @@ impl Holder {
                 let given = address
                     .filter(|_| !self.left_over.is_killed(pid))
                     .and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
-                let socket = given.as_ref().map(|given| given.socket);
+                let socket = given.as_ref().map(|given| given.socket.as_fd());
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
                 }

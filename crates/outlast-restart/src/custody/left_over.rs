@@ -4,7 +4,8 @@
 //! * Who has a listening socket of the program, or serves connections of which there are copies, would take clients away
 //!   from the next start. If nobody waits for an answer there it is killed: its idle connections stay open so, as a process
 //!   that is told to end closes them. If somebody does, it has a limited time, and is killed as soon as nobody does any
-//!   more. The next start does not wait for that.
+//!   more. The next start does not wait for that. Clients whom it accepts meanwhile have as much time again, and none is
+//!   lost whom it has only just accepted.
 //! * Who serves a client that another process has accepted, and listens nowhere (a session of sshd), is left alone. If it is
 //!   the server itself, as it has executed nothing, it may be about to end by itself (PostgreSQL): that is waited for, a
 //!   moment.
@@ -12,17 +13,19 @@
 //! * Helpers, which have nothing of that, have a moment to end by themselves before they are told to.
 
 use super::connections::Connections;
-use super::listeners::{Listeners, Sockets};
+use super::listeners::Listeners;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, family, tcp};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Between the first two looks at whether somebody still waits for an answer.
 const LOOK_MIN: Duration = Duration::from_millis(10);
 /// And later.
 const LOOK_MAX: Duration = Duration::from_millis(100);
+/// A process that is told to stop has so long to do that.
+const STANDS_STILL: Duration = Duration::from_millis(20);
 
 /// Who is left, as the supervisor deals with them.
 #[derive(Clone, Debug, Default)]
@@ -46,11 +49,32 @@ pub(super) struct Process<'a> {
 }
 
 /// What it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    Worker { is_busy: bool },
+    Worker { waiting: Waiting },
     Session,
     Helper,
+}
+
+/// The cookies of connections whose clients wait for an answer.
+type Waiting = BTreeSet<u64>;
+
+/// A worker that has clients whom it answers.
+#[derive(Debug)]
+struct Finishing {
+    /// Who has waited since its master's end.
+    first: Waiting,
+    /// These have their answers by then, or do not get them.
+    first_until: Instant,
+    /// The same of all.
+    until: Instant,
+}
+
+impl Finishing {
+    /// Whether all of these have had their time.
+    fn is_over(&self, waiting: &Waiting, now: Instant) -> bool {
+        now >= self.until || waiting.is_empty() || now >= self.first_until && waiting.is_subset(&self.first)
+    }
 }
 
 /// What was done to one that has ended.
@@ -67,8 +91,7 @@ pub(super) struct Was {
 pub(super) struct LeftOver {
     older: BTreeSet<Pid>,
     killed: BTreeSet<Pid>,
-    /// Until when.
-    finishing: BTreeMap<Pid, Instant>,
+    finishing: BTreeMap<Pid, Finishing>,
     look_at: Instant,
     pause: Duration,
 }
@@ -106,13 +129,21 @@ impl LeftOver {
             match kind {
                 // The supervisor tells it, as whatever else the program has executed.
                 Kind::Worker { .. } if !has_table => {}
-                Kind::Worker { is_busy: true } if !may_be_in_the_way => {
-                    self.finishing.insert(pid, now + patience);
-                    remains.finishing.push(pid);
-                }
-                Kind::Worker { .. } => {
+                Kind::Worker { .. } if may_be_in_the_way => {
                     self.kill(pid);
                     remains.ending.push(pid);
+                }
+                Kind::Worker { waiting: first } => {
+                    let (first_until, until) = (now + patience, now + 2 * patience);
+                    let finishing = Finishing { first, first_until, until };
+                    if finishing.first.is_empty()
+                        && self.end(process, &finishing, (listeners, connections), now)
+                    {
+                        remains.ending.push(pid);
+                    } else {
+                        self.finishing.insert(pid, finishing);
+                        remains.finishing.push(pid);
+                    }
                 }
                 Kind::Session => {
                     remains.sessions.push(pid);
@@ -131,6 +162,29 @@ impl LeftOver {
         let _ = family::signal_below(pid, libc::SIGKILL);
     }
 
+    /// Kills a worker if all who wait for it have had their time: it stands still while that is looked at, so that it takes no
+    /// client with it whom it has just accepted. What it has not read from yet goes on to others. False: it goes on.
+    fn end(
+        &mut self,
+        &Process { pid, known, .. }: &Process<'_>,
+        finishing: &Finishing,
+        (listeners, connections): (&Listeners, &mut Connections),
+        now: Instant,
+    ) -> bool {
+        stand_still(pid);
+        connections.take_of(Some(pid), |_| Some(known));
+        let clients = listeners.sockets_of(known, pid).map(|sockets| sockets.clients).unwrap_or_default();
+        let (untouched, others): (Vec<_>, Vec<_>) =
+            clients.into_iter().partition(|(client, _)| tcp::is_untouched(client.as_fd()));
+        if !finishing.is_over(&waiting(pid, &others, connections), now) {
+            let _ = family::signal_below(pid, libc::SIGCONT);
+            return false;
+        }
+        untouched.into_iter().for_each(|(client, _)| connections.pass_on(client));
+        self.kill(pid);
+        true
+    }
+
     /// How long nothing has to be done.
     pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
         (!self.finishing.is_empty()).then(|| self.look_at.saturating_duration_since(now))
@@ -146,13 +200,19 @@ impl LeftOver {
         if self.finishing.is_empty() || now < self.look_at {
             return;
         }
-        let mut is_over = |(&pid, &until): (&Pid, &Instant)| {
-            let sockets = known(pid).and_then(|process| listeners.sockets_of(process, pid));
-            now >= until || !sockets.is_some_and(|sockets| is_busy(pid, &sockets, connections))
-        };
-        let over: Vec<Pid> =
-            self.finishing.iter().filter(|entry| is_over(*entry)).map(|(pid, _)| *pid).collect();
-        over.into_iter().for_each(|pid| self.kill(pid));
+        for (pid, finishing) in std::mem::take(&mut self.finishing) {
+            let sockets = known(pid).and_then(|process| Some((process, listeners.sockets_of(process, pid)?)));
+            let Some((known, sockets)) = sockets else {
+                self.kill(pid);
+                continue;
+            };
+            let process = Process { pid, known, has_table: true };
+            let is_over = finishing.is_over(&waiting(pid, &sockets.clients, connections), now)
+                && self.end(&process, &finishing, (listeners, connections), now);
+            if !is_over {
+                self.finishing.insert(pid, finishing);
+            }
+        }
         self.pause = (self.pause * 2).min(LOOK_MAX);
         self.look_at = now + self.pause;
     }
@@ -187,17 +247,17 @@ fn kind(
 ) -> Kind {
     let &Process { pid, known, has_table } = process;
     let Some(sockets) = listeners.sockets_of(known, pid) else {
-        return if has_table { Kind::Worker { is_busy: false } } else { Kind::Helper };
+        return if has_table { Kind::Worker { waiting: Waiting::new() } } else { Kind::Helper };
     };
     let (idle, busy) = connections.of(pid);
-    let serves = !idle.is_empty() || busy > 0;
+    let serves = !idle.is_empty() || !busy.is_empty();
     // What a session listens at by itself is its user's, as if that is passed on to somewhere else.
     let is_session = !serves && !sockets.shares && sockets.clients.iter().any(|(_, is_own)| !is_own);
     if is_session {
         return Kind::Session;
     }
     if serves || sockets.shares || sockets.listens {
-        return Kind::Worker { is_busy: is_busy(pid, &sockets, connections) };
+        return Kind::Worker { waiting: waiting(pid, &sockets.clients, connections) };
     }
     let session = family::session(pid);
     let is_server = listeners.count() > 0;
@@ -205,9 +265,23 @@ fn kind(
     if is_by_itself { Kind::Session } else { Kind::Helper }
 }
 
-/// Whether somebody waits for what it has to say.
-fn is_busy(pid: Pid, sockets: &Sockets, connections: &mut Connections) -> bool {
-    let (idle, busy) = connections.of(pid);
-    let waits = |client: BorrowedFd<'_>| !idle.contains(&sys::cookie(client)) && tcp::is_under_way(client);
-    busy > 0 || sockets.clients.iter().any(|(client, _)| waits(client.as_fd()))
+/// Who waits for what it has to say, of these clients and those of which there are copies.
+fn waiting(pid: Pid, clients: &[(OwnedFd, bool)], connections: &mut Connections) -> Waiting {
+    let (idle, mut waiting) = connections.of(pid);
+    let others = clients.iter().filter(|(client, _)| tcp::is_under_way(client.as_fd()));
+    let others =
+        others.map(|(client, _)| sys::cookie(client.as_fd())).filter(|cookie| !idle.contains(cookie));
+    waiting.extend(others);
+    waiting
+}
+
+/// Stops a process, and waits until it has, a moment at most.
+fn stand_still(pid: Pid) {
+    if family::signal_below(pid, libc::SIGSTOP).is_err() {
+        return;
+    }
+    let until = Instant::now() + STANDS_STILL;
+    while !sys::is_stopped(pid) && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(50));
+    }
 }

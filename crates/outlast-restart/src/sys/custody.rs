@@ -73,6 +73,17 @@ pub(crate) fn is_exiting(pid: Pid) -> bool {
     flags.is_none_or(|flags| flags & PF_EXITING != 0)
 }
 
+/// Whether all threads of a process stand still, or are gone.
+pub(crate) fn is_stopped(pid: Pid) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let states = threads.filter_map(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        // The name may have anything in it. The state is behind it.
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+    });
+    states.into_iter().all(|state| "TtZX".contains(state))
+}
+
 /// What no other socket has, or has had. 0: it is none.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
     let mut cookie = 0u64;

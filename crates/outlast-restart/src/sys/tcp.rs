@@ -99,6 +99,11 @@ pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
     })
 }
 
+/// Whether nothing was read of a connection since it was accepted, or written to it. False of what is no TCP connection.
+pub(crate) fn is_untouched(socket: BorrowedFd<'_>) -> bool {
+    positions(socket).is_ok_and(|positions| positions == Positions { read_bytes: 0, written_bytes: 0 })
+}
+
 /// Whether somebody seems to wait for what a process has to say on a connection of which nobody knows more: its client was
 /// the last to say something, or it has sent something just now, or that is not all there yet. False of what is no TCP
 /// connection.
