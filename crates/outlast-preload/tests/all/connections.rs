@@ -102,7 +102,10 @@ fn a_request_that_no_process_has_read_goes_to_the_next_one() {
     let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
     eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
     (0..3).for_each(|number| std::fs::write(folder.join(format!("die{number}")), "").unwrap());
-    kill(server.main(), libc::SIGKILL);
+    let main = server.main();
+    kill(main, libc::SIGKILL);
+    // It reads nothing more from here on.
+    eventually("it does not end", || (!Path::new(&format!("/proc/{main}/fd/0")).exists()).then_some(()));
     let lost: Vec<usize> =
         (0..).zip(&mut idle).filter_map(|(number, client)| (!client.get("/")).then_some(number)).collect();
     assert_eq!(lost, Vec::<usize>::new(), "{:?}", server.said(""));
