@@ -90,6 +90,7 @@ pub fn code_of_session(error: &Error) -> Code {
         | Error::Protocol { .. }
         | Error::Version { .. }
         | Error::Untrusted { .. }
+        | Error::Tls { .. }
         | Error::Reset { .. } => Code::Peer,
         Error::BytesMissing { .. } => Code::DataLost,
         Error::PatienceExhausted { .. } | Error::Connect { .. } => Code::Network,
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_code() {
-        let cases: [(anyhow::Error, Code); 9] = [
+        let cases: [(anyhow::Error, Code); 10] = [
             (Failure::usage("x"), Code::Usage),
             (Failure::system("x"), Code::System),
             (Error::Config("x".into()).into(), Code::Usage),
@@ -175,6 +176,7 @@ mod tests {
             (Error::Protocol { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (Error::Version { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (Error::Untrusted { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
+            (Error::Tls { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Code::System),
             (anyhow::anyhow!("x"), Code::Internal),
         ];

@@ -101,7 +101,7 @@ impl Session {
     /// # Errors
     /// [`Error::Connect`] if no address can be reached, or every connection that was made in the time of a handshake broke
     /// before the server's answer, [`Error::Config`] for settings that cannot work,
-    /// [`Error::Refused`], [`Error::Untrusted`] and [`Error::Protocol`] if the server says no before any byte is sent
+    /// [`Error::Refused`], [`Error::Untrusted`], [`Error::Tls`] and [`Error::Protocol`] if the server says no before any byte is sent
     /// (psk, tls).
     ///
     /// [`established`]: Session::established

@@ -92,7 +92,8 @@ impl Engine {
                 self.hold_off(after);
                 Some(error)
             }
-            _ => None,
+            Verdict::Elsewhere { error } => Some(error),
+            Verdict::More(_) | Verdict::Installed | Verdict::Fatal(_) => None,
         }
     }
 
