@@ -301,6 +301,8 @@ pub fn report(error: &Error) {
         | Error::Refused { refusal: Refusal::Ended { .. }, .. } => {
             tracing::info!("{error}");
         }
+        // The library has warned of it, with all that it knows of the session.
+        Error::Shed { .. } => tracing::debug!("{error}"),
         _ => tracing::warn!("{error}{}", hint(error)),
     }
 }

@@ -106,7 +106,7 @@ impl Drop for FrozenBytes {
     }
 }
 
-/// What each block held when last looked at, and whether an opening had to be refused for want of memory since.
+/// What each block held when last looked at, and whether an opening had to be refused for lack of memory since.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     held_bytes: Mutex<BTreeMap<Block, u64>>,
@@ -247,7 +247,7 @@ impl Acceptor {
         if descriptors_used > 0 {
             let files = Descriptors { most: sys::descriptors_max() };
             for id in files.shed(descriptors_used, &counts, &holders) {
-                self.shed(id, &holders, "descriptors (ulimit -n)");
+                self.shed(id, &holders, "file descriptors (ulimit -n)");
             }
         }
         *self.shares.held_bytes.lock() = blocks;
@@ -265,7 +265,7 @@ impl Acceptor {
         let peer = info.peer_addr.map(|peer| peer.to_string()).unwrap_or_default();
         tracing::warn!(
             session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
-            "given up to make room: it had no link, and sessions hold nearly all of the {short_of} that they may"
+            "session ended to free {short_of}: it had no link, and the sessions of this process use most of what they may"
         );
         engine.fail(Error::Shed { id, short_of, held_bytes, unacked_bytes: info.unacked_bytes });
     }

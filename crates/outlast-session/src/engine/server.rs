@@ -24,7 +24,7 @@ use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, Demand, HANDSHAKE_BYTES_MAX, LinkMode, Policy, Progress, Refusal, Registry,
-    RegistryLimits, ServerHandshake, ServerStep, SessionId,
+    RegistryLimits, ServerHandshake, ServerStep, SessionId, Shortage,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -80,7 +80,8 @@ pub(crate) struct Acceptor {
     crowded_out: AtomicU64,
     crowd_warned_ms: AtomicU64,
     accept_warned_ms: AtomicU64,
-    files_warned_ms: AtomicU64,
+    /// By what there was too little of.
+    full_warned_ms: [AtomicU64; Shortage::KINDS],
     /// For telling clients that there are no others.
     spare: Mutex<sys::SpareDescriptor>,
     /// Connections from addresses that are not to come.
@@ -161,7 +162,7 @@ impl Acceptor {
             crowded_out: AtomicU64::new(0),
             crowd_warned_ms: AtomicU64::new(0),
             accept_warned_ms: AtomicU64::new(0),
-            files_warned_ms: AtomicU64::new(0),
+            full_warned_ms: Default::default(),
             spare: Mutex::new(sys::SpareDescriptor::take()),
             denied_peers: AtomicU64::new(0),
             has_early_connections: AtomicBool::new(false),

@@ -21,6 +21,7 @@ use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
 use super::hello::{Hello, Intent};
+use super::shortage::Shortage;
 use super::wire::{LinkMode, REASON_BYTES_MAX, Refusal, SessionId, truncated};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -73,8 +74,8 @@ pub struct Policy {
     /// No new sessions are taken, because the server is about to stop; try again after so many milliseconds.
     /// Sessions that are there still get links: without one they could not deliver what they have.
     pub draining_retry_after_ms: Option<u64>,
-    /// No new sessions are taken for the time being, for want of something else than places.
-    pub busy: bool,
+    /// No new sessions are taken for the time being: there is too little of something that this table does not count.
+    pub short_of: Option<Shortage>,
     /// New sessions only from blocks that have fewer than so many.
     pub sessions_per_block_max: usize,
     /// What a client is told that finds the server full.
@@ -87,7 +88,7 @@ impl Default for Policy {
             modes: [true; 4],
             proof_required: true,
             draining_retry_after_ms: None,
-            busy: false,
+            short_of: None,
             sessions_per_block_max: usize::MAX,
             busy_retry_after_ms: 1000,
         }
@@ -313,27 +314,29 @@ impl<T: Clone> Registry<T> {
         if hello.mode.needs_direct_path() && proof_required && !direct.is_direct() {
             return Err(Refusal::NotDirect);
         }
-        if value.is_none() {
-            self.check_room(peer, policy)?;
+        match &value {
+            None => self
+                .shortage(peer, policy)
+                .map_or(Ok(value), |shortage| Err(shortage.refusal(policy.busy_retry_after_ms))),
+            Some(_) => Ok(value),
         }
-        Ok(value)
     }
 
-    fn check_room(&self, peer: IpAddr, policy: &Policy) -> Result<(), Refusal> {
+    /// What there is too little of for a new session of this peer: why an opening was refused with [`Refusal::Busy`] or
+    /// [`Refusal::Quota`], for the server's operator.
+    pub fn shortage(&self, peer: IpAddr, policy: &Policy) -> Option<Shortage> {
         let counts = self.peers.of(PeerName::of(peer));
         let limits = &self.limits;
-        if counts.sessions >= limits.sessions_per_peer_max || counts.detached >= limits.detached_per_peer_max
-        {
-            return Err(Refusal::Quota);
-        }
-        if policy.busy
-            || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max
-            || self.sessions.len() >= limits.sessions_max
-            || self.deadlines.len() >= limits.detached_max
-        {
-            return Err(Refusal::Busy { retry_after_ms: policy.busy_retry_after_ms });
-        }
-        Ok(())
+        let of_address = counts.sessions >= limits.sessions_per_peer_max
+            || counts.detached >= limits.detached_per_peer_max;
+        let of_network = || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max;
+        let of_all =
+            || self.sessions.len() >= limits.sessions_max || self.deadlines.len() >= limits.detached_max;
+        of_address
+            .then_some(Shortage::Address)
+            .or(policy.short_of)
+            .or_else(|| of_network().then_some(Shortage::Network))
+            .or_else(|| of_all().then_some(Shortage::Sessions))
     }
 
     /// Whether the peer has a session here.
