@@ -71,7 +71,7 @@ pub fn ask_to_hand_over(address: SocketAddr, only_v6: bool) -> Result<bool> {
     for (served, stream) in &asked {
         let pid = super::pid(stream).unwrap_or_default();
         tracing::info!(
-            "process {pid}, which listens on {served}, has been told to stop: waiting until it has handed over"
+            "process {pid}, which listens on {served}, is stopping: waiting until it has handed over"
         );
         stream.set_read_timeout(Some(HAND_OVER_MAX))?;
         // Nothing comes but the end, in order or not.
