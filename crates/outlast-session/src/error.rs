@@ -125,7 +125,7 @@ pub enum Error {
     Killed {
         /// The session.
         id: SessionId,
-        /// Why; the peer is told the same.
+        /// Why; the peer hears the same.
         reason: String,
     },
     /// A detached session was kept as long as it was promised, and nobody came back.
@@ -180,7 +180,7 @@ pub struct Errno(pub i32);
 
 impl std::fmt::Display for Errno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Whoever wants the number has it.
+        // A caller that wants the number has it.
         f.write_str(&in_words(&io::Error::from_raw_os_error(self.0)))
     }
 }

@@ -27,7 +27,7 @@ const BACKLOG: i32 = 1024;
 /// may be without a link.
 const OPENED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A listener that is told to stop shows within this time that it does. Default 300 ms.
+/// A listener that is stopped shows within this time that it does. Default 300 ms.
 const STOPPING_SHOWS_WITHIN: Duration = Duration::from_millis(300);
 
 /// Requests for destinations that are not allowed.

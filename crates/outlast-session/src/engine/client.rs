@@ -3,7 +3,7 @@
 //! # Contract
 //! For every attempt: connect a socket, [`client_link`](Engine::client_link), under TLS drive
 //! [`Link::handshake`] to its end, then [`client_begin`](Engine::client_begin). [`Begun::Installed`]: the link is in
-//! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
+//! service and the Welcome will be found by the first read. [`Begun::Shake`]: send, receive and feed until
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
 mod state;

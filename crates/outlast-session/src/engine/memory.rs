@@ -176,7 +176,7 @@ impl Engine {
         allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
-    /// What the session holds, as far as can be told without waiting for a reader or a writer.
+    /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
         let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);
         sending + self.rx.try_lock().map_or(0, |rx| rx.held_bytes())

@@ -41,7 +41,7 @@ const RETRY_AFTER_MS: u64 = 1000;
 /// The same while this server stops: the next one may be there in no time.
 const DRAINING_RETRY_AFTER_MS: u64 = 300;
 
-/// New sessions that wait for `accept`; beyond that openings are told to come back.
+/// New sessions that wait for `accept`; beyond that openings are refused for the time being.
 const UNACCEPTED_MAX: usize = 1024;
 
 /// Between two warnings of a kind, as of failed handshakes.
@@ -114,7 +114,7 @@ pub(crate) enum Outcome {
     Opened(Arc<Engine>),
     /// A new link for a session that is there.
     Resumed,
-    /// Turned away, and told why if it would understand: close.
+    /// Turned away, with the reason if it would understand: close.
     Closed,
 }
 

@@ -130,7 +130,7 @@ fn about_certificates(error: &rustls::Error) -> String {
 }
 
 impl Acceptor {
-    /// TLS could not be agreed on. A client without it is told so, in the clear: what it said is not gone into.
+    /// TLS could not be agreed on. A client without it hears so, in the clear: what it said is not gone into.
     pub(crate) fn tls_failed(&self, link: &Link, error: &io::Error) {
         self.count_failed();
         let cause = error.get_ref().and_then(|error| error.downcast_ref());

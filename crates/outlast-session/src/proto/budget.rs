@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(gone.len(), 9);
         assert!(!gone.contains(&SessionId::from_bytes([255; 16])));
         assert_eq!(budget.shed(145 * MIB, false, &blocks, &holders).len(), 2);
-        // Whoever has just lost its link is about to come back.
+        // A client that has just lost its link is about to come back.
         holders.iter_mut().for_each(|holder| holder.detached_for = Duration::from_millis(4999));
         assert!(budget.shed(145 * MIB, true, &blocks, &holders).is_empty());
     }

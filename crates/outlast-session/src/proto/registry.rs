@@ -42,7 +42,7 @@ pub struct RegistryLimits {
     pub detached_per_peer_max: usize,
     /// How long a session without a link is kept.
     pub keep: Duration,
-    /// How long it is remembered that a session ended or expired, so that latecomers are told which. A client that
+    /// How long it is remembered that a session ended or expired, so that latecomers hear which. A client that
     /// was never welcomed and opens again after that opens a second session: longer is safer, and
     /// [`tombstones_max`](Self::tombstones_max) bounds the cost.
     pub tombstone_keep: Duration,
@@ -78,7 +78,7 @@ pub struct Policy {
     pub short_of: Option<Shortage>,
     /// New sessions only from blocks that have fewer than so many.
     pub sessions_per_block_max: usize,
-    /// What a client is told that finds the server full.
+    /// After so long a client that finds the server full may try again.
     pub busy_retry_after_ms: u64,
 }
 
@@ -195,7 +195,7 @@ struct Entry<T> {
 struct Tombstone {
     refusal: Refusal,
     why: Option<Box<str>>,
-    /// Only who proves itself is told more than others.
+    /// Only a client that proves itself learns more than others.
     key: Option<SessionKey>,
     owner: Option<Fingerprint>,
     deadline: Duration,
@@ -309,7 +309,7 @@ impl<T: Clone> Registry<T> {
         if !policy.allows(hello.mode) {
             return Err(Refusal::ModeRefused);
         }
-        // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode are always told.
+        // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode always hear of it.
         let proof_required = policy.proof_required || hello.auto;
         if hello.mode.needs_direct_path() && proof_required && !direct.is_direct() {
             return Err(Refusal::NotDirect);
@@ -396,7 +396,7 @@ impl<T: Clone> Registry<T> {
         }
     }
 
-    /// From now on the session belongs to whoever has this certificate; nothing if there is no such session.
+    /// From now on the session belongs to the holder of this certificate; nothing if there is no such session.
     pub fn set_owner(&mut self, id: &SessionId, owner: Option<Fingerprint>) {
         if let Some(entry) = self.sessions.get_mut(id) {
             entry.owner = owner;
@@ -444,7 +444,7 @@ impl<T: Clone> Registry<T> {
         true
     }
 
-    /// The session is over. Latecomers are told so, that everything before `offset` of the client's stream was
+    /// The session is over. Latecomers hear so, that everything before `offset` of the client's stream was
     /// delivered, and why it ended if that is worth telling. Returns what the shell knew it by.
     pub fn end(&mut self, id: &SessionId, offset: u64, why: Option<&str>, now: Duration) -> Option<T> {
         let Entry { value, key, owner, .. } = self.remove(id)?;

@@ -24,7 +24,7 @@ impl Shortage {
     /// How many kinds there are.
     pub const KINDS: usize = 6;
 
-    /// What the newcomer is told.
+    /// The answer to the newcomer.
     pub const fn refusal(self, retry_after_ms: u64) -> Refusal {
         match self {
             Self::Address => Refusal::Quota,

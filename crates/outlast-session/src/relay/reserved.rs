@@ -1,5 +1,5 @@
 //! Addresses that a proxy must not reach by accident: those of the machine itself and of its closest surroundings. What
-//! listens there trusts whoever can connect: databases on loopback, routers, and the metadata services of clouds, which
+//! listens there trusts anyone who can connect: databases on loopback, routers, and the metadata services of clouds, which
 //! give the machine's own credentials to anybody who asks from it.
 
 use super::access::Cidr;

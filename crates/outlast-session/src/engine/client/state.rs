@@ -30,7 +30,7 @@ pub(crate) struct ClientState {
     epochs: u64,
     /// The nonce of all openings of this session (over TLS it becomes the session's key).
     pub(super) open_nonce: [u8; 32],
-    /// Why the session was given up, as long as the server has to be told.
+    /// Why the session was given up, as long as the server has to hear of it.
     pub(in crate::engine) owed_abort: Option<String>,
     /// With what, if that is all there is of a session of another process.
     pub(super) last_word: Option<LastWord>,
@@ -78,7 +78,7 @@ impl ClientState {
         }
     }
 
-    /// Whether the server has to be told that the session was given up.
+    /// Whether the server has to hear that the session was given up.
     pub(crate) fn owes_abort(&self) -> bool {
         self.owed_abort.is_some()
     }

@@ -1,4 +1,4 @@
-//! In front of the table: who waits there, who has to leave, and what is said to whoever is turned away.
+//! In front of the table: who waits there, who has to leave, and what is said to those who are turned away.
 
 use super::super::Link;
 use super::{Acceptor, Outcome, RETRY_AFTER_MS, is_due};
@@ -63,7 +63,7 @@ impl Acceptor {
         }
     }
 
-    /// A client is told to come back, and not why: that is for who runs the server.
+    /// The client hears that it should come back; why is for the log.
     pub(super) fn note_full(&self, link: &Link, session: SessionId, shortage: Shortage) {
         let peer = link.peer_addr;
         if self.full_warned_ms.get(shortage as usize).is_some_and(is_due) {
@@ -73,7 +73,7 @@ impl Acceptor {
         }
     }
 
-    /// Without a descriptor nothing can be accepted: one client is told so, with the one that is kept for that.
+    /// Without a descriptor nothing can be accepted: one client hears so, by the one that is kept for that.
     pub(crate) fn turn_one_away(
         &self,
         error: &io::Error,
