@@ -407,7 +407,9 @@ impl Engine {
                 } else if first {
                     tracing::info!(session = %self.id, %peer, "the path is not direct: using inband");
                 }
-                return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
+                // Not what the refusal says: to use another mode is what happens.
+                let error = "the path is not direct, the next link is inband".to_owned();
+                return Verdict::Again { error, after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal
                 && self.learn_ended(offset)
