@@ -51,6 +51,14 @@ pub enum Error {
         /// What is wrong with which.
         what: String,
     },
+    /// The two sides could not agree on TLS: a version or a cipher that one of them lacks, or bytes that are not TLS.
+    #[error("cannot agree on TLS with {peer}: {what}")]
+    Tls {
+        /// Address of the peer.
+        peer: String,
+        /// What went wrong.
+        what: String,
+    },
     /// Bytes that the peer's side acknowledged are gone: its process died, or a middlebox acknowledged for it.
     #[error(
         "session {id} cannot be resumed: {missing_bytes} bytes that were acknowledged never reached the peer's \
@@ -117,7 +125,7 @@ pub enum Error {
     Killed {
         /// The session.
         id: SessionId,
-        /// Why; the peer is told the same.
+        /// Why; the peer hears the same.
         reason: String,
     },
     /// A detached session was kept as long as it was promised, and nobody came back.
@@ -134,8 +142,8 @@ pub enum Error {
     },
     /// The session had no link, and this process needed the memory or the descriptors that it held for others.
     #[error(
-        "session {id} had no link and was given up to make room: it held {held_bytes} bytes, and the sessions of this \
-         process nearly all of the {short_of} that they may; {unacked_bytes} bytes are not known to be delivered"
+        "session {id} was ended to free {short_of}: it had no link, and the sessions of this process use most of what they \
+         may; {unacked_bytes} bytes are not known to be delivered"
     )]
     Shed {
         /// The session.
@@ -172,7 +180,7 @@ pub struct Errno(pub i32);
 
 impl std::fmt::Display for Errno {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Whoever wants the number has it.
+        // A caller that wants the number has it.
         f.write_str(&in_words(&io::Error::from_raw_os_error(self.0)))
     }
 }
@@ -205,6 +213,7 @@ impl Error {
             | Error::Protocol { .. }
             | Error::Version { .. }
             | Error::Untrusted { .. }
+            | Error::Tls { .. }
             | Error::BytesMissing { .. }
             | Error::Reset { .. } => Blame::Peer,
             Error::PatienceExhausted { .. }
@@ -236,9 +245,10 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {
             Error::Refused { .. } => io::ErrorKind::ConnectionRefused,
-            Error::Protocol { .. } | Error::Version { .. } | Error::BytesMissing { .. } => {
-                io::ErrorKind::InvalidData
-            }
+            Error::Protocol { .. }
+            | Error::Version { .. }
+            | Error::Tls { .. }
+            | Error::BytesMissing { .. } => io::ErrorKind::InvalidData,
             Error::Untrusted { .. } => io::ErrorKind::PermissionDenied,
             Error::Reset { .. } | Error::Expired { .. } | Error::Shed { .. } | Error::Killed { .. } => {
                 io::ErrorKind::ConnectionReset

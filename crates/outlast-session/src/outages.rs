@@ -1,4 +1,4 @@
-//! Sessions that have been without a link for long: each is told of once, and those that have a link cost nothing.
+//! Sessions that have been without a link for long: each is reported once, and those that have a link cost nothing.
 
 use crate::engine::EventKind;
 use crate::proto::SessionId;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Server addresses, as `host:port[,host:port ...]`. Names are resolved anew at every attempt.
+/// Server addresses, as `host:port[,host:port ...]`. Names are resolved at every attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets(Vec<String>);
 

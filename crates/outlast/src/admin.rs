@@ -1,4 +1,4 @@
-//! The local socket over which a running instance is asked and told: one JSON line each way.
+//! The local socket over which a running instance answers: one JSON line each way.
 
 use crate::admin_folder::{self, Socket};
 use crate::cli::ProcessArgs;

@@ -56,7 +56,7 @@ pub struct Carrier {
 pub enum NoSession {
     /// The session could not be opened.
     Error(Error),
-    /// The program has given up, or we were told to end.
+    /// The program has given up, or this process was stopped.
     Abandoned,
 }
 

@@ -90,6 +90,7 @@ pub fn code_of_session(error: &Error) -> Code {
         | Error::Protocol { .. }
         | Error::Version { .. }
         | Error::Untrusted { .. }
+        | Error::Tls { .. }
         | Error::Reset { .. } => Code::Peer,
         Error::BytesMissing { .. } => Code::DataLost,
         Error::PatienceExhausted { .. } | Error::Connect { .. } => Code::Network,
@@ -149,6 +150,9 @@ pub fn clean(text: &str) -> String {
 pub fn hint(error: &Error) -> &'static str {
     match error {
         Error::Connect { last, .. } if last.contains("lookup address") => "; is the name right?",
+        Error::Connect { last, .. } if last.contains("bytes were changed on the way") => {
+            "; what is between this machine and the server?"
+        }
         Error::Connect { .. } => "; is the server running, and the address right?",
         Error::Protocol { .. } => "; --via needs the address of `outlast listen`",
         Error::PatienceExhausted { .. } => "; --patience decides how long to try",
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_code() {
-        let cases: [(anyhow::Error, Code); 9] = [
+        let cases: [(anyhow::Error, Code); 10] = [
             (Failure::usage("x"), Code::Usage),
             (Failure::system("x"), Code::System),
             (Error::Config("x".into()).into(), Code::Usage),
@@ -175,6 +179,7 @@ mod tests {
             (Error::Protocol { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (Error::Version { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (Error::Untrusted { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
+            (Error::Tls { peer: "a:1".into(), what: "x".into() }.into(), Code::Peer),
             (std::io::Error::from(std::io::ErrorKind::PermissionDenied).into(), Code::System),
             (anyhow::anyhow!("x"), Code::Internal),
         ];
@@ -214,5 +219,12 @@ mod tests {
     fn a_message_is_one_printable_line() {
         let error = Err::<(), _>(anyhow::anyhow!("first\nsecond\x1b[31m")).context("top").unwrap_err();
         assert_eq!(one_line(&error), "top: first second [31m");
+    }
+
+    #[test]
+    fn a_path_that_changes_bytes_is_not_blamed_on_the_address() {
+        let hint_of = |last: &str| hint(&Error::Connect { targets: "a:1".into(), last: last.into() });
+        assert!(hint_of("connection refused").contains("is the server running"));
+        assert!(hint_of("a:1: it arrived damaged: bytes were changed on the way").contains("between"));
     }
 }

@@ -37,7 +37,7 @@ pub fn start(process: &ProcessArgs) -> Result<()> {
     started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }
 
-/// Whether somebody is watching: standard error is a terminal, and not told to be quiet.
+/// Whether somebody is watching: standard error is a terminal, and nobody wants quiet.
 pub fn somebody_watches(process: &ProcessArgs) -> bool {
     !process.quiet && std::io::stderr().is_terminal()
 }

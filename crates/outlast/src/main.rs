@@ -3,7 +3,7 @@
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a command-line program talks to whoever runs it on standard output and standard error"
+    reason = "a command-line program talks to its user on standard output and standard error"
 )]
 
 mod admin;

@@ -47,7 +47,7 @@ async fn scrape(State(instance): State<Arc<Instance>>) -> Response {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Everything there is to tell, gathered anew for every scrape: nothing is counted twice, and nothing is kept.
+/// Everything there is to tell, gathered for every scrape: nothing is counted twice, and nothing is kept.
 fn registry(numbers: &Numbers) -> Registry {
     let mut registry = Registry::with_prefix("outlast");
     let live = Family::<Labels, Gauge>::default();
@@ -83,7 +83,11 @@ fn registry(numbers: &Numbers) -> Registry {
         ("sessions_opened", "Sessions relayed since the start", totals.opened),
         ("sessions_completed", "Sessions that ended with everything delivered", totals.completed),
         ("sessions_failed", "Sessions that ended by an error", totals.failed),
-        ("sessions_shed", "Sessions without a link given up to make room", numbers.memory.shed_sessions),
+        (
+            "sessions_shed",
+            "Sessions without a link that were ended to free memory or descriptors",
+            numbers.memory.shed_sessions,
+        ),
         ("outages", "Links lost and replaced, or not replaced in time", totals.outages),
         ("pause_milliseconds", "Time without a link, all sessions together", totals.pause_total_ms),
         ("resent_bytes", "Bytes sent more than once", totals.resent_bytes),

@@ -1,4 +1,4 @@
-//! What happens to sessions, told to whoever watches the terminal, and to the log.
+//! What happens to sessions, in words: on the terminal, and in the log.
 
 use crate::exit::clean;
 use crate::logging::NOTICE;

@@ -27,7 +27,7 @@ const BACKLOG: i32 = 1024;
 /// may be without a link.
 const OPENED_WITHIN: Duration = Duration::from_secs(1);
 
-/// A listener that is told to stop shows within this time that it does. Default 300 ms.
+/// A listener that is stopped shows within this time that it does. Default 300 ms.
 const STOPPING_SHOWS_WITHIN: Duration = Duration::from_millis(300);
 
 /// Requests for destinations that are not allowed.
@@ -301,6 +301,8 @@ pub fn report(error: &Error) {
         | Error::Refused { refusal: Refusal::Ended { .. }, .. } => {
             tracing::info!("{error}");
         }
+        // The library has warned of it, with all that it knows of the session.
+        Error::Shed { .. } => tracing::debug!("{error}"),
         _ => tracing::warn!("{error}{}", hint(error)),
     }
 }

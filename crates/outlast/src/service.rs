@@ -161,7 +161,7 @@ fn is_at_once(request: Request, instance: &Instance) -> bool {
     request == Request::Now(Code::Interrupted) && instance.listeners.is_empty()
 }
 
-/// What a process that was told to stop waits for, and for how long at the most.
+/// What a process that was stopped waits for, and for how long at the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// All sessions: no new ones are taken. Asked for, or nobody could take the sessions over.

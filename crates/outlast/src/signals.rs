@@ -15,8 +15,9 @@ pub enum Request {
 /// The signals that the program heeds.
 pub struct Signals {
     terminate: Signal,
-    interrupt: Signal,
-    /// None: whoever has started the program has it ignored, as nohup(1) does.
+    /// None: it was ignored when the program was started, as a shell without job control does for `outlast listen &`.
+    interrupt: Option<Signal>,
+    /// None: as nohup(1) does.
     hang_up: Option<Signal>,
     draining: bool,
 }
@@ -25,10 +26,15 @@ impl Signals {
     /// From now on the signals are ours. Needs a tokio runtime.
     pub fn new() -> Result<Self> {
         let on = |kind| signal(kind).context("cannot handle signals");
+        let ignored = ignored_signals();
+        let unless_ignored = |kind: SignalKind| {
+            let bit = 1 << (kind.as_raw_value() - 1);
+            if ignored & bit == 0 { on(kind).map(Some) } else { Ok(None) }
+        };
         Ok(Self {
             terminate: on(SignalKind::terminate())?,
-            interrupt: on(SignalKind::interrupt())?,
-            hang_up: if is_hang_up_ignored() { None } else { Some(on(SignalKind::hangup())?) },
+            interrupt: unless_ignored(SignalKind::interrupt())?,
+            hang_up: unless_ignored(SignalKind::hangup())?,
             draining: false,
         })
     }
@@ -36,7 +42,7 @@ impl Signals {
     /// The next request.
     pub async fn next(&mut self) -> Request {
         tokio::select! {
-            _ = self.interrupt.recv() => return Request::Now(Code::Interrupted),
+            () = heard(&mut self.interrupt) => return Request::Now(Code::Interrupted),
             _ = self.terminate.recv() => {}
             () = heard(&mut self.hang_up) => {}
         }
@@ -51,9 +57,9 @@ async fn heard(signal: &mut Option<Signal>) {
     }
 }
 
-/// As proc(5) tells: a bit for each signal, the lowest one is that of signal 1.
-fn is_hang_up_ignored() -> bool {
+/// A bit for each signal; the lowest one is that of signal 1, as proc(5) has it.
+fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
-    u64::from_str_radix(ignored.trim(), 16).is_ok_and(|ignored| ignored & 1 << (libc::SIGHUP - 1) != 0)
+    u64::from_str_radix(ignored.trim(), 16).unwrap_or_default()
 }

@@ -101,7 +101,7 @@ impl Session {
     /// # Errors
     /// [`Error::Connect`] if no address can be reached, or every connection that was made in the time of a handshake broke
     /// before the server's answer, [`Error::Config`] for settings that cannot work,
-    /// [`Error::Refused`], [`Error::Untrusted`] and [`Error::Protocol`] if the server says no before any byte is sent
+    /// [`Error::Refused`], [`Error::Untrusted`], [`Error::Tls`] and [`Error::Protocol`] if the server says no before any byte is sent
     /// (psk, tls).
     ///
     /// [`established`]: Session::established
@@ -139,7 +139,7 @@ impl Session {
         Ok(self.clone())
     }
 
-    /// The session's name, the same on both sides. In `open` security whoever knows it can resume the session.
+    /// The session's name, the same on both sides. In `open` security anyone who knows it can resume the session.
     pub fn id(&self) -> SessionId {
         self.engine().id
     }
@@ -222,13 +222,13 @@ impl Session {
 
     /// Ends the session at once; both sides get an error, and what is not delivered is lost.
     ///
-    /// Does not wait: the peer is told in the background, for half a minute at the most. If it cannot be reached, or
+    /// Does not wait: the peer hears of it in the background, for half a minute at the most. If it cannot be reached, or
     /// this process ends first, a server keeps its end as long as it keeps any: see [`kill_told`](Self::kill_told).
     pub fn kill(&self) {
         self.engine().fail(Error::killed(self.engine().id));
     }
 
-    /// As [`kill`](Self::kill), and the peer's application is told why. What exceeds 255 bytes is cut off.
+    /// As [`kill`](Self::kill), and the peer's application hears why. What exceeds 255 bytes is cut off.
     pub fn kill_with(&self, reason: &str) {
         self.engine().fail(Error::Killed { id: self.engine().id, reason: reason.to_owned() });
     }

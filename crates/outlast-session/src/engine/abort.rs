@@ -17,7 +17,7 @@ use std::time::Duration;
 /// For how long a client tries to tell the server.
 pub(crate) const ABORT_MAX: Duration = Duration::from_secs(30);
 
-/// What the server's application is told without a reason.
+/// The server's application gets this where there is no reason.
 const NO_REASON: &str = "no reason given";
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
         engine
     }
 
-    /// The session fails with `error`: whether the server has to be told.
+    /// The session fails with `error`: whether the server has to hear of it.
     pub(super) fn note_abort(&self, ctl: &mut Ctl, error: &Error) {
         let owed = match error {
             Error::Killed { .. } => ctl.epoch > 0,
@@ -118,7 +118,7 @@ impl Engine {
     }
 }
 
-/// What the peer's application is told about an error of ours.
+/// What the peer's application hears about an error of ours.
 pub(super) fn reason_for_peer(error: &Error) -> String {
     match error {
         Error::Killed { reason, .. } => reason.clone(),

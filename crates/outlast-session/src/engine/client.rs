@@ -3,7 +3,7 @@
 //! # Contract
 //! For every attempt: connect a socket, [`client_link`](Engine::client_link), under TLS drive
 //! [`Link::handshake`] to its end, then [`client_begin`](Engine::client_begin). [`Begun::Installed`]: the link is in
-//! service and the Welcome will be found by whoever reads first. [`Begun::Shake`]: send, receive and feed until
+//! service and the Welcome will be found by the first read. [`Begun::Shake`]: send, receive and feed until
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
 mod state;
@@ -407,7 +407,9 @@ impl Engine {
                 } else if first {
                     tracing::info!(session = %self.id, %peer, "the path is not direct: using inband");
                 }
-                return Verdict::Again { error: refusal.to_string(), after: Duration::ZERO };
+                // Not what the refusal says: to use another mode is what happens.
+                let error = "the path is not direct, the next link is inband".to_owned();
+                return Verdict::Again { error, after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal
                 && self.learn_ended(offset)

@@ -40,7 +40,7 @@ impl Engine {
         Ok(())
     }
 
-    /// No more reads: whoever sleeps in one gets the end.
+    /// No more reads: one that sleeps gets the end.
     fn shut_reading(&self) {
         self.read_shut.store(true, Ordering::Release);
         let reader = match self.rx.try_lock() {
@@ -202,7 +202,7 @@ impl Engine {
         self.finish_up(ctl);
     }
 
-    /// The session cannot go on: everybody gets `error`, the link is reset, the peer is told if possible.
+    /// The session cannot go on: everybody gets `error`, the link is reset, the peer hears of it if possible.
     pub(crate) fn fail(&self, error: Error) {
         let mut ctl = self.ctl.lock();
         if ctl.life.is_over() {
@@ -218,7 +218,7 @@ impl Engine {
             matches!(error, Error::Reset { .. } | Error::Refused { refusal: Refusal::Ended { .. }, .. });
         self.happens(&mut ctl, how_it_fails(&error));
         if !ctl.life.is_over() {
-            // Whatever it was: whoever waits has to be told.
+            // Whatever it was: those who wait have to hear of it.
             self.happens(&mut ctl, Happening::Killed);
         }
         ctl.failure = Some(error.clone());

@@ -329,7 +329,7 @@ impl Link {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Declares the link dead and wakes whoever waits for its input.
+    /// Declares the link dead and wakes the reader that waits for its input.
     pub(crate) fn kill(&self) {
         self.dead.store(true, Ordering::Release);
         sys::shut_read(self);

@@ -106,7 +106,7 @@ impl Drop for FrozenBytes {
     }
 }
 
-/// What each block held when last looked at, and whether an opening had to be refused for want of memory since.
+/// What each block held when last looked at, and whether an opening had to be refused for lack of memory since.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     held_bytes: Mutex<BTreeMap<Block, u64>>,
@@ -176,7 +176,7 @@ impl Engine {
         allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
-    /// What the session holds, as far as can be told without waiting for a reader or a writer.
+    /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
         let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);
         sending + self.rx.try_lock().map_or(0, |rx| rx.held_bytes())
@@ -247,7 +247,7 @@ impl Acceptor {
         if descriptors_used > 0 {
             let files = Descriptors { most: sys::descriptors_max() };
             for id in files.shed(descriptors_used, &counts, &holders) {
-                self.shed(id, &holders, "descriptors (ulimit -n)");
+                self.shed(id, &holders, "file descriptors (ulimit -n)");
             }
         }
         *self.shares.held_bytes.lock() = blocks;
@@ -265,7 +265,7 @@ impl Acceptor {
         let peer = info.peer_addr.map(|peer| peer.to_string()).unwrap_or_default();
         tracing::warn!(
             session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
-            "given up to make room: it had no link, and sessions hold nearly all of the {short_of} that they may"
+            "session ended to free {short_of}: it had no link, and the sessions of this process use most of what they may"
         );
         engine.fail(Error::Shed { id, short_of, held_bytes, unacked_bytes: info.unacked_bytes });
     }

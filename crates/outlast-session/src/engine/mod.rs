@@ -3,9 +3,9 @@
 //! # Who holds what
 //! Three locks, always taken in the order `ctl`, `tx`, `rx`, and never the other way round:
 //! * `tx` belongs to writers. It is never held while a system call blocks.
-//! * `rx` belongs to readers. A blocking reader holds it while it waits in `recv`; whoever needs it first kills the
+//! * `rx` belongs to readers. A blocking reader holds it while it waits in `recv`; a thread that needs it first kills the
 //!   link ([`Link::kill`]), which wakes the reader.
-//! * `ctl` belongs to whoever changes the link: a loss, a resume, an end.
+//! * `ctl` belongs to the thread that changes the link: a loss, a resume, an end.
 //!
 //! In the steady state a write takes `tx`, a read takes `rx`, and nobody takes `ctl`. There is no task, no thread and
 //! no timer per session. What has to happen while the application looks away (flushing joined writes, sending again
@@ -151,7 +151,7 @@ pub(crate) struct Ctl {
     pub(crate) farewell: Farewell,
     /// The application has let go; the session ends when everything is delivered.
     pub(crate) released: bool,
-    /// It goes on in another process: whoever comes for it is asked to wait.
+    /// It goes on in another process: clients that come for it are asked to wait.
     detached: bool,
     pub(crate) failure: Option<Error>,
     pub(crate) lost_at: Option<Instant>,

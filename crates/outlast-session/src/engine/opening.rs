@@ -1,6 +1,6 @@
 //! A client's opening link: in service before it is welcomed, so that its first bytes ride with the Hello.
 //!
-//! Whoever reads first finds the answer. Until then nothing on the link belongs to the stream; from then on all of it
+//! The first read finds the answer. Until then nothing on the link belongs to the stream; from then on all of it
 //! does, whatever became of the link meanwhile: a server that has welcomed it sends, and takes for delivered what this
 //! kernel acknowledges. So the answer is looked for once more before the link is given up (PROTOCOL 3.5).
 
@@ -92,7 +92,8 @@ impl Engine {
                 self.hold_off(after);
                 Some(error)
             }
-            _ => None,
+            Verdict::Elsewhere { error } => Some(error),
+            Verdict::More(_) | Verdict::Installed | Verdict::Fatal(_) => None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Network namespaces: the later links of a session are made where its first one was.
 //!
 //! A thread is in the network namespace of the thread that started it, until it moves, which takes a privilege. But
-//! whoever notices a loss starts the thread that makes the next link, and that can be anybody: the helper, or a reader
+//! the thread that notices a loss starts the one that makes the next link, and that can be any: the helper, or a reader
 //! in another namespace. So it is left to a thread of the session's own place: to the helper where that lives, and in
 //! every other namespace that has sessions to one starter, which does nothing else.
 //!
@@ -22,7 +22,7 @@ pub(super) struct Job {
     engine: Arc<Engine>,
     name: &'static str,
     work: Box<dyn FnOnce() + Send>,
-    /// Told why it could not be started.
+    /// Gets the reason if it could not be started.
     failed: Box<dyn FnOnce(&io::Error) + Send>,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn helper_lives_here() {
 }
 
 impl Place {
-    /// Where the calling thread has just made `socket`; `None` if that cannot be told.
+    /// Where the calling thread has just made `socket`; `None` if that is not known.
     fn of(socket: impl AsFd) -> Option<Arc<Place>> {
         let cookie = sys::netns_cookie(socket).ok()?;
         Helper::get();

@@ -56,12 +56,12 @@ impl Engine {
         Backoff::new(self.config.backoff_base, self.config.backoff_max, seed)
     }
 
-    /// The network changed: whoever waits to try again does so now.
+    /// The network changed: an attempt that waits is made now.
     pub(crate) fn interrupt_backoff(&self) {
         self.interrupt_wait(&mut self.ctl.lock());
     }
 
-    /// Wakes whoever waits between two attempts, or for the last word.
+    /// Ends the waits between two attempts, and for the last word.
     pub(super) fn interrupt_wait(&self, ctl: &mut Ctl) {
         ctl.hurry += 1;
         self.changed.notify_all();
@@ -271,7 +271,7 @@ impl Outage {
             engine.ctl().last_attempt = Some(Box::new((targets.to_string(), error.clone())));
         }
         if self.attempts == 1 && !engine.is_established() {
-            // There is no outage yet that anybody would be told of.
+            // There is no outage yet that would be logged.
             tracing::warn!(session = %engine.id, "not opened yet: {error}; trying again");
         }
         engine.note_retry(self.attempts, &error, delay);

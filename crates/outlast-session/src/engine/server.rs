@@ -24,7 +24,7 @@ use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, Demand, HANDSHAKE_BYTES_MAX, LinkMode, Policy, Progress, Refusal, Registry,
-    RegistryLimits, ServerHandshake, ServerStep, SessionId,
+    RegistryLimits, ServerHandshake, ServerStep, SessionId, Shortage,
 };
 use crate::sys;
 use ::tokio::sync::broadcast;
@@ -41,7 +41,7 @@ const RETRY_AFTER_MS: u64 = 1000;
 /// The same while this server stops: the next one may be there in no time.
 const DRAINING_RETRY_AFTER_MS: u64 = 300;
 
-/// New sessions that wait for `accept`; beyond that openings are told to come back.
+/// New sessions that wait for `accept`; beyond that openings are refused for the time being.
 const UNACCEPTED_MAX: usize = 1024;
 
 /// Between two warnings of a kind, as of failed handshakes.
@@ -80,7 +80,8 @@ pub(crate) struct Acceptor {
     crowded_out: AtomicU64,
     crowd_warned_ms: AtomicU64,
     accept_warned_ms: AtomicU64,
-    files_warned_ms: AtomicU64,
+    /// By what there was too little of.
+    full_warned_ms: [AtomicU64; Shortage::KINDS],
     /// For telling clients that there are no others.
     spare: Mutex<sys::SpareDescriptor>,
     /// Connections from addresses that are not to come.
@@ -113,7 +114,7 @@ pub(crate) enum Outcome {
     Opened(Arc<Engine>),
     /// A new link for a session that is there.
     Resumed,
-    /// Turned away, and told why if it would understand: close.
+    /// Turned away, with the reason if it would understand: close.
     Closed,
 }
 
@@ -161,7 +162,7 @@ impl Acceptor {
             crowded_out: AtomicU64::new(0),
             crowd_warned_ms: AtomicU64::new(0),
             accept_warned_ms: AtomicU64::new(0),
-            files_warned_ms: AtomicU64::new(0),
+            full_warned_ms: Default::default(),
             spare: Mutex::new(sys::SpareDescriptor::take()),
             denied_peers: AtomicU64::new(0),
             has_early_connections: AtomicBool::new(false),

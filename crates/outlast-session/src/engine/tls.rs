@@ -7,19 +7,45 @@ use crate::config::TlsConfig;
 use crate::error::{Error, Result};
 use crate::proto::{client_in_the_clear, server_in_the_clear};
 use crate::targets::Targets;
+use rustls::{AlertDescription, HandshakeType, ProtocolVersion};
 use rustls_pki_types::ServerName;
 use std::io;
 use std::time::Duration;
 
+/// So many handshakes in a row that could not be agreed on are taken for damaged before the peer is believed.
+const TLS_DOUBTS_MAX: u32 = 3;
+
+/// What a handshake of TLS that failed says about the peer.
+#[derive(Debug)]
+enum Finding {
+    /// Nothing: bytes were changed on the way, as when a connection breaks.
+    Damage(String),
+    /// Perhaps this; but changed bytes, which nothing protects before there are keys, can look like it.
+    Doubt(Error),
+    /// This, and another attempt would say the same.
+    Fact(Error),
+}
+
 impl Engine {
-    /// TLS could not be agreed on: a wrong peer at first, something in the way later.
+    /// TLS could not be agreed on: a wrong peer at first, or something in the way; later always that.
     pub(crate) fn tls_failed(&self, link: &Link, error: &io::Error) -> Verdict {
         if self.ctl.lock().welcomed {
             return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
         }
+        match self.tls_finding(link, error) {
+            Finding::Fact(error) => self.fatal(error),
+            Finding::Damage(error) => self.ctl.lock().client.broken_by(error),
+            Finding::Doubt(error) => {
+                let doubted = self.ctl.lock().client.doubted(TLS_DOUBTS_MAX, &error);
+                doubted.unwrap_or_else(|| self.fatal(error))
+            }
+        }
+    }
+
+    fn tls_finding(&self, link: &Link, error: &io::Error) -> Finding {
         let cause = error.get_ref();
         if let Some(NotTls(bytes)) = cause.and_then(|error| error.downcast_ref()) {
-            return self.fatal(match server_in_the_clear(bytes) {
+            return Finding::Fact(match server_in_the_clear(bytes) {
                 Ok(refusal) => {
                     let peer = link.peer_addr.to_string();
                     Error::Refused { peer, id: self.id, refusal, why: None }
@@ -27,30 +53,43 @@ impl Engine {
                 Err(foreign) => self.protocol_error(link, &format!("it does not speak tls; {foreign}")),
             });
         }
-        let what = match cause.and_then(|error| error.downcast_ref::<rustls::Error>()) {
-            Some(rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired)) => {
-                "it wants a client certificate, and none is configured".to_owned()
+        let Some(cause) = cause.and_then(|error| error.downcast_ref::<rustls::Error>()) else {
+            return Finding::Fact(self.protocol_error(link, &format!("tls: {error}")));
+        };
+        let disagreed = || Error::Tls { peer: link.peer_addr.to_string(), what: cause.to_string() };
+        match cause {
+            rustls::Error::DecryptError => {
+                Finding::Damage("the server's side of the TLS handshake arrived damaged".into())
+            }
+            rustls::Error::AlertReceived(
+                AlertDescription::BadRecordMac | AlertDescription::DecryptionFailed,
+            ) => Finding::Damage("this side's part of the TLS handshake arrived damaged".into()),
+            rustls::Error::AlertReceived(alert) if !is_about_certificates(*alert) => {
+                Finding::Doubt(disagreed())
+            }
+            rustls::Error::AlertReceived(_) | rustls::Error::InvalidCertificate(_) => {
+                let untrusted = self.untrusted(link, about_certificates(cause));
+                // Before TLS 1.3 certificates come in the clear.
+                if link.tls_version() == Some(ProtocolVersion::TLSv1_3) {
+                    Finding::Fact(untrusted)
+                } else {
+                    Finding::Doubt(untrusted)
+                }
             }
             // Our own hello, back again.
-            Some(rustls::Error::InappropriateHandshakeMessage {
-                got_type: rustls::HandshakeType::ClientHello,
-                ..
-            }) => {
-                return self.fatal(self.protocol_error(link, "it does not speak tls; it echoes what it is sent"));
+            rustls::Error::InappropriateHandshakeMessage { got_type: HandshakeType::ClientHello, .. } => {
+                let echo = "it does not speak tls; it echoes what it is sent";
+                Finding::Doubt(self.protocol_error(link, echo))
             }
-            // Not TLS at all, or no version of it that both have.
-            None | Some(rustls::Error::InvalidMessage(_) | rustls::Error::PeerIncompatible(_)) => {
-                return self.fatal(self.protocol_error(link, &format!("tls: {error}")));
-            }
-            // What rustls has no variant of its own for.
-            Some(error) if error.to_string().contains("CaUsedAsEndEntity") => {
-                "its certificate is that of an authority (CA:TRUE): make one for the server itself, and name the \
-                 authority here"
-                    .to_owned()
-            }
-            Some(error) => format!("tls: {error}"),
-        };
-        self.fatal(self.untrusted(link, what))
+            rustls::Error::InvalidMessage(_)
+            | rustls::Error::InappropriateMessage { .. }
+            | rustls::Error::InappropriateHandshakeMessage { .. }
+            | rustls::Error::PeerIncompatible(_)
+            | rustls::Error::PeerMisbehaved(_)
+            | rustls::Error::PeerSentOversizedRecord
+            | rustls::Error::NoApplicationProtocol => Finding::Doubt(disagreed()),
+            _ => Finding::Fact(disagreed()),
+        }
     }
 
     pub(super) fn untrusted(&self, link: &Link, what: String) -> Error {
@@ -58,8 +97,40 @@ impl Engine {
     }
 }
 
+/// Whether the server says with `alert` what it thinks of a certificate.
+fn is_about_certificates(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::NoCertificate
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::CertificateRequired
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+    )
+}
+
+/// What is wrong with which certificate.
+fn about_certificates(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => {
+            "it wants a client certificate, and none is configured".to_owned()
+        }
+        // What rustls has no variant of its own for.
+        error if error.to_string().contains("CaUsedAsEndEntity") => {
+            "its certificate is that of an authority (CA:TRUE): make one for the server itself, and name the \
+             authority here"
+                .to_owned()
+        }
+        error => format!("tls: {error}"),
+    }
+}
+
 impl Acceptor {
-    /// TLS could not be agreed on. A client without it is told so, in the clear: what it said is not gone into.
+    /// TLS could not be agreed on. A client without it hears so, in the clear: what it said is not gone into.
     pub(crate) fn tls_failed(&self, link: &Link, error: &io::Error) {
         self.count_failed();
         let cause = error.get_ref().and_then(|error| error.downcast_ref());

@@ -123,7 +123,7 @@ impl fmt::Debug for Psk {
     }
 }
 
-/// The key of one session: whoever holds it may resume the session.
+/// The key of one session: its holder may resume the session.
 #[derive(Clone)]
 pub struct SessionKey(Secret);
 
@@ -186,7 +186,7 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// Whoever holds it may give a session up. It does not lead back to the [`SessionKey`] that it was made from.
+/// Its holder may give a session up. It does not lead back to the [`SessionKey`] that it was made from.
 #[derive(Clone)]
 pub struct AbortKey([u8; 32]);
 

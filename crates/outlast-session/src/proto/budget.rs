@@ -22,7 +22,7 @@
 //! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
 //!   there is. It grows beyond 256 KiB only where that stays below 3/4, whoever it belongs to: a hundred networks with one
 //!   session each, which reads nothing, leave room for newcomers.
-//! * With descriptors it is the same ([`Descriptors::shed`]), once openings had to be refused for want of them.
+//! * With descriptors it is the same ([`Descriptors::shed`]), once openings had to be refused for lack of them.
 
 use super::registry::Block;
 use super::wire::SessionId;
@@ -165,7 +165,7 @@ impl Budget {
         if self.is_short(after(some)) { allowed.min(buffer_bytes.max(BUFFER_BYTES_LEAST)) } else { some }
     }
 
-    /// Who has to go, in this order. `wanted`: openings were refused for want of memory. `blocks`: what all sessions of a block hold, those with a link included.
+    /// Who has to go, in this order. `wanted`: openings were refused for lack of memory. `blocks`: what all sessions of a block hold, those with a link included.
     pub fn shed(
         &self,
         used_bytes: u64,
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(gone.len(), 9);
         assert!(!gone.contains(&SessionId::from_bytes([255; 16])));
         assert_eq!(budget.shed(145 * MIB, false, &blocks, &holders).len(), 2);
-        // Whoever has just lost its link is about to come back.
+        // A client that has just lost its link is about to come back.
         holders.iter_mut().for_each(|holder| holder.detached_for = Duration::from_millis(4999));
         assert!(budget.shed(145 * MIB, true, &blocks, &holders).is_empty());
     }

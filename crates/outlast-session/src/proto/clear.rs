@@ -1,4 +1,4 @@
-//! Where one end speaks TLS and the other does not: making out who is there, so that both are told.
+//! Where one end speaks TLS and the other does not: making out who is there, so that both hear of it.
 
 use super::handshake::HandshakeError;
 use super::wire::{Decoded, ForeignProtocol, Message, Refusal, Refuse, SecurityKind, WireError, decode};

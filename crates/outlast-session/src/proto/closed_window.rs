@@ -3,7 +3,7 @@
 //! With TCP_USER_TIMEOUT kernels (since 5.11) end a connection whose window has been closed for that long, also if every
 //! probe is answered: an application that reads nothing for a while, or a machine that is short of memory, would be taken
 //! for one that is gone. RFC 9293, section 3.8.6.1, asks to keep such a connection as long as probes are acknowledged.
-//! What they count from is not begun anew either where the window was open for less than they wanted to send. So from the
+//! What they count from does not begin again either where the window was open for less than they wanted to send. So from the
 //! first closed window on the kernel has no time-out for this link, and its owner counts: from the first look that finds
 //! something unanswered on, as long as every look does.
 

@@ -86,7 +86,7 @@ pub enum Progress {
     Knows,
 }
 
-/// What a door is told.
+/// What happens at a door.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DoorInput {
     /// A new connection, which has not become a link at once.

@@ -40,7 +40,7 @@ pub struct Hello {
     pub intent: Intent,
     /// How bytes are acknowledged on this link.
     pub mode: LinkMode,
-    /// The client can do with another mode, and wants to be told "not direct" rather than to be turned away.
+    /// The client can do with another mode, and wants to hear "not direct" rather than to be turned away.
     pub auto: bool,
     /// The client takes urgent bytes (PROTOCOL 11).
     pub takes_urgent: bool,

@@ -65,7 +65,7 @@ pub enum Happening {
 pub enum Effect {
     /// Nothing.
     Nothing,
-    /// Tell whoever waits that the stream flows.
+    /// Tell those who wait that the stream flows.
     Announce,
     /// Give the old link up, the new one has taken over; then as [`Announce`](Self::Announce).
     Switch,
@@ -79,7 +79,7 @@ pub enum Effect {
     DropLink,
     /// Free everything.
     Release,
-    /// Tell whoever waits that the session failed and why; then as [`Release`](Self::Release).
+    /// Tell those who wait that the session failed and why; then as [`Release`](Self::Release).
     Report,
 }
 

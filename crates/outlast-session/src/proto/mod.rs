@@ -44,6 +44,7 @@ mod rules;
 #[cfg(not(feature = "io"))]
 mod secret;
 mod sender;
+mod shortage;
 mod silence;
 mod wire;
 
@@ -79,6 +80,7 @@ pub use registry::{
     AttachError, Block, Decision, Fingerprint, Policy, Registry, RegistryLimits, RegistryStats,
 };
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
+pub use shortage::Shortage;
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{
     Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,

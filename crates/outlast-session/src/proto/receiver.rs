@@ -63,7 +63,7 @@ impl Receiver {
         self.peer_acked_offset
     }
 
-    /// A link begins; a frame that the last one cut short is forgotten, the peer sends the rest anew.
+    /// A link begins; a frame that the last one cut short is forgotten, the peer sends the rest again.
     pub fn link(&mut self, mode: LinkMode) {
         self.framed = mode == LinkMode::Inband;
         self.payload_left_bytes = 0;

@@ -21,6 +21,7 @@ use super::auth::SessionKey;
 use super::direct::DirectVerdict;
 use super::handshake::Auth;
 use super::hello::{Hello, Intent};
+use super::shortage::Shortage;
 use super::wire::{LinkMode, REASON_BYTES_MAX, Refusal, SessionId, truncated};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,7 @@ pub struct RegistryLimits {
     pub detached_per_peer_max: usize,
     /// How long a session without a link is kept.
     pub keep: Duration,
-    /// How long it is remembered that a session ended or expired, so that latecomers are told which. A client that
+    /// How long it is remembered that a session ended or expired, so that latecomers hear which. A client that
     /// was never welcomed and opens again after that opens a second session: longer is safer, and
     /// [`tombstones_max`](Self::tombstones_max) bounds the cost.
     pub tombstone_keep: Duration,
@@ -73,11 +74,11 @@ pub struct Policy {
     /// No new sessions are taken, because the server is about to stop; try again after so many milliseconds.
     /// Sessions that are there still get links: without one they could not deliver what they have.
     pub draining_retry_after_ms: Option<u64>,
-    /// No new sessions are taken for the time being, for want of something else than places.
-    pub busy: bool,
+    /// No new sessions are taken for the time being: there is too little of something that this table does not count.
+    pub short_of: Option<Shortage>,
     /// New sessions only from blocks that have fewer than so many.
     pub sessions_per_block_max: usize,
-    /// What a client is told that finds the server full.
+    /// After so long a client that finds the server full may try again.
     pub busy_retry_after_ms: u64,
 }
 
@@ -87,7 +88,7 @@ impl Default for Policy {
             modes: [true; 4],
             proof_required: true,
             draining_retry_after_ms: None,
-            busy: false,
+            short_of: None,
             sessions_per_block_max: usize::MAX,
             busy_retry_after_ms: 1000,
         }
@@ -194,7 +195,7 @@ struct Entry<T> {
 struct Tombstone {
     refusal: Refusal,
     why: Option<Box<str>>,
-    /// Only who proves itself is told more than others.
+    /// Only a client that proves itself learns more than others.
     key: Option<SessionKey>,
     owner: Option<Fingerprint>,
     deadline: Duration,
@@ -308,32 +309,34 @@ impl<T: Clone> Registry<T> {
         if !policy.allows(hello.mode) {
             return Err(Refusal::ModeRefused);
         }
-        // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode are always told.
+        // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode always hear of it.
         let proof_required = policy.proof_required || hello.auto;
         if hello.mode.needs_direct_path() && proof_required && !direct.is_direct() {
             return Err(Refusal::NotDirect);
         }
-        if value.is_none() {
-            self.check_room(peer, policy)?;
+        match &value {
+            None => self
+                .shortage(peer, policy)
+                .map_or(Ok(value), |shortage| Err(shortage.refusal(policy.busy_retry_after_ms))),
+            Some(_) => Ok(value),
         }
-        Ok(value)
     }
 
-    fn check_room(&self, peer: IpAddr, policy: &Policy) -> Result<(), Refusal> {
+    /// What there is too little of for a new session of this peer: why an opening was refused with [`Refusal::Busy`] or
+    /// [`Refusal::Quota`], for the server's operator.
+    pub fn shortage(&self, peer: IpAddr, policy: &Policy) -> Option<Shortage> {
         let counts = self.peers.of(PeerName::of(peer));
         let limits = &self.limits;
-        if counts.sessions >= limits.sessions_per_peer_max || counts.detached >= limits.detached_per_peer_max
-        {
-            return Err(Refusal::Quota);
-        }
-        if policy.busy
-            || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max
-            || self.sessions.len() >= limits.sessions_max
-            || self.deadlines.len() >= limits.detached_max
-        {
-            return Err(Refusal::Busy { retry_after_ms: policy.busy_retry_after_ms });
-        }
-        Ok(())
+        let of_address = counts.sessions >= limits.sessions_per_peer_max
+            || counts.detached >= limits.detached_per_peer_max;
+        let of_network = || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max;
+        let of_all =
+            || self.sessions.len() >= limits.sessions_max || self.deadlines.len() >= limits.detached_max;
+        of_address
+            .then_some(Shortage::Address)
+            .or(policy.short_of)
+            .or_else(|| of_network().then_some(Shortage::Network))
+            .or_else(|| of_all().then_some(Shortage::Sessions))
     }
 
     /// Whether the peer has a session here.
@@ -393,7 +396,7 @@ impl<T: Clone> Registry<T> {
         }
     }
 
-    /// From now on the session belongs to whoever has this certificate; nothing if there is no such session.
+    /// From now on the session belongs to the holder of this certificate; nothing if there is no such session.
     pub fn set_owner(&mut self, id: &SessionId, owner: Option<Fingerprint>) {
         if let Some(entry) = self.sessions.get_mut(id) {
             entry.owner = owner;
@@ -441,7 +444,7 @@ impl<T: Clone> Registry<T> {
         true
     }
 
-    /// The session is over. Latecomers are told so, that everything before `offset` of the client's stream was
+    /// The session is over. Latecomers hear so, that everything before `offset` of the client's stream was
     /// delivered, and why it ended if that is worth telling. Returns what the shell knew it by.
     pub fn end(&mut self, id: &SessionId, offset: u64, why: Option<&str>, now: Duration) -> Option<T> {
         let Entry { value, key, owner, .. } = self.remove(id)?;

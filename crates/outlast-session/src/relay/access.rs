@@ -27,7 +27,14 @@ impl Cidr {
             && self.contains(other.network)
     }
 
-    /// Whether the address is in the network. An IPv4 address in IPv6 clothes counts as IPv4.
+    /// Whether the address is in the network, or a connection to or from it may be one to or from there: an address of IPv6
+    /// can carry one of IPv4, which a translator takes out of it. For rules that forbid.
+    #[must_use]
+    pub fn touches(&self, address: IpAddr) -> bool {
+        self.contains(address) || reserved::embedded(address).any(|inner| self.contains(inner))
+    }
+
+    /// Whether the address is in the network. An IPv4-mapped address counts as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.network, address.to_canonical()) {
@@ -87,7 +94,7 @@ impl AccessList {
     /// Whether this client may come.
     #[must_use]
     pub fn allows(&self, address: IpAddr) -> bool {
-        !self.deny.iter().any(|network| network.contains(address))
+        !self.deny.iter().any(|network| network.touches(address))
             && (self.allow.is_empty() || self.allow.iter().any(|network| network.contains(address)))
     }
 }
@@ -132,6 +139,12 @@ impl DestinationRule {
             && self.network.is_none_or(|network| network.contains(address.ip()))
     }
 
+    /// As [`matches`](Self::matches), also where the connection may end behind a translator.
+    fn touches(&self, address: SocketAddr) -> bool {
+        self.ports.contains(&address.port())
+            && self.network.is_none_or(|network| network.touches(address.ip()))
+    }
+
     /// Whether it means this network, or a part of it, and not only everything.
     fn names(&self, network: &Cidr) -> bool {
         self.network.is_some_and(|named| network.covers(&named))
@@ -171,14 +184,12 @@ impl DestinationPolicy {
     #[must_use]
     pub fn judge(&self, address: SocketAddr) -> Verdict {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        let inner = reserved::embedded(address.ip()).map(|ip| SocketAddr::new(ip, address.port()));
-        if [Some(address), inner].iter().flatten().any(|one| self.deny.iter().any(|rule| rule.matches(*one)))
-        {
+        if self.deny.iter().any(|rule| rule.touches(address)) {
             return Verdict::Denied;
         }
         let mut matching = self.rules.iter().filter(|rule| rule.matches(address));
         // Behind a translator there may be one as well: nobody can name that.
-        if let Some((reserved, _)) = inner.and_then(|inner| reserved::network_of(inner.ip())) {
+        if let Some((reserved, _)) = reserved::embedded(address.ip()).find_map(reserved::network_of) {
             return Verdict::NotNamed(reserved);
         }
         match reserved::network_of(address.ip()) {
@@ -253,6 +264,9 @@ mod tests {
             deny: vec!["10.9.0.0/16".parse().unwrap()],
         };
         assert!(list.allows(ip("10.1.1.1")));
+        assert!(!list.allows(ip("64:ff9b::10.1.1.1")), "only what denies looks behind translators");
+        let open = AccessList { allow: Vec::new(), ..list.clone() };
+        assert!(open.allows(ip("64:ff9b::10.1.1.1")) && !open.allows(ip("64:ff9b:1::10.9.1.1")));
         assert!(!list.allows(ip("10.9.1.1")));
         assert!(!list.allows(ip("192.0.2.1")));
     }
@@ -295,6 +309,9 @@ mod tests {
             (&["any"], "[fe80::1]:80", Verdict::NotNamed(Reserved::LinkLocal)),
             (&["fd00::/8"], "[fd00:ec2::254]:80", Verdict::NotNamed(Reserved::Metadata)),
             (&["any"], "[64:ff9b::a9fe:a9fe]:80", Verdict::NotNamed(Reserved::LinkLocal)),
+            (&["any"], "[64:ff9b:1::a9fe:a9fe]:80", Verdict::NotNamed(Reserved::LinkLocal)),
+            (&["any"], "[::ffff:0:127.0.0.1]:80", Verdict::NotNamed(Reserved::Loopback)),
+            (&["any"], "[64:ff9b:1::192.0.2.1]:80", Verdict::Allowed),
             (&["127.0.0.1:80"], "127.0.0.1:80", Verdict::Allowed),
             (&["127.0.0.1:80"], "127.0.0.1:81", Verdict::NotNamed(Reserved::Loopback)),
             (&["any", "127.0.0.0/8:80"], "127.9.0.1:80", Verdict::Allowed),
@@ -317,6 +334,14 @@ mod tests {
             ("10.1.1.1:80", Verdict::Denied),
             ("[::ffff:10.1.1.1]:80", Verdict::Denied),
             ("[64:ff9b::a01:101]:80", Verdict::Denied),
+            ("[64:ff9b:1::10.1.1.1]:80", Verdict::Denied),
+            ("[64:ff9b:1:a01:1:100::]:80", Verdict::Denied),
+            ("[64:ff9b:1:aa:a:101:100::]:80", Verdict::Denied),
+            ("[::ffff:0:10.1.1.1]:80", Verdict::Denied),
+            ("[2002:a01:101::1]:80", Verdict::Denied),
+            ("[::10.1.1.1]:80", Verdict::Denied),
+            ("[64:ff9b:1::192.0.2.1]:80", Verdict::Allowed),
+            ("[64:ff9b:1::192.0.2.1]:25", Verdict::Denied),
             ("192.0.2.1:25", Verdict::Denied),
             ("127.0.0.1:25", Verdict::Denied),
             ("127.0.0.1:26", Verdict::Allowed),

@@ -38,12 +38,12 @@ pub enum Outcome {
     SessionFailed(Error),
     /// The client asked for a destination, where all sessions lead to one service. Both sides were reset.
     Misdirected(Destination),
-    /// Told to stop. Both sides were reset.
+    /// Stopped. Both sides were reset.
     Stopped {
         /// Whether everything that had been accepted was delivered first.
         delivered: bool,
     },
-    /// Told to end at once. Both sides were reset.
+    /// Stopped at once. Both sides were reset.
     Killed,
     /// Told to leave the process. Neither side was told anything; the session's link was reset.
     Detached(Box<DetachedRelay>),

@@ -58,7 +58,7 @@ impl fmt::Display for Service {
     }
 }
 
-/// Why there is no connection, in a form that the client can be told.
+/// Why there is no connection, in a form that is for the client, too.
 #[derive(Debug)]
 pub struct DialError {
     /// For programs.

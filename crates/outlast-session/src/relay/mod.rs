@@ -65,7 +65,7 @@ pub const FRONT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time a server waits for the destination of a new session. Default 60 s, because a link may break meanwhile.
 pub const PREAMBLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time to hand over what has been accepted when a relay is told to stop. Default 5 s.
+/// Time to hand over what has been accepted when a relay is stopped. Default 5 s.
 pub const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a parser says about the bytes it has been given so far.

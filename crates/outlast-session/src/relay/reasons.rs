@@ -19,7 +19,7 @@ pub const GAVE_UP: &str = "the program at outlast connect gave up";
 pub const NEEDS_TO_ANY: &str =
     "outlast listen takes no destinations, it leads to one service: it needs --to-any";
 
-/// The relay's process was told to end.
+/// The relay's process was stopped.
 pub(super) const fn stopped(role: Role) -> &'static str {
     match role {
         Role::Client => "outlast connect was stopped",

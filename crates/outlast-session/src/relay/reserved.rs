@@ -1,5 +1,5 @@
 //! Addresses that a proxy must not reach by accident: those of the machine itself and of its closest surroundings. What
-//! listens there trusts whoever can connect: databases on loopback, routers, and the metadata services of clouds, which
+//! listens there trusts anyone who can connect: databases on loopback, routers, and the metadata services of clouds, which
 //! give the machine's own credentials to anybody who asks from it.
 
 use super::access::Cidr;
@@ -59,18 +59,37 @@ pub fn network_of(address: IpAddr) -> Option<(Reserved, Cidr)> {
     networks.find(|(_, network)| network.contains(address)).copied()
 }
 
-/// The IPv4 address that a translator on the way connects to (RFC 6052, RFC 3056), or a kernel (RFC 4291, 2.5.5.1).
-pub fn embedded(address: IpAddr) -> Option<IpAddr> {
-    let IpAddr::V6(address) = address else { return None };
-    let [a, b, c, d, e, f, g, h] = address.segments();
-    let v4 =
-        |high: u16, low: u16| Some(IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))));
-    match (a, b) {
-        (0x64, 0xff9b) if [c, d, e, f] == [0; 4] => v4(g, h),
-        (0x2002, _) => v4(b, c),
-        (0, 0) if [c, d, e, f] == [0; 4] && (g, h) != (0, 0) && (g, h) != (0, 1) => v4(g, h),
-        _ => None,
-    }
+/// The IPv4 addresses that a connection to `address` may end at, behind a translator or a tunnel on the way, or in the
+/// kernel: an address of IPv6 can carry one (RFC 6052, 2.2; RFC 8215; RFC 2765, 2.1; RFC 3056; RFC 4291, 2.5.5.1).
+pub fn embedded(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let IpAddr::V6(address) = address else { return [None; 4].into_iter().flatten() };
+    let bits = address.to_bits();
+    // The 32 bits behind the first `before`.
+    let at = |before: u32| v4_of(bits >> (96 - before));
+    let carried = match address.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => [at(96), None, None, None],
+        // The network decides how long its translator's prefix is. The translator ignores what is behind the address, and
+        // bits 64 to 71 are in no address. Nothing is ever translated to 0.0.0.0/8, which most of these readings give.
+        [0x64, 0xff9b, 1, ..] => {
+            let without_u = (bits & (0xffff_ffff_ffff_ffff << 64)) | ((bits & 0x00ff_ffff_ffff_ffff) << 8);
+            let behind = |before: u32| v4_of(without_u >> (96 - before));
+            [at(96), behind(48), behind(56), behind(64)].map(|v4| v4.filter(is_translated_to))
+        }
+        [0, 0, 0, 0, 0xffff, 0, ..] => [at(96), None, None, None],
+        [0x2002, ..] => [at(16), None, None, None],
+        // Not [::] and [::1].
+        [0, 0, 0, 0, 0, 0, ..] if bits > 1 => [at(96), None, None, None],
+        _ => [None; 4],
+    };
+    carried.into_iter().flatten()
+}
+
+fn v4_of(low_bits: u128) -> Option<IpAddr> {
+    u32::try_from(low_bits & u128::from(u32::MAX)).ok().map(|bits| Ipv4Addr::from_bits(bits).into())
+}
+
+fn is_translated_to(address: &IpAddr) -> bool {
+    !matches!(address, IpAddr::V4(address) if address.octets().first() == Some(&0))
 }
 
 #[cfg(test)]
@@ -106,16 +125,28 @@ mod tests {
     }
 
     #[test]
-    fn an_address_in_another_ones_clothes_is_seen() {
+    fn an_ipv4_address_within_one_of_ipv6_is_seen() {
         for (address, inner) in [
-            ("64:ff9b::a9fe:a9fe", Some("169.254.169.254")),
-            ("2002:7f00:1::", Some("127.0.0.1")),
-            ("::7f00:1", Some("127.0.0.1")),
-            ("::1", None),
-            ("2001:db8::1", None),
-            ("10.0.0.1", None),
+            ("64:ff9b::a9fe:a9fe", "169.254.169.254"),
+            ("64:ff9b::10.1.2.3", "10.1.2.3"),
+            ("::ffff:0:10.1.2.3", "10.1.2.3"),
+            ("2002:7f00:1::", "127.0.0.1"),
+            ("::7f00:1", "127.0.0.1"),
+            // RFC 6052, 2.4, in the prefixes that RFC 8215 sets aside: of 48, 56, 64 and 96 bits.
+            ("64:ff9b:1:c000:2:2100::", "192.0.2.33"),
+            ("64:ff9b:1:3c0:0:221::", "192.0.2.33"),
+            ("64:ff9b:1:344:c0:2:2100::", "192.0.2.33"),
+            ("64:ff9b:1::192.0.2.33", "192.0.2.33"),
+            ("64:ff9b:1:344::192.0.2.33", "192.0.2.33"),
+            // The bits behind it do not matter.
+            ("64:ff9b:1:c000:2:2100:1:1", "192.0.2.33"),
         ] {
-            assert_eq!(embedded(ip(address)), inner.map(ip), "{address}");
+            let found: Vec<IpAddr> = embedded(ip(address)).collect();
+            assert!(found.contains(&ip(inner)), "{address}: {found:?}");
         }
+        for address in ["::", "::1", "2001:db8::1", "10.0.0.1", "64:ff9b:2::10.1.2.3", "::ffff:1:10.1.2.3"] {
+            assert_eq!(embedded(ip(address)).next(), None, "{address}");
+        }
+        assert_eq!(embedded(ip("64:ff9b:1::192.0.2.33")).count(), 1, "one reading gives an address");
     }
 }

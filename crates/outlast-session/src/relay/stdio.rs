@@ -1,6 +1,6 @@
 //! Standard input and output as a local stream.
 //!
-//! A pipe or terminal is opened anew through /proc where possible: O_NONBLOCK belongs to the open file, and
+//! A pipe or terminal is opened again through /proc where possible: O_NONBLOCK belongs to the open file, and
 //! the one we were given may be shared with the shell. Sockets are read and written without blocking call by
 //! call. Regular files and /dev/null are always ready.
 

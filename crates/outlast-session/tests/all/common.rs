@@ -234,6 +234,20 @@ impl Certificates {
         Arc::new(builder.with_single_cert(vec![certificate], key.try_into().unwrap()).unwrap())
     }
 
+    /// A server that has TLS 1.2 only.
+    pub fn old_server(&self) -> Arc<rustls::ServerConfig> {
+        let builder = rustls::ServerConfig::builder_with_protocol_versions(&[&rustls::version::TLS12]);
+        let (certificate, key) = self.server.clone();
+        let builder = builder.with_no_client_auth();
+        Arc::new(builder.with_single_cert(vec![certificate], key.try_into().unwrap()).unwrap())
+    }
+
+    /// A client that trusts the authority, and has TLS 1.3 only.
+    pub fn new_client(&self) -> Arc<rustls::ClientConfig> {
+        let builder = rustls::ClientConfig::builder_with_protocol_versions(&[&rustls::version::TLS13]);
+        Arc::new(builder.with_root_certificates(self.authority.clone()).with_no_client_auth())
+    }
+
     /// A client that trusts the authority; `own` shows a certificate of its own.
     pub fn client(&self, own: Option<()>) -> Arc<rustls::ClientConfig> {
         let builder = rustls::ClientConfig::builder().with_root_certificates(self.authority.clone());

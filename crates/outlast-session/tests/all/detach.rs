@@ -64,7 +64,7 @@ fn threads_go_on_with_a_session() {
             assert_eq!(detached.id(), id);
             assert!(matches!(clone.detach(), Err(Error::Closed { .. })));
             drop(listener);
-            // The client may be there before the listener is: turned away for want of a proof, it comes again.
+            // The client may be there before the listener is: turned away for lack of a proof, it comes again.
             let socket = again(address);
             socket.listen(128).unwrap();
             std::thread::sleep(Duration::from_millis(100));
@@ -120,7 +120,7 @@ fn tasks_go_on_with_a_session() {
     }
 }
 
-/// Neither the age of a session nor its pauses begin anew in the next process.
+/// Neither the age of a session nor its pauses begin again in the next process.
 #[test]
 fn times_go_on_in_the_next_process() {
     within(|| {

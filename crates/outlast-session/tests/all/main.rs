@@ -17,6 +17,7 @@ mod breakages;
 mod broken_openings;
 mod common;
 mod conformance;
+mod damaged_openings;
 mod detach;
 mod detection;
 mod echoes;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// What the holder needs besides: its clients have one each.
 const OTHER_DESCRIPTORS: usize = 32;
 
-/// Holds descriptors until it is told to end.
+/// Holds descriptors until it is stopped.
 pub fn run(args: &HoldArgs) -> Result<Code> {
     raise_limit();
     let options = options(args)?;

@@ -186,7 +186,7 @@ impl MemoryView {
         let told = *shed_sessions > 0 || *used_bytes >= budget_bytes / 4 * 3;
         told.then(|| {
             format!(
-                "  memory of sessions: {} of {} bytes (--memory); given up to make room: {}\n",
+                "  memory of sessions: {} of {} bytes (--memory); sessions ended to free memory or descriptors: {}\n",
                 grouped(*used_bytes),
                 grouped(*budget_bytes),
                 grouped(*shed_sessions)

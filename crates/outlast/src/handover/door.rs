@@ -1,4 +1,4 @@
-//! Between two listeners at one address while both are there: the old one, which has been told to stop, has a socket at
+//! Between two listeners at one address while both are there: the old one, which is stopping, has a socket at
 //! which the next one asks it to hand over. The connection is not used for anything else: its end is the end of the old
 //! process, and until then the address is not to be bound, even if it can be.
 
@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 /// A hand-over takes a fraction of a second, unless somebody has to be waited for.
 const HAND_OVER_MAX: Duration = Duration::from_secs(30);
 
-/// The socket of a listener that has been told to stop. Removed when dropped.
+/// The socket of a listener that is stopping. Removed when dropped.
 #[derive(Debug)]
 pub struct Door {
     path: PathBuf,
@@ -49,7 +49,7 @@ impl Drop for Door {
     }
 }
 
-/// Asks listeners that have been told to stop, and whose clients may come to a listener at `address`, to hand their
+/// Asks listeners that are stopping, and whose clients may come to a listener at `address`, to hand their
 /// sessions over, and waits until they have gone. Whether there was one.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ pub fn ask_to_hand_over(address: SocketAddr, only_v6: bool) -> Result<bool> {
     for (served, stream) in &asked {
         let pid = super::pid(stream).unwrap_or_default();
         tracing::info!(
-            "process {pid}, which listens on {served}, has been told to stop: waiting until it has handed over"
+            "process {pid}, which listens on {served}, is stopping: waiting until it has handed over"
         );
         stream.set_read_timeout(Some(HAND_OVER_MAX))?;
         // Nothing comes but the end, in order or not.

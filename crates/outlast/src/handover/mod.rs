@@ -7,7 +7,7 @@
 //!          SIGTERM              waits        listens at the same address
 //! ```
 //!
-//! A listener that has been told to stop and waits for its sessions to end hands over at once when the next one asks.
+//! A listener that is stopping and waits for its sessions to end hands over at once when the next one asks.
 
 mod counter;
 mod door;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub enum Kind {
     /// A process that keeps the sessions of a listener that has stopped.
     Keeper,
-    /// A listener that has been told to stop, and is still there.
+    /// A listener that is stopping, and is still there.
     Stopping,
 }
 

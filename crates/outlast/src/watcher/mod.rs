@@ -46,7 +46,7 @@ const STARTS_MAX: u32 = 4;
 /// Of our service manager, and not for the watcher.
 const NOT_FOR_IT: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
-/// What a watcher is told when it starts, as one line of JSON.
+/// What a watcher gets when it starts, as one line of JSON.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Orders {
     /// By numbers in the table.

@@ -73,14 +73,15 @@ async fn watch(args: &WatchArgs) -> Result<Code> {
     let mut words = Words::of(sessions, &orders.servers);
     let why = tokio::select! {
         () = words.say(&reason) => "",
-        () = hurried => "told to end",
+        () = hurried => "stopped",
         () = tokio::time::sleep(TRIED_FOR) => "no answer for an hour",
     };
     for (targets, count) in words.unsaid() {
-        let them = if count == 1 { "1 session".to_owned() } else { format!("{count} sessions") };
+        let (sessions, them) =
+            if count == 1 { ("1 session".to_owned(), "it") } else { (format!("{count} sessions"), "them") };
         sys::warn(&format!(
-            "{reason}; {targets} was not told to end {them} of it: gave up ({why}); that server keeps them until its --keep \
-             is over, or `outlast kill` there ends them"
+            "{reason}; could not ask {targets} to end {sessions}: gave up ({why}); that server keeps {them} until its --keep \
+             is over, or `outlast kill` there ends {them}"
         ));
     }
     Ok(Code::Ok)

@@ -13,7 +13,7 @@ fn programs_wait_while_the_server_is_full() {
     for flags in [&[][..], &["--ack", "inband"], &["--psk-file", &key]] {
         let address = nobody();
         let limited = [&["--max-sessions", "1"], flags].concat();
-        let _server = listen(runtime, address, &echo().to_string(), &limited);
+        let mut server = listen(runtime, address, &echo().to_string(), &limited);
         let (mut client, front) = connect(runtime, address, flags);
         let first = open(front);
         let mut second = TcpStream::connect(front).unwrap();
@@ -22,6 +22,8 @@ fn programs_wait_while_the_server_is_full() {
         // It has been told, and was not reset.
         second.set_nonblocking(true).unwrap();
         client.wait_for("no room for more sessions");
+        let line = server.wait_for("no new session");
+        assert!(line.contains("WARN") && line.contains("(--max-sessions)"), "{line}");
         assert_eq!(second.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         second.set_nonblocking(false).unwrap();
         drop(first);

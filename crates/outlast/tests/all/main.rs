@@ -47,6 +47,7 @@ mod run_unix;
 mod run_upgrade;
 mod run_upgrade_ends;
 mod segments;
+mod shed_sessions;
 mod splice;
 mod stopping;
 mod strangers;

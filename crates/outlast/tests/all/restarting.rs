@@ -164,11 +164,12 @@ fn on_a_terminal_all_lines_look_alike() {
     // Ctrl-C.
     terminal.stdin.take().unwrap().write_all(&[3]).unwrap();
     let said = terminal.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    // The terminal shows it wherever it happens to be.
+    let said = String::from_utf8_lossy(&said.stdout).replace("^C", "");
     let lines: Vec<&str> = said.lines().map(str::trim_end).filter(|line| line.contains(' ')).collect();
     assert!(lines.iter().any(|line| line.contains("1 session was detached")), "{said}");
     for line in &lines {
-        let mut clock = line.trim_start_matches("^C").chars();
+        let mut clock = line.chars();
         let is_clock = clock.by_ref().take(8).all(|c| c.is_ascii_digit() || c == ':');
         assert!(is_clock && clock.next() == Some(' '), "{line:?} in {said}");
         assert!(!line.contains("WARN") && !line.contains("INFO"), "{line:?} in {said}");

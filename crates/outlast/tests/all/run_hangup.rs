@@ -19,13 +19,13 @@ while True:
     signal.pause()
 ";
 
-/// Whether it is ignored when the program begins.
-pub fn set_hang_up(command: &mut Command, ignored: bool) {
+/// Whether `signal` is ignored when the program begins.
+pub fn set_signal(command: &mut Command, signal: i32, ignored: bool) {
     let action = if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
     // SAFETY: a system call with two numbers, between fork and exec.
     unsafe {
         command.pre_exec(move || {
-            libc::signal(libc::SIGHUP, action);
+            libc::signal(signal, action);
             Ok(())
         });
     }
@@ -36,7 +36,7 @@ fn start(runtime: &Path, ignored: bool, arguments: &[&str]) -> (Outlast, u32, St
     let run = ["run", "--name", "server", "--", "python3", "-c", SERVER];
     let mut command = command(runtime, &[&run, arguments].concat());
     command.env("OUTLAST_LOG", "info").stderr(Stdio::piped());
-    set_hang_up(&mut command, ignored);
+    set_signal(&mut command, libc::SIGHUP, ignored);
     let mut outlast = Outlast::from(command);
     let line = outlast.wait_for("begun");
     let mut words = line.split(' ').skip(1);

@@ -34,7 +34,7 @@ fn is_measured() -> bool {
 }
 
 /// Says zeroes without end to whoever begins with `d`, and repeats what the others say.
-fn service() -> SocketAddr {
+pub fn service() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -229,7 +229,7 @@ fn stranger(block: usize, target: SocketAddr) -> Socket {
 }
 
 /// One that opens a session and says `first` in it. Whether it was welcomed.
-fn open(block: usize, target: SocketAddr, first: &[u8], number: usize) -> (TcpStream, bool) {
+pub fn open(block: usize, target: SocketAddr, first: &[u8], number: usize) -> (TcpStream, bool) {
     let socket = stranger(block, target);
     socket.set_nonblocking(false).unwrap();
     let mut stream = TcpStream::from(socket);
@@ -321,5 +321,7 @@ fn sessions_without_number_leave_descriptors() {
     }
     let said = honest.server.said_so_far();
     assert!(!said.contains("Too many open files"), "{said}");
+    let warned = said.lines().find(|line| line.contains("WARN") && line.contains("no new session"));
+    assert!(warned.is_some_and(|line| line.contains("ulimit -n")), "{warned:?}");
     honest.end(folder.path(), &format!("{} sessions in {limit} descriptors", kept.len()), &away);
 }

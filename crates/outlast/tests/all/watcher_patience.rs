@@ -112,7 +112,7 @@ fn a_watcher_that_gives_up_says_so_in_the_log() {
     ends(watcher);
     let said = std::fs::read_to_string(&log).unwrap();
     let line = said.lines().find(|line| line.contains("gave up")).unwrap_or_else(|| panic!("{said}"));
-    assert!(line.contains("WARN") && line.contains(&format!("{address} was not told")), "{line}");
+    assert!(line.contains("WARN") && line.contains(&format!("could not ask {address} to end ")), "{line}");
     assert!(line.contains(&format!("process {}", client.id())) && line.contains("--keep"), "{line}");
 }
 

@@ -1,9 +1,10 @@
 //! What the attempts of one session remember from each other: numbers, modes, addresses.
 
-use super::{LAST_WORD_EPOCH, NOT_DIRECT_MAX};
+use super::{LAST_WORD_EPOCH, NOT_DIRECT_MAX, Verdict};
 use crate::config::{AckMode, Config, Security};
 use crate::engine::place::Place;
 use crate::engine::{Engine, Link};
+use crate::error::Error;
 use crate::proto::{LastWord, LinkMode};
 use crate::sys;
 use outlast_stream::Backoff;
@@ -29,7 +30,7 @@ pub(crate) struct ClientState {
     epochs: u64,
     /// The nonce of all openings of this session (over TLS it becomes the session's key).
     pub(super) open_nonce: [u8; 32],
-    /// Why the session was given up, as long as the server has to be told.
+    /// Why the session was given up, as long as the server has to hear of it.
     pub(in crate::engine) owed_abort: Option<String>,
     /// With what, if that is all there is of a session of another process.
     pub(super) last_word: Option<LastWord>,
@@ -37,6 +38,8 @@ pub(crate) struct ClientState {
     pub(super) not_direct: u32,
     /// The last attempt had a connection, and that broke before an answer came.
     broken: bool,
+    /// Handshakes of TLS that seemed to show that this side and the server cannot agree.
+    tls_doubts: u32,
     /// A link of mode `kernel` was welcomed: there was a direct path.
     pub(super) was_direct: bool,
     /// Refusals in a row of links that the mode `auto` wanted to be `kernel` again.
@@ -66,6 +69,7 @@ impl ClientState {
             last_word: None,
             not_direct: 0,
             broken: false,
+            tls_doubts: 0,
             was_direct: false,
             fallbacks: 0,
             put_off: Vec::new(),
@@ -74,7 +78,7 @@ impl ClientState {
         }
     }
 
-    /// Whether the server has to be told that the session was given up.
+    /// Whether the server has to hear that the session was given up.
     pub(crate) fn owes_abort(&self) -> bool {
         self.owed_abort.is_some()
     }
@@ -112,6 +116,22 @@ impl ClientState {
         }
         self.auto = false;
         self.mode = LinkMode::Inband;
+    }
+
+    /// The last attempt's connection carried its handshake damaged: as good as broken.
+    pub(in crate::engine) fn broken_by(&mut self, error: String) -> Verdict {
+        self.broken = true;
+        Verdict::Elsewhere { error: format!("{error}: bytes were changed on the way") }
+    }
+
+    /// The last attempt's handshake says that there is no use in trying; damage can say the same. None when so many have
+    /// said so that it is believed.
+    pub(in crate::engine) fn doubted(&mut self, doubts_max: u32, error: &Error) -> Option<Verdict> {
+        self.tls_doubts += 1;
+        (self.tls_doubts < doubts_max).then(|| {
+            self.broken = true;
+            Verdict::Elsewhere { error: error.to_string() }
+        })
     }
 
     /// The number of the next link.

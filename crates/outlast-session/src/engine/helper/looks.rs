@@ -92,7 +92,7 @@ impl Engine {
             }
             tx.sender.shrink();
             if tx.link.as_ref().is_none_or(|link| link.mode() != LinkMode::Window) {
-                // Whoever has much to send again asks again.
+                // A sender that has much to send again asks again.
                 Self::limit_room(&mut tx, ROOM_BYTES_FIRST);
             }
         }

@@ -8,7 +8,7 @@ use super::looks::Idle;
 use super::{Helper, Job, Repeated, Requests, WAKE, Watched};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
-use mio::{Interest, Poll, Registry, Token};
+use mio::{Interest, Poll, Token};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -302,8 +302,14 @@ impl Thread {
         }
     }
 
-    /// Watches a link for one thing more. Edge-triggered: what is registered once is told again when it is news.
+    /// Watches a link for one thing more. Edge-triggered: what is registered once is reported again when it is news.
+    ///
+    /// A link is in the poll exactly as long as it is in the table: the request that comes next finds it in both, or in none.
     fn watch(&mut self, engine: Weak<Engine>, link: &Arc<Link>, interest: Interest) {
+        if engine.strong_count() == 0 {
+            // The session ended while the request waited.
+            return;
+        }
         let fd = link.as_fd().as_raw_fd();
         let Some(token) = link_token(fd) else { return };
         let registry = self.poll.registry();
@@ -320,7 +326,10 @@ impl Thread {
             Ok(interest) => {
                 self.watches.insert(token.0, Watch { engine, link: Arc::downgrade(link), interest });
             }
-            Err(error) => tracing::warn!(%error, "cannot watch a link"),
+            Err(error) => tracing::warn!(
+                peer = %link.peer_addr, %error,
+                "cannot watch a link: its session may notice late that it has broken"
+            ),
         }
     }
 
@@ -333,19 +342,30 @@ impl Thread {
                 watch.interest = left;
                 let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), left);
             }
-            None => {
-                self.watches.remove(&token);
-                deregister(self.poll.registry(), link);
-            }
+            None => self.forget(token, link),
         }
+    }
+
+    /// Watches a link no more.
+    fn forget(&mut self, token: usize, link: &Link) {
+        self.watches.remove(&token);
+        let fd = link.as_fd().as_raw_fd();
+        // It may have left the poll already.
+        let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
     }
 
     fn ready(&mut self, token: usize, event: Ready) {
         let Some(watch) = self.watches.get(&token) else { return };
         let interest = watch.interest;
-        let (Some(engine), Some(link)) = (watch.engine.upgrade(), watch.link.upgrade()) else {
+        let (engine, link) = (watch.engine.upgrade(), watch.link.upgrade());
+        let Some(link) = link else {
             // A closed descriptor leaves the poll by itself.
             self.watches.remove(&token);
+            return;
+        };
+        let Some(engine) = engine else {
+            // A request of the session's may still hold the link, and with it the descriptor.
+            self.forget(token, &link);
             return;
         };
         if event.write && interest.is_writable() {
@@ -358,8 +378,7 @@ impl Thread {
         }
         let over = engine.attend(&link, event.end);
         if over || link.is_dead() {
-            self.watches.remove(&token);
-            deregister(self.poll.registry(), &link);
+            self.forget(token, &link);
         } else if interest.is_readable() && !engine.needs_input() {
             self.unwatch(token, &link, Interest::READABLE);
             // The ring's memory can go.
@@ -468,12 +487,6 @@ impl Thread {
             }
         }
     }
-}
-
-fn deregister(registry: &Registry, link: &Link) {
-    let fd = link.as_fd().as_raw_fd();
-    // Gone already if the descriptor was closed: then there is nothing to undo.
-    let _ = registry.deregister(&mut SourceFd(&fd));
 }
 
 #[cfg(test)]

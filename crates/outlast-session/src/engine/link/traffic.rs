@@ -232,8 +232,8 @@ impl Link {
                 return Err(io::Error::from_raw_os_error(libc::ECONNRESET));
             }
             let mut fresh = scratch.get(..count).unwrap_or_default();
-            // RFC 8446, 5.1: the first record is a handshake's, or an alert.
-            if self.heard() == 0 && !matches!(fresh, [21 | 22, ..]) {
+            // RFC 8446, 5.1: the first record is a handshake's, or an alert. What goes on like one may have been one.
+            if self.heard() == 0 && !matches!(fresh, [21 | 22, ..] | [_, 3, 0..=4, ..]) {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, NotTls(fresh.to_vec())));
             }
             self.note_heard();
@@ -250,6 +250,11 @@ impl Link {
 
     pub(crate) fn handshake_wants_write(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.lock().wants_write())
+    }
+
+    /// The version that both sides have agreed on, if they have.
+    pub(crate) fn tls_version(&self) -> Option<rustls::ProtocolVersion> {
+        self.tls.as_ref()?.lock().protocol_version()
     }
 
     /// RFC 5705 keying material of this TLS connection, which both ends know and nobody between them.

@@ -5,11 +5,11 @@ use super::super::switch::PeerPosition;
 use super::super::{Engine, Link, Role};
 use super::door::say_no;
 use super::{
-    Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX, is_due,
+    Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX,
 };
 use crate::proto::{
     Auth, Block, Decision, Descriptors, DirectPath, DirectVerdict, Greeted, Intent, LinkMode, NotDirect,
-    Policy, Refusal, Refuse, RegistryLimits, SavedSyn, State, Welcome,
+    Policy, Refusal, Refuse, RegistryLimits, SavedSyn, Shortage, State, Welcome,
 };
 use crate::sys;
 use std::os::fd::{AsFd, AsRawFd};
@@ -36,7 +36,8 @@ impl Acceptor {
         }
         if hello.mode == LinkMode::Window && hello.intent == Intent::Open && memory::is_scarce() {
             // A window needs all of its ring at any time.
-            return self.turn_away(Some(&link), Refusal::Busy { retry_after_ms: RETRY_AFTER_MS });
+            self.note_full(&link, hello.id, Shortage::Memory);
+            return self.turn_away(Some(&link), Shortage::Memory.refusal(RETRY_AFTER_MS));
         }
         if hello.mode == LinkMode::Window
             && !Engine::holds_window(&self.config, &link, hello.receive_buffer_bytes)
@@ -68,14 +69,6 @@ impl Acceptor {
         let used = if opens { sys::descriptors_open().unwrap_or(own_number) } else { 0 };
         if opens && !files.admits(used) {
             memory::want_descriptors(used);
-            if is_due(&self.files_warned_ms) {
-                tracing::warn!(
-                    used,
-                    limit = files.most,
-                    "no new sessions for now: three quarters of the descriptors are in use (ulimit -n; rate-limited). Sessions \
-                     without a link are given up to make room"
-                );
-            }
         }
         // Who raises the limit of an address means it.
         let per_peer = self.config.sessions_per_peer_max;
@@ -86,12 +79,21 @@ impl Acceptor {
         let auth =
             if registry.may_own(&hello.id, certificate.as_ref()) { greeted.auth } else { Auth::Unproven };
         let draining = self.draining.load(Ordering::Relaxed) || self.closed.load(Ordering::Acquire);
+        let short_of = if !opens {
+            None
+        } else if self.unaccepted.load(Ordering::Acquire) >= UNACCEPTED_MAX {
+            // The application does not keep up. The sessions that it has are none of that.
+            Some(Shortage::Application)
+        } else if !files.admits(used) {
+            Some(Shortage::Descriptors)
+        } else if !self.has_memory_for(Block::of(peer)) {
+            Some(Shortage::Memory)
+        } else {
+            None
+        };
         let policy = Policy {
             draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS),
-            // The application does not keep up. The sessions that it has are none of that.
-            busy: self.unaccepted.load(Ordering::Acquire) >= UNACCEPTED_MAX
-                || !files.admits(used)
-                || !self.has_memory_for(Block::of(peer)),
+            short_of,
             sessions_per_block_max: files.sessions_per_block_max(used).max(meant),
             ..self.policy
         };
@@ -99,7 +101,12 @@ impl Acceptor {
             Decision::Refuse(refusal) => {
                 let ended = matches!(refusal, Refusal::Ended { .. });
                 let why = registry.why_ended(&hello.id).filter(|_| ended).map(str::to_owned);
+                let full = matches!(refusal, Refusal::Busy { .. } | Refusal::Quota);
+                let shortage = registry.shortage(peer, &policy).filter(|_| full);
                 drop(registry);
+                if let Some(shortage) = shortage {
+                    self.note_full(link, hello.id, shortage);
+                }
                 tracing::info!(
                     session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), proof = ?auth, "refused"
                 );

@@ -1,9 +1,11 @@
-//! In front of the table: who waits there, who has to leave, and what is said to whoever is turned away.
+//! In front of the table: who waits there, who has to leave, and what is said to those who are turned away.
 
 use super::super::Link;
 use super::{Acceptor, Outcome, RETRY_AFTER_MS, is_due};
 use crate::config::Security;
-use crate::proto::{Descriptors, Door, DoorLimits, LinkMode, Message, Refusal, Refuse, TurnedAway};
+use crate::proto::{
+    Descriptors, Door, DoorLimits, LinkMode, Message, Refusal, Refuse, SessionId, Shortage, TurnedAway,
+};
 use crate::sys;
 use std::io;
 use std::net::SocketAddr;
@@ -61,7 +63,17 @@ impl Acceptor {
         }
     }
 
-    /// Nothing can be accepted for want of descriptors: one client is told so, with the one that is kept for that.
+    /// The client hears that it should come back; why is for the log.
+    pub(super) fn note_full(&self, link: &Link, session: SessionId, shortage: Shortage) {
+        let peer = link.peer_addr;
+        if self.full_warned_ms.get(shortage as usize).is_some_and(is_due) {
+            tracing::warn!(%session, %peer, "no new session, the client has to try again: {shortage} (rate-limited)");
+        } else {
+            tracing::info!(%session, %peer, "no new session, the client has to try again: {shortage}");
+        }
+    }
+
+    /// Without a descriptor nothing can be accepted: one client hears so, by the one that is kept for that.
     pub(crate) fn turn_one_away(
         &self,
         error: &io::Error,

@@ -234,6 +234,9 @@ fn what_is_full_turns_newcomers_away_and_takes_nothing_from_anyone() {
     assert_eq!(from_elsewhere(&mut registry, 4), Decision::Create);
     registry.insert(id(4), 4, 1, OTHER_PEER).unwrap();
     assert_eq!(refusal(from_elsewhere(&mut registry, 5)), Refusal::Busy { retry_after_ms: 1000 });
+    let policy = Policy::default();
+    assert_eq!(registry.shortage(PEER, &policy), Some(Shortage::Address));
+    assert_eq!(registry.shortage(OTHER_PEER, &policy), Some(Shortage::Sessions));
     assert_eq!(decide(&mut registry, 0, &resume(1, 2)), Decision::Resume(1), "a resume needs no room");
     // Two of the address's three sessions have no link, and one has ended.
     registry.detach(&id(1), 1, at(0));
@@ -295,6 +298,22 @@ fn a_server_that_drains_takes_no_new_sessions_and_all_links_of_those_it_has() {
     // Its first Welcome was lost.
     assert_eq!(ask(&Hello { epoch: 2, ..opening(1) }), Decision::Resume(10));
     assert_eq!(ask(&resume(2, 2)), Decision::Refuse(Refusal::UnknownSession), "not to try again");
+}
+
+#[test]
+fn what_keeps_a_newcomer_out_is_named() {
+    let mut registry = Registry::new(limits());
+    assert_eq!(registry.shortage(PEER, &Policy::default()), None);
+    registry.insert(id(1), 1, 1, PEER).unwrap();
+    let policy = Policy { sessions_per_block_max: 1, ..Policy::default() };
+    assert_eq!(registry.shortage(PEER, &policy), Some(Shortage::Network));
+    assert_eq!(registry.shortage(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)), &policy), None);
+    for short_of in [Shortage::Application, Shortage::Descriptors, Shortage::Memory] {
+        let policy = Policy { short_of: Some(short_of), ..Policy::default() };
+        assert_eq!(registry.shortage(OTHER_PEER, &policy), Some(short_of));
+        let decision = registry.decide(at(0), &opening(2), OTHER_PEER, Auth::Proven, DIRECT, &policy);
+        assert_eq!(decision, Decision::Refuse(Refusal::Busy { retry_after_ms: 1000 }), "{short_of}");
+    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use super::super::super::{Role, new_session_id};
 use super::*;
 use crate::config::Config;
+use crate::proto::LinkMode;
+use std::net::{TcpListener, TcpStream};
 
 /// A helper whose thread is the test.
 fn idle_thread() -> (&'static Helper, Thread) {
@@ -69,4 +71,62 @@ fn no_request_is_slept_over() {
         ask(helper, &engine, &acceptor);
         assert_eq!(thread.timeout(), Some(Duration::ZERO), "{what}");
     }
+}
+
+fn link() -> (Arc<Link>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let link = Link::new(stream.into(), None, 1, LinkMode::Inband, address, true);
+    let (peer, _) = listener.accept().unwrap();
+    // Dropping it is news for whoever watches the link, for whatever.
+    socket2::SockRef::from(&peer).set_linger(Some(Duration::ZERO)).unwrap();
+    (Arc::new(link), peer)
+}
+
+/// Whether the kernel has it in the thread's poll.
+fn is_registered(thread: &Thread, link: &Link) -> bool {
+    let fd = link.as_fd().as_raw_fd();
+    let registry = thread.poll.registry();
+    match registry.register(&mut SourceFd(&fd), Token(usize::MAX), Interest::PRIORITY) {
+        Ok(()) => {
+            registry.deregister(&mut SourceFd(&fd)).unwrap();
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+            true
+        }
+    }
+}
+
+/// What the kernel reports, until it reports something of `link`.
+fn hear_of(thread: &mut Thread, link: &Link) -> (usize, Ready) {
+    let mut events = mio::Events::with_capacity(8);
+    let wanted = link_token(link.as_fd().as_raw_fd()).unwrap();
+    loop {
+        thread.poll.poll(&mut events, Some(Duration::from_secs(60))).unwrap();
+        if let Some(event) = events.iter().find(|event| event.token() == wanted) {
+            return (event.token().0, Ready::of(event));
+        }
+    }
+}
+
+/// The session has asked once more, and is gone before this thread hears of it; its request still holds the link.
+#[test]
+fn a_link_whose_session_is_gone_is_watched_no_more() {
+    let (helper, mut thread) = idle_thread();
+    let engine = Engine::new(new_session_id(), Role::Server, Arc::new(Config::default()));
+    let (link, peer) = link();
+    helper.watch_end(&engine, &link);
+    thread.tick();
+    assert!(is_registered(&thread, &link));
+    helper.watch_writable(&engine, &link);
+    drop((engine, peer));
+    let (token, ready) = hear_of(&mut thread, &link);
+    thread.ready(token, ready);
+    assert!(!is_registered(&thread, &link), "the kernel still reports it, and nobody knows of it");
+    thread.tick();
+    assert!(!is_registered(&thread, &link) && thread.watches.is_empty(), "nobody is left to hear of it");
 }
