@@ -2,9 +2,10 @@
 
 use crate::marks;
 use crate::sys;
-use outlast_restart::custody::ENVIRONMENT;
 use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
+use outlast_restart::custody::{ENVIRONMENT, MARK_ENVIRONMENT};
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -18,6 +19,8 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// There is no holder, or none that understands this library.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 static ADDRESS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+/// What the table's memory is called.
+static MARK: OnceLock<Option<CString>> = OnceLock::new();
 /// The socket to it, whose it is, and by what it is known that it still is that one.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
@@ -68,6 +71,7 @@ fn address() -> Option<&'static [u8]> {
 /// Looks where the holder is. Nothing else is done until the program binds, or accepts.
 pub extern "C" fn look_for() {
     address();
+    MARK.get_or_init(|| CString::new(std::env::var_os(MARK_ENVIRONMENT)?.as_bytes()).ok());
 }
 
 /// Whether somebody holds for this program, who was not given up.
@@ -99,9 +103,23 @@ pub fn attach() -> Option<&'static Table> {
             marks::begin();
             TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
         }
-        None => GIVEN_UP.store(true, Ordering::Relaxed),
+        None => {
+            GIVEN_UP.store(true, Ordering::Relaxed);
+            show_whose();
+        }
     }
     table
+}
+
+/// Nobody holds for this process any more. The next holder finds it, and those that it forks, by memory of this name, as it
+/// finds those that have a table: what it is that listens here would ask that one.
+fn show_whose() {
+    static SHOWN: AtomicBool = AtomicBool::new(false);
+    if let Some(mark) = MARK.get().and_then(Option::as_ref)
+        && !SHOWN.swap(true, Ordering::Relaxed)
+    {
+        sys::map_called(mark);
+    }
 }
 
 /// The socket: of this process, and not closed by the program, which may have put something else under its number.

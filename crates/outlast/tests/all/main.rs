@@ -33,6 +33,7 @@ mod run;
 mod run_config;
 mod run_crashes;
 mod run_forks;
+mod run_handed_on;
 mod run_hangup;
 mod run_held;
 mod run_leftovers;
