@@ -6,7 +6,7 @@ use super::left_over::{self, LeftOver, Remains, Was};
 use super::listeners::Listeners;
 use super::message::{BYTES, Message, VERSION, Verb};
 use super::table::{NotKept, Table};
-use super::untold::Untold;
+use super::untold;
 use super::{Buried, PartEnded, Report};
 use crate::board::{Backend, Board};
 use crate::death::Death;
@@ -139,7 +139,7 @@ pub(super) struct Holder {
     descriptors: usize,
     told_full: bool,
     told_strange: Vec<NotKept>,
-    untold: Untold,
+    untold: untold::Watch,
     /// An earlier process may remove the files of UNIX sockets that the next one has.
     puts_back_until: Option<Instant>,
     is_over: bool,
@@ -188,7 +188,7 @@ impl Holder {
             descriptors,
             told_full: false,
             told_strange: Vec::new(),
-            untold: Untold::new(now),
+            untold: untold::Watch::new(now),
             puts_back_until: None,
             is_over: false,
         })
@@ -310,9 +310,14 @@ impl Holder {
             return;
         }
         self.connections.sweep();
-        let untold = if self.listens { None } else { self.untold.look(&processes, now) };
-        if let Some(pid) = untold {
-            self.report(Report::Untold { pid });
+        let (listens, main) = (self.listens, self.main.and_then(|main| Pid::try_from(main).ok()));
+        let untold = match main.filter(|_| self.serves) {
+            Some(main) => self.untold.look_at_main(main, now),
+            None if listens => None,
+            None => self.untold.look(&processes, now),
+        };
+        if let Some((pid, why)) = untold {
+            self.report(Report::Untold { pid, why, listens });
         }
     }
 

@@ -127,6 +127,13 @@ fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64, Pid, RawF
 fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
     let user = rustix::process::geteuid().as_raw();
     let is_ours = super::owner_of_table(pid) == Some(user);
+    let mut copies = all_listening(process, pid);
+    copies.retain(|copy| is_ours || rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user));
+    copies
+}
+
+/// Copies of all listening sockets that a process has.
+fn all_listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let link = std::fs::read_link(entry.path()).ok()?;
@@ -134,17 +141,16 @@ fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
         is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
     });
     let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
-    copies
-        .filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()))
-        .filter(|copy| is_ours || rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user))
-        .collect()
+    copies.filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd())).collect()
 }
 
 /// Whether a process listens at sockets that this one has not given to it.
 pub(super) fn does_listen(pid: Pid) -> bool {
     let Ok(process) = process::open(pid) else { return false };
-    let inodes: Vec<u64> =
-        listening(process.as_fd(), pid).iter().filter_map(|socket| descriptors::inode(socket).ok()).collect();
+    let inodes: Vec<u64> = all_listening(process.as_fd(), pid)
+        .iter()
+        .filter_map(|socket| descriptors::inode(socket).ok())
+        .collect();
     // The copies are closed by now.
     inodes.len() > open_of(&[process::pid()], &inodes).len()
 }

@@ -18,7 +18,7 @@ mod listeners;
 pub mod message;
 pub(crate) mod name;
 pub mod table;
-mod untold;
+pub(crate) mod untold;
 
 use crate::board::Board;
 use crate::death::Death;
@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use table::{NotKept, Table};
+use untold::Untold;
 
 /// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
 pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
@@ -123,9 +124,11 @@ pub(crate) enum Report {
     },
     /// Connections of this kind have come.
     NotKept(NotKept),
-    /// A process of the program listens where nothing can be held.
+    /// A process of the program does not say what it does. If it is known where that `listens`, its connections are not.
     Untold {
         pid: Pid,
+        why: Untold,
+        listens: bool,
     },
     /// Copies are given up, as there is room for so many.
     Full {

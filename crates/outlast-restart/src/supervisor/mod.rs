@@ -21,6 +21,7 @@ use crate::board::Board;
 use crate::custody::Custody;
 use crate::custody::name::{Name, Taken};
 pub use crate::custody::table::NotKept;
+pub use crate::custody::untold::Untold;
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::signals::{Mask, Waited};
@@ -196,10 +197,19 @@ pub enum Event {
         /// Which.
         kind: NotKept,
     },
-    /// A process of it listens, and the library that is to tell of that is not in it. Told once.
+    /// A process of it listens, and does not tell so. Told once.
     HoldsNothing {
         /// Which.
         pid: u32,
+        /// The reason.
+        why: Untold,
+    },
+    /// Its main process has executed another program, which does not tell of its connections. Told once.
+    HoldsNoConnections {
+        /// Which.
+        pid: u32,
+        /// The reason.
+        why: Untold,
     },
     /// This process may not have as many descriptors as the program has idle connections: the oldest ones are not kept over
     /// a crash. Told once.

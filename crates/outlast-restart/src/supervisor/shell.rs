@@ -440,7 +440,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Event::PartFinished { pid: pid.cast_unsigned(), kept, closed }
             }
             Report::NotKept(kind) => Event::NotKept { kind },
-            Report::Untold { pid } => Event::HoldsNothing { pid: pid.cast_unsigned() },
+            Report::Untold { pid, why, listens: false } => {
+                Event::HoldsNothing { pid: pid.cast_unsigned(), why }
+            }
+            Report::Untold { pid, why, listens: true } => {
+                Event::HoldsNoConnections { pid: pid.cast_unsigned(), why }
+            }
             Report::Full { limit } => Event::KeepsFewer { limit },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;
