@@ -51,10 +51,16 @@ const WAKE: u64 = 1 << KIND_SHIFT;
 const CONTROL: u64 = 2 << KIND_SHIFT;
 const PROCESS: u64 = 3 << KIND_SHIFT;
 const CONNECTION: u64 = 4 << KIND_SHIFT;
+const LISTENER: u64 = 5 << KIND_SHIFT;
 
 /// By which an event of a connection is known.
 pub(super) fn of_connection(slot: u32) -> u64 {
     CONNECTION | u64::from(slot)
+}
+
+/// The same, of a listening socket that was shut down.
+pub(super) fn of_listener() -> u64 {
+    LISTENER
 }
 
 /// What the supervisor says.
@@ -223,6 +229,9 @@ impl Holder {
                         self.hear_of(number);
                         self.on_end(number);
                     }
+                    // An earlier process ends, and has shut down what the next one has, or will in a moment.
+                    LISTENER if self.puts_back_until.is_some() => self.listeners.open_again(),
+                    LISTENER => {}
                     _ => {
                         let slot = u32::try_from(number).unwrap_or(u32::MAX);
                         self.connections.on_event(slot, &self.epoll, Instant::now());
@@ -274,6 +283,7 @@ impl Holder {
         let others = spare + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));
         self.take(now);
+        self.listeners.watch(&self.epoll);
         self.note_held();
         let (parts, held) = (&self.parts, (&self.listeners, &self.connections));
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
@@ -395,6 +405,13 @@ impl Holder {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
                 Command::Starting => {
+                    // It has ended, as is known to who says this, and may not have been heard of here.
+                    let main = self.main.and_then(|main| Pid::try_from(main).ok());
+                    if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
+                        let main = u64::from(main.cast_unsigned());
+                        self.hear_of(main);
+                        self.on_end(main);
+                    }
                     (self.main, self.listens, self.serves) = (None, false, false);
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
@@ -466,6 +483,7 @@ impl Holder {
                 let understood = message.slot == VERSION;
                 self.watch(pid, understood);
                 answer.verb = if understood { Verb::Yes } else { Verb::No };
+                answer.descriptor = pid;
                 self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
             }
             Verb::Bind => {

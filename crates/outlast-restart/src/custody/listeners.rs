@@ -5,6 +5,7 @@ use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, process};
+use rustix::event::epoll;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -38,6 +39,8 @@ struct Listener {
     looks_closed: bool,
     /// Another name of a UNIX socket's file, which the program removes.
     link: Option<PathBuf>,
+    /// It is heard of when somebody shuts it down.
+    is_watched: bool,
 }
 
 impl Drop for Listener {
@@ -248,6 +251,7 @@ impl Listeners {
             place,
             looks_closed,
             link,
+            is_watched: false,
         };
         self.all.push(listener);
         true
@@ -318,6 +322,24 @@ impl Listeners {
     pub(super) fn put_back(&self) {
         for listener in &self.all {
             listener.put_back();
+        }
+    }
+
+    /// Has the holder hear of it when one is shut down, which all copies of it are then.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd) {
+        for listener in self.all.iter_mut().filter(|listener| !listener.is_watched) {
+            // Nothing is asked for: of that end it is told anyway, once.
+            let data = epoll::EventData::new_u64(super::holder::of_listener());
+            listener.is_watched = epoll::add(epoll, &listener.socket, data, epoll::EventFlags::ET).is_ok();
+        }
+    }
+
+    /// Those of TCP that were shut down listen again, at the address that they have kept.
+    pub(super) fn open_again(&self) {
+        for listener in &self.all {
+            if !descriptors::does_listen(listener.socket.as_fd()) {
+                sys::listen_again(listener.socket.as_fd(), BACKLOG);
+            }
         }
     }
 

@@ -47,6 +47,7 @@ mod run_terminal;
 mod run_unix;
 mod run_upgrade;
 mod run_upgrade_ends;
+mod run_without_proc;
 mod segments;
 mod splice;
 mod stopping;

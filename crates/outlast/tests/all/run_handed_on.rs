@@ -81,3 +81,30 @@ fn a_server_that_does_not_tell_where_it_listens_is_ended_for_the_next_one() {
     next.ended();
     assert!(!next.said().contains("cannot listen"), "{}", next.said());
 }
+
+/// Shutting a socket down ends it for all who have it, and so for the supervisor's copy.
+#[test]
+fn clients_wait_when_an_old_server_shuts_its_listening_socket_down_and_takes_its_time() {
+    let end = "import os, signal, socket, threading, time\n\
+        def end(*_):\n    L[0].shutdown(socket.SHUT_RDWR); time.sleep(1.5); os._exit(0)\n\
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())\n\
+        import socketserver\nL = []\nactivate = socketserver.TCPServer.server_activate\n\
+        socketserver.TCPServer.server_activate = lambda s: (activate(s), L.append(s.socket))\n";
+    let (folder, port, program) = (folder(), free_port(), format!("{end}{PROGRAM}"));
+    let port_text = port.to_string();
+    let mut first = start(folder.path(), &[], &program, &[&port_text]);
+    let old = Client::connect(port).get();
+    first.signal("KILL");
+    first.ended();
+    // Each that comes is refused until the next one is there, without us.
+    let comes = Comes::begin(port);
+    let mut next = start(folder.path(), &[], &program, &[&port_text]);
+    next.wait_for(": 1 of its listening sockets are taken over");
+    ends(old.parse().unwrap());
+    let new = Client::connect(port).get();
+    let refused = comes.refused();
+    // One that comes in the moment in between may be.
+    assert!(new != old && refused < 20, "{refused} were refused");
+    next.signal("TERM");
+    next.ended();
+}
