@@ -25,6 +25,9 @@ static MARK: OnceLock<Option<CString>> = OnceLock::new();
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
 static SOCKET_COOKIE: AtomicU64 = AtomicU64::new(0);
+/// Of this process, and whether that is another one than it has here.
+static NUMBER: AtomicI32 = AtomicI32::new(0);
+static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 /// One at a time asks: the thread that does. 0: none.
 static ASKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -93,11 +96,7 @@ pub fn attach() -> Option<&'static Table> {
     if !is_known() {
         return None;
     }
-    let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
-    let table = ask(&hello).and_then(|(answer, memory)| {
-        let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
-        Table::map(memory.as_fd()).ok()
-    });
+    let table = introduce().and_then(|memory| Table::map(memory.as_fd()).ok());
     match table {
         Some(table) => {
             marks::begin();
@@ -109,6 +108,30 @@ pub fn attach() -> Option<&'static Table> {
         }
     }
     table
+}
+
+/// Says that this process is there. Gives the table's memory.
+fn introduce() -> Option<OwnedFd> {
+    let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
+    let (answer, memory) = ask(&hello)?;
+    let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
+    let (known, own) = (answer.descriptor, sys::pid());
+    NUMBER.store(if known > 0 { known } else { own }, Ordering::Relaxed);
+    IS_ELSEWHERE.store(known > 0 && known != own, Ordering::Relaxed);
+    Some(memory)
+}
+
+/// By which number the holder knows this process: in a PID namespace of its own it has another one there. 0: not known.
+pub fn number() -> sys::Pid {
+    NUMBER.load(Ordering::Relaxed)
+}
+
+/// The same; it is asked for where it is not known.
+pub fn ask_number() -> sys::Pid {
+    if number() == 0 {
+        introduce();
+    }
+    number()
 }
 
 /// Nobody holds for this process any more. The next holder finds it, and those that it forks, by memory of this name, as it
@@ -190,4 +213,7 @@ pub fn forked() {
     // Whichever thread of the parent has asked is not here.
     ASKS.store(0, Ordering::Relaxed);
     GIVEN_UP.store(false, Ordering::Relaxed);
+    // The first process of a namespace has this number there, and another one above.
+    let is_elsewhere = IS_ELSEWHERE.load(Ordering::Relaxed) || sys::pid() == 1;
+    NUMBER.store(if is_elsewhere { 0 } else { sys::pid() }, Ordering::Relaxed);
 }
