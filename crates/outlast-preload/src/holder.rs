@@ -2,9 +2,10 @@
 
 use crate::marks;
 use crate::sys;
-use outlast_restart::custody::ENVIRONMENT;
 use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
+use outlast_restart::custody::{ENVIRONMENT, MARK_ENVIRONMENT};
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -18,10 +19,15 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// There is no holder, or none that understands this library.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 static ADDRESS: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+/// What the table's memory is called.
+static MARK: OnceLock<Option<CString>> = OnceLock::new();
 /// The socket to it, whose it is, and by what it is known that it still is that one.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
 static SOCKET_COOKIE: AtomicU64 = AtomicU64::new(0);
+/// Of this process, and whether that is another one than it has here.
+static NUMBER: AtomicI32 = AtomicI32::new(0);
+static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 /// One at a time asks: the thread that does. 0: none.
 static ASKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -68,6 +74,7 @@ fn address() -> Option<&'static [u8]> {
 /// Looks where the holder is. Nothing else is done until the program binds, or accepts.
 pub extern "C" fn look_for() {
     address();
+    MARK.get_or_init(|| CString::new(std::env::var_os(MARK_ENVIRONMENT)?.as_bytes()).ok());
 }
 
 /// Whether somebody holds for this program, who was not given up.
@@ -89,19 +96,53 @@ pub fn attach() -> Option<&'static Table> {
     if !is_known() {
         return None;
     }
-    let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
-    let table = ask(&hello).and_then(|(answer, memory)| {
-        let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
-        Table::map(memory.as_fd()).ok()
-    });
+    let table = introduce().and_then(|memory| Table::map(memory.as_fd()).ok());
     match table {
         Some(table) => {
             marks::begin();
             TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
         }
-        None => GIVEN_UP.store(true, Ordering::Relaxed),
+        None => {
+            GIVEN_UP.store(true, Ordering::Relaxed);
+            show_whose();
+        }
     }
     table
+}
+
+/// Says that this process is there. Gives the table's memory.
+fn introduce() -> Option<OwnedFd> {
+    let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
+    let (answer, memory) = ask(&hello)?;
+    let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
+    let (known, own) = (answer.descriptor, sys::pid());
+    NUMBER.store(if known > 0 { known } else { own }, Ordering::Relaxed);
+    IS_ELSEWHERE.store(known > 0 && known != own, Ordering::Relaxed);
+    Some(memory)
+}
+
+/// By which number the holder knows this process: in a PID namespace of its own it has another one there. 0: not known.
+pub fn number() -> sys::Pid {
+    NUMBER.load(Ordering::Relaxed)
+}
+
+/// The same; it is asked for where it is not known.
+pub fn ask_number() -> sys::Pid {
+    if number() == 0 {
+        introduce();
+    }
+    number()
+}
+
+/// Nobody holds for this process any more. The next holder finds it, and those that it forks, by memory of this name, as it
+/// finds those that have a table: what it is that listens here would ask that one.
+fn show_whose() {
+    static SHOWN: AtomicBool = AtomicBool::new(false);
+    if let Some(mark) = MARK.get().and_then(Option::as_ref)
+        && !SHOWN.swap(true, Ordering::Relaxed)
+    {
+        sys::map_called(mark);
+    }
 }
 
 /// The socket: of this process, and not closed by the program, which may have put something else under its number.
@@ -172,4 +213,7 @@ pub fn forked() {
     // Whichever thread of the parent has asked is not here.
     ASKS.store(0, Ordering::Relaxed);
     GIVEN_UP.store(false, Ordering::Relaxed);
+    // The first process of a namespace has this number there, and another one above.
+    let is_elsewhere = IS_ELSEWHERE.load(Ordering::Relaxed) || sys::pid() == 1;
+    NUMBER.store(if is_elsewhere { 0 } else { sys::pid() }, Ordering::Relaxed);
 }

@@ -86,7 +86,7 @@ fn slot_of(descriptor: RawFd) -> Option<&'static Slot> {
     let number = mark.what.load(Ordering::Relaxed).checked_sub(SLOT)?;
     let slot = holder::table()?.slot(number)?;
     let is_its = slot.cookie.load(Ordering::Relaxed) == mark.cookie.load(Ordering::Relaxed)
-        && slot.owner.load(Ordering::Relaxed).cast_signed() == PID.load(Ordering::Relaxed);
+        && slot.owner.load(Ordering::Relaxed).cast_signed() == holder::number();
     is_its.then_some(slot)
 }
 
@@ -126,8 +126,8 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
             }
             return;
         }
-        let (cookie, pid) = (sys::cookie(descriptor), PID.load(Ordering::Relaxed).cast_unsigned());
-        let claimed = Some(cookie).filter(|cookie| *cookie != 0);
+        let (cookie, pid) = (sys::cookie(descriptor), holder::ask_number().cast_unsigned());
+        let claimed = Some(cookie).filter(|cookie| *cookie != 0 && pid != 0);
         let Some(number) = claimed.and_then(|cookie| table.claim(cookie, pid, descriptor.cast_unsigned()))
         else {
             return;

@@ -186,7 +186,15 @@ impl Board {
     /// # Errors
     /// There is no memory with descriptors here.
     pub fn create(policy: &Policy) -> io::Result<(OwnedFd, &'static Self)> {
-        let memory = memfd::create(c"outlast-board", size_of::<Self>())?;
+        Self::create_called(c"outlast-board", policy)
+    }
+
+    /// The same, with a name for its memory.
+    pub(crate) fn create_called(
+        name: &std::ffi::CStr,
+        policy: &Policy,
+    ) -> io::Result<(OwnedFd, &'static Self)> {
+        let memory = memfd::create(name, size_of::<Self>())?;
         let board: &'static Self = memfd::map(std::os::fd::AsFd::as_fd(&memory))?;
         board.set_policy(policy);
         Ok((memory, board))

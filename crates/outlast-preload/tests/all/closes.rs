@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -41,4 +41,51 @@ fn a_connection_that_node_closes_ends_at_once() {
     assert!(ends_at_once);
     drop(server);
     let _ = std::fs::remove_dir_all(folder);
+}
+
+/// Closes its listening socket and listens there again; between two times a child of its may do so, as well. Says how often
+/// that has failed, and serves.
+const AGAIN: &str = r#"
+import os, socket, sys
+port, failed = int(sys.argv[1]), 0
+def listens():
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", port)); s.listen(10)
+    return s
+for n in range(20):
+    try: listens().close()
+    except OSError: failed += 1
+    if n % 2 == 0:
+        child = os.fork()
+        if child == 0:
+            try: listens()
+            except OSError: os._exit(1)
+            os._exit(0)
+        failed += os.waitpid(child, 0)[1] != 0
+s = listens()
+while True:
+    c = s.accept()[0]; c.recv(4096); c.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n%02d" % failed); c.close()
+"#;
+
+#[test]
+fn a_program_that_listens_again_and_again_can() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("listens-again"));
+    let file = folder.join("program.py");
+    std::fs::write(&file, AGAIN).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string());
+    let server = Server::start(&command, true);
+    let mut said = String::new();
+    eventually("it does not serve", || {
+        let mut client = Client::try_connect(port).ok()?;
+        client.0.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
+        said.clear();
+        client.0.read_to_string(&mut said).ok().filter(|_| said.len() > 2)
+    });
+    assert_eq!(&said[said.len() - 2..], "00", "times that it could not listen");
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
 }

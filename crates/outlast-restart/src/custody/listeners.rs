@@ -1,10 +1,17 @@
 //! Copies of the sockets that listen.
 
+mod left;
+mod sockets;
+
 use super::address::Address;
 use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, process};
+use left::Left;
+use rustix::event::epoll;
+pub(super) use sockets::does_listen;
+use sockets::{open_of, places};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -28,8 +35,8 @@ struct Listener {
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
-    /// A process that was given it, and when: it may not have put it in its place yet.
-    given: Option<(Pid, Instant)>,
+    /// The process that was given it last: it may not have received it yet.
+    given: Option<Pid>,
     /// The process that has had it listen last.
     maker: Pid,
     /// A process that has it, and its number there.
@@ -38,6 +45,8 @@ struct Listener {
     looks_closed: bool,
     /// Another name of a UNIX socket's file, which the program removes.
     link: Option<PathBuf>,
+    /// It is heard of when somebody shuts it down.
+    is_watched: bool,
 }
 
 impl Drop for Listener {
@@ -48,123 +57,14 @@ impl Drop for Listener {
     }
 }
 
-/// Processes that an earlier supervisor has left.
-#[derive(Debug)]
-struct Left {
-    supervisor: Pid,
-    processes: Vec<(OwnedFd, Pid)>,
-    addresses: Vec<Address>,
-    /// Other names of UNIX sockets' files: the next program may remove those before it binds.
-    links: Vec<PathBuf>,
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        for link in &self.links {
-            let _ = std::fs::remove_file(link);
-        }
-    }
-}
-
 /// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
 const ORPHANED: Duration = Duration::from_secs(1);
-
-/// Between the answer and the moment in which it is in its place.
-const GIVEN: Duration = Duration::from_secs(1);
 
 /// All of a program.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     all: Vec<Listener>,
     left: Vec<Left>,
-}
-
-/// What a process has of a program's sockets.
-pub(super) struct Sockets {
-    /// Listening ones that another process has made.
-    pub(super) shares: bool,
-    /// Listening ones that it has made itself.
-    pub(super) listens: bool,
-    /// Connections with clients, and whether those have come to a listening socket that it has.
-    pub(super) clients: Vec<(OwnedFd, bool)>,
-}
-
-/// The sockets that a process has open: their numbers there, and by what they are known. None: that cannot be seen.
-fn sockets(pid: Pid) -> Option<impl Iterator<Item = (RawFd, u64)>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
-    Some(entries.filter_map(|entry| {
-        let link = std::fs::read_link(entry.path()).ok()?;
-        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
-        Some((entry.file_name().to_str()?.parse().ok()?, inode))
-    }))
-}
-
-/// Where these sockets are: each in one process that has it. None: not all processes can be looked at.
-fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64, Pid, RawFd)>> {
-    let mut found = Vec::new();
-    for &pid in processes {
-        if inodes.is_empty() {
-            break;
-        }
-        let Some(sockets) = sockets(pid) else {
-            if sys::is_exiting(pid) {
-                continue;
-            }
-            return None;
-        };
-        for (number, inode) in sockets {
-            if let Some(at) = inodes.iter().position(|wanted| *wanted == inode) {
-                found.push((inode, pid, number));
-                inodes.swap_remove(at);
-            }
-        }
-    }
-    Some(found)
-}
-
-/// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
-/// may be a stranger's. All of them if that memory is this user's: the process has given its rights away since.
-fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
-    let user = rustix::process::geteuid().as_raw();
-    let is_ours = super::owner_of_table(pid) == Some(user);
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| {
-        let link = std::fs::read_link(entry.path()).ok()?;
-        let is_socket = link.to_str()?.starts_with("socket:");
-        is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
-    });
-    let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
-    copies
-        .filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd()))
-        .filter(|copy| is_ours || rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user))
-        .collect()
-}
-
-/// Whether a process listens at sockets that this one has not given to it.
-pub(super) fn does_listen(pid: Pid) -> bool {
-    let Ok(process) = process::open(pid) else { return false };
-    let inodes: Vec<u64> =
-        listening(process.as_fd(), pid).iter().filter_map(|socket| descriptors::inode(socket).ok()).collect();
-    // The copies are closed by now.
-    inodes.len() > open_of(&[process::pid()], &inodes).len()
-}
-
-/// Which of these sockets some of the processes have open.
-fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
-    let mut found = Vec::new();
-    for pid in processes {
-        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
-            let inode = link
-                .to_str()
-                .and_then(|link| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok());
-            found.extend(inode.filter(|inode| inodes.contains(inode) && !found.contains(inode)));
-        }
-        if found.len() == inodes.len() {
-            break;
-        }
-    }
-    found
 }
 
 /// Another name for a UNIX socket's file, in the same folder.
@@ -242,69 +142,26 @@ impl Listeners {
             place,
             looks_closed,
             link,
+            is_watched: false,
         };
         self.all.push(listener);
         true
     }
 
-    /// Copies of those that a process has.
-    pub(super) fn inherit(&mut self, pid: Pid, table: &Table) -> usize {
-        let Ok(process) = process::open(pid) else { return 0 };
-        let mut count = 0;
-        for socket in listening(process.as_fd(), pid) {
-            let bytes = AddressBytes::new(&sys::local_address(socket.as_fd()));
-            let by = (pid, None);
-            count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, by, table)));
-        }
-        count
-    }
-
-    /// Those processes of another supervisor have listening sockets that the program may ask for.
-    pub(super) fn expect(&mut self, supervisor: Pid, processes: Vec<Pid>, table: &Table) {
-        let open = |pid: Pid| process::open(pid).ok().map(|process| (process, pid));
-        let processes: Vec<(OwnedFd, Pid)> = processes.into_iter().filter_map(open).collect();
-        let sockets = processes.iter().flat_map(|(process, pid)| listening(process.as_fd(), *pid));
-        let (mut addresses, mut links) = (Vec::new(), Vec::new());
-        for socket in sockets {
-            let Some(address) = Address::parse(&sys::local_address(socket.as_fd())) else { continue };
-            links.extend(
-                address
-                    .path()
-                    .zip(descriptors::inode(&socket).ok())
-                    .and_then(|(path, inode)| link(Path::new(OsStr::from_bytes(path)), inode)),
-            );
-            table.note_address(&address);
-            addresses.push(address);
-        }
-        if !addresses.is_empty() {
-            self.left.push(Left { supervisor, processes, addresses, links });
-        }
-    }
-
-    /// Copies of all that those processes have of which some are at this address, where there are some: whose, and how many.
-    pub(super) fn take_left(&mut self, address: &Address, table: &Table) -> Option<(Pid, usize)> {
-        let at = self.left.iter().position(|left| left.addresses.contains(address))?;
-        let mut left = self.left.swap_remove(at);
-        let lives = |process: &OwnedFd| !descriptors::wait_readable(process, Duration::ZERO);
-        let living = left.processes.iter().filter(|(process, _)| lives(process));
-        let count = living.map(|(_, pid)| self.inherit(*pid, table)).sum();
-        let taken: Vec<&PathBuf> = self.all.iter().filter_map(|listener| listener.link.as_ref()).collect();
-        left.links.retain(|link| !taken.contains(&link));
-        Some((left.supervisor, count))
-    }
-
-    /// The one at this address that none of the processes has.
-    fn unused(&self, address: &Address, processes: &[Pid]) -> Option<&Listener> {
+    /// The one at this address that none of the processes has, or is about to receive.
+    fn unused(
+        &self,
+        address: &Address,
+        processes: &[Pid],
+        is_about_to_receive: impl Fn(Pid) -> bool,
+    ) -> Option<&Listener> {
         let there = self.all.iter().filter(|listener| &listener.address == address);
         let inodes: Vec<u64> = there.clone().map(|listener| listener.inode).collect();
         if inodes.is_empty() {
             return None;
         }
         let used = open_of(processes, &inodes);
-        let is_given = |listener: &&Listener| {
-            let lives = |(pid, at): (Pid, Instant)| processes.contains(&pid) && at.elapsed() < GIVEN;
-            listener.given.is_some_and(lives)
-        };
+        let is_given = |listener: &&Listener| listener.given.is_some_and(&is_about_to_receive);
         there.into_iter().find(|listener| !used.contains(&listener.inode) && !is_given(listener))
     }
 
@@ -315,12 +172,36 @@ impl Listeners {
         }
     }
 
+    /// Has the holder hear of it when one is shut down, which all copies of it are then.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd) {
+        for listener in self.all.iter_mut().filter(|listener| !listener.is_watched) {
+            // Nothing is asked for: of that end it is told anyway, once.
+            let data = epoll::EventData::new_u64(super::holder::of_listener());
+            listener.is_watched = epoll::add(epoll, &listener.socket, data, epoll::EventFlags::ET).is_ok();
+        }
+    }
+
+    /// Those of TCP that were shut down listen again, at the address that they have kept.
+    pub(super) fn open_again(&self) {
+        for listener in &self.all {
+            if !descriptors::does_listen(listener.socket.as_fd()) {
+                sys::listen_again(listener.socket.as_fd(), BACKLOG);
+            }
+        }
+    }
+
     /// For a program that binds to this address, of which these processes run.
-    pub(super) fn adopt(&mut self, by: Pid, address: &Address, processes: &[Pid]) -> Option<BorrowedFd<'_>> {
-        let inode = self.unused(address, processes)?.inode;
+    pub(super) fn adopt(
+        &mut self,
+        by: Pid,
+        address: &Address,
+        processes: &[Pid],
+        is_about_to_receive: impl Fn(Pid) -> bool,
+    ) -> Option<BorrowedFd<'_>> {
+        let inode = self.unused(address, processes, is_about_to_receive)?.inode;
         let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
         (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
-        listener.given = Some((by, Instant::now()));
+        listener.given = Some(by);
         listener.put_back().then(|| listener.socket.as_fd())
     }
 
@@ -425,30 +306,6 @@ impl Listeners {
     /// Whether some look as if the program had given them up just now.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.all.iter().any(|listener| listener.looks_closed || listener.closes_at.is_some())
-    }
-
-    /// Those of a process. None: that cannot be seen.
-    pub(super) fn sockets_of(&self, process: BorrowedFd<'_>, pid: Pid) -> Option<Sockets> {
-        let (mut own, mut shares, mut listens, mut clients) = (Vec::new(), false, false, Vec::new());
-        for (number, inode) in sockets(pid)? {
-            if let Some(listener) = self.all.iter().find(|listener| listener.inode == inode) {
-                own.push(&listener.address);
-                *(if listener.maker == pid { &mut listens } else { &mut shares }) = true;
-                continue;
-            }
-            let Ok(copy) = sys::copy_of(process, number) else { continue };
-            let address = Address::parse(&sys::local_address(copy.as_fd()));
-            let came = |address: &Address| {
-                let comes = |listener: &Listener| address.came_to(&listener.address);
-                self.all.iter().any(comes) && !descriptors::does_listen(copy.as_fd())
-            };
-            if let Some(address) = address.filter(came) {
-                clients.push((copy, address));
-            }
-        }
-        let is_own = |address: &Address| own.iter().any(|listener| address.came_to(listener));
-        let clients = clients.into_iter().map(|(copy, address)| (copy, is_own(&address))).collect();
-        Some(Sockets { shares, listens, clients })
     }
 
     pub(super) fn count(&self) -> usize {

@@ -12,7 +12,8 @@ pub const BYTES: usize = 24 + ADDRESS_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verb {
-    /// Program: give me the table. `slot` is the [`VERSION`]. Answered, with the table's descriptor.
+    /// Program: give me the table. `slot` is the [`VERSION`]. Answered, with the table's descriptor; in the place of a
+    /// descriptor's number is that of the process, as the holder knows it.
     Attach = 1,
     /// Program: I bind to this address. Answered, with a socket that listens there if nobody has that any more.
     Bind = 2,

@@ -18,7 +18,7 @@ mod listeners;
 pub mod message;
 pub(crate) mod name;
 pub mod table;
-mod untold;
+pub(crate) mod untold;
 
 use crate::board::Board;
 use crate::death::Death;
@@ -37,9 +37,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use table::{NotKept, Table};
+use untold::Untold;
 
 /// The variable with the name of the holder's socket, in the kernel's space of names, without the zero before it.
 pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
+
+/// The variable with what the table's memory is called, for who listens when the supervisor is gone: memory of this name is
+/// then made by the library, so that the next supervisor finds the process.
+pub const MARK_ENVIRONMENT: &str = "OUTLAST_CUSTODY_MARK";
 
 /// Begins the name of the table's memory, as others see it in /proc/PID/maps: behind it are the supervisor's process and
 /// the name of what it runs.
@@ -48,8 +53,13 @@ const MARK: &str = "outlast-custody:";
 const MARK_BYTES_MAX: usize = 200;
 
 fn mark(supervisor: u32, name: &str) -> String {
+    name_of_memory(MARK, supervisor, name)
+}
+
+/// What memory is called that shows others, in /proc, which supervisor a process is of, and what that runs.
+pub(crate) fn name_of_memory(begin: &str, supervisor: u32, name: &str) -> String {
     let safe = |c: char| if c.is_control() || c == '\\' { '?' } else { c };
-    let mut mark = format!("{MARK}{supervisor}:");
+    let mut mark = format!("{begin}{supervisor}:");
     name.chars()
         .map(safe)
         .take_while(|c| {
@@ -64,11 +74,16 @@ fn mark(supervisor: u32, name: &str) -> String {
 /// The supervisor that a process has its table of, if it is one of that name.
 pub(crate) fn supervisor_of(pid: Pid, name: &str) -> Option<Pid> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let found = maps.lines().find_map(|line| line.split_once(MARK))?.1;
+    maps.lines().find_map(|line| supervisor_in(line, MARK, name))
+}
+
+/// The supervisor that memory is of, by its path in /proc, if it is one of that name.
+pub(crate) fn supervisor_in(path: &str, begin: &str, name: &str) -> Option<Pid> {
+    let (_, found) = path.split_once(begin)?;
     let supervisor = found.split_once(':')?.0.parse().ok()?;
-    let whole = format!("{MARK}{found}");
-    (whole.strip_suffix(" (deleted)").unwrap_or(&whole) == mark(supervisor, name))
-        .then(|| Pid::try_from(supervisor).ok())?
+    let found = found.strip_suffix(" (deleted)").unwrap_or(found);
+    let is_it = name_of_memory(begin, supervisor, name).strip_prefix(begin) == Some(found);
+    is_it.then(|| Pid::try_from(supervisor).ok())?
 }
 
 /// Whose the table is that a process has: who has made it, whatever the process is by now. None: it has none, or this process
@@ -109,9 +124,11 @@ pub(crate) enum Report {
     },
     /// Connections of this kind have come.
     NotKept(NotKept),
-    /// A process of the program listens where nothing can be held.
+    /// A process of the program does not say what it does. If it is known where that `listens`, its connections are not.
     Untold {
         pid: Pid,
+        why: Untold,
+        listens: bool,
     },
     /// Copies are given up, as there is room for so many.
     Full {
@@ -155,6 +172,7 @@ impl Buried {
 #[derive(Debug)]
 pub(crate) struct Custody {
     name: String,
+    mark: String,
     mapping: Option<Mapping>,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
@@ -176,7 +194,8 @@ impl Custody {
         board: &'static Board,
         of: &str,
     ) -> io::Result<Self> {
-        let (memory, table) = Table::create(listeners_only, &mark(std::process::id(), of))?;
+        let mark = mark(std::process::id(), of);
+        let (memory, table) = Table::create(listeners_only, &mark)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let ((commands, inbox), (outbox, reports)) = (channel(), channel());
         let limits = sys::raise_descriptors_limit();
@@ -186,12 +205,12 @@ impl Custody {
         let holder = Holder::new(board, table, memory, socket, Arc::clone(&wake), told)?;
         let thread = std::thread::Builder::new().name("holder".into()).spawn(move || holder.run())?;
         let mapping = Mapping::at(table);
-        Ok(Self { name: text, mapping, commands, wake, reports, buried, thread: Some(thread), limits })
+        Ok(Self { name: text, mark, mapping, commands, wake, reports, buried, thread: Some(thread), limits })
     }
 
     /// Has the program find the holder.
     pub(crate) fn give_to(&self, command: &mut std::process::Command) {
-        command.env(ENVIRONMENT, &self.name);
+        command.env(ENVIRONMENT, &self.name).env(MARK_ENVIRONMENT, &self.mark);
         if let Some((before, raised)) = self.limits {
             sys::restore_descriptors_limit(before, raised, command);
         }

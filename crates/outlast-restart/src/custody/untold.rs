@@ -1,6 +1,8 @@
-//! Programs that listen, and do not say so: linked statically, or with system calls of their own (Go).
+//! Programs that do not say what they do with their sockets: no library is in them, or they do not use the C library that
+//! it stands before.
 
 use super::listeners;
+use crate::sys::family;
 use crate::sys::process::Pid;
 use std::time::{Duration, Instant};
 
@@ -10,19 +12,54 @@ const LOOK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Who has not begun to listen by then hardly will.
 const UNTIL: Duration = Duration::from_secs(60);
+/// In the names of the library's file.
+const LIBRARY: &str = "outlast_preload";
+/// In the auxiliary vector of a process (getauxval(3)): whether the loader ignores what its environment asks for.
+const AT_SECURE: usize = 23;
 
-/// What was found of one program.
-#[derive(Debug)]
-pub(super) struct Untold {
-    began: Instant,
-    looked: Instant,
-    since: Option<Instant>,
-    is_told: bool,
+/// Why a process of the program does not say what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untold {
+    /// The library is in it: it calls the kernel by itself.
+    WithoutC,
+    /// It was executed with other rights than those of its real user, so that nothing may be loaded into it.
+    Secure,
+    /// It was executed without the variable that has it loaded, or is linked statically.
+    NotLoaded,
 }
 
 impl Untold {
+    /// Of a process. None: it says what it does, as far as that can be seen.
+    fn of(pid: Pid, listens_unsaid: bool) -> Option<Self> {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        if maps.contains(LIBRARY) {
+            return listens_unsaid.then_some(Self::WithoutC);
+        }
+        Some(if is_secure(pid) { Self::Secure } else { Self::NotLoaded })
+    }
+}
+
+fn is_secure(pid: Pid) -> bool {
+    let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+    let (words, _) = vector.as_chunks::<{ size_of::<usize>() }>();
+    let mut pairs = words.as_chunks::<2>().0.iter();
+    pairs.any(|[what, value]| usize::from_ne_bytes(*what) == AT_SECURE && usize::from_ne_bytes(*value) != 0)
+}
+
+/// What was found of one program.
+#[derive(Debug)]
+pub(super) struct Watch {
+    began: Instant,
+    looked: Instant,
+    since: Option<Instant>,
+    /// What its main process executes, by where that is in its memory.
+    image: Option<(Pid, u64)>,
+    is_told: bool,
+}
+
+impl Watch {
     pub(super) fn new(now: Instant) -> Self {
-        Self { began: now, looked: now, since: None, is_told: false }
+        Self { began: now, looked: now, since: None, image: None, is_told: false }
     }
 
     /// It is started.
@@ -30,16 +67,56 @@ impl Untold {
         *self = Self { is_told: self.is_told, ..Self::new(now) };
     }
 
-    /// A process that listens for some time, of those that have not said so. Once.
-    pub(super) fn look(&mut self, processes: &[Pid], now: Instant) -> Option<Pid> {
-        let is_over = now.duration_since(self.began) >= UNTIL;
-        if self.is_told || is_over || now.duration_since(self.looked) < LOOK {
+    fn is_time(&mut self, now: Instant) -> bool {
+        let is_time = !self.is_told && now.duration_since(self.looked) >= LOOK;
+        if is_time {
+            self.looked = now;
+        }
+        is_time
+    }
+
+    /// What was found is so for some time. Once.
+    fn tell(&mut self, found: Option<(Pid, Untold)>, now: Instant) -> Option<(Pid, Untold)> {
+        if found.is_none() {
+            self.since = None;
+        }
+        let since = *found.map(|_| self.since.get_or_insert(now))?;
+        self.is_told = now.duration_since(since) >= PATIENCE;
+        found.filter(|_| self.is_told)
+    }
+
+    /// A process that listens for some time, of those that have not said so.
+    pub(super) fn look(&mut self, processes: &[Pid], now: Instant) -> Option<(Pid, Untold)> {
+        if now.duration_since(self.began) >= UNTIL || !self.is_time(now) {
             return None;
         }
-        self.looked = now;
-        let found = processes.iter().copied().find(|pid| listeners::does_listen(*pid))?;
-        let since = *self.since.get_or_insert(now);
-        self.is_told = now.duration_since(since) >= PATIENCE;
-        self.is_told.then_some(found)
+        let found = processes.iter().copied().find(|pid| listeners::does_listen(*pid));
+        self.tell(found.and_then(|pid| Some((pid, Untold::of(pid, true)?))), now)
+    }
+
+    /// The main process, which has said where it listens, if it has executed another program since that says nothing.
+    pub(super) fn look_at_main(&mut self, main: Pid, now: Instant) -> Option<(Pid, Untold)> {
+        if !self.is_time(now) {
+            return None;
+        }
+        let image = family::image(main).map(|image| (main, image));
+        if image == self.image && self.since.is_none() {
+            return None;
+        }
+        self.image = image;
+        let found = Untold::of(main, false).map(|why| (main, why));
+        self.tell(found, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_programs_have_no_library_and_may_load_what_they_like() {
+        let us = crate::sys::process::pid();
+        assert!(!is_secure(us) && !is_secure(Pid::MAX));
+        assert_eq!((Untold::of(us, true), Untold::of(Pid::MAX, true)), (Some(Untold::NotLoaded), None));
     }
 }

@@ -58,15 +58,17 @@ pub(super) fn end_of(key: &str, supervisor: Pid, number: i32) -> Option<(Pid, us
     let all = held_by(key).remove(&supervisor)?;
     let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
     let thread = std::thread::Builder::new().name("taken over".into());
-    thread.spawn(move || end(&known, number)).ok()?;
+    thread.spawn(move || end(&known, number, GRACE)).ok()?;
     Some((*all.first()?, all.len()))
 }
 
 /// Tells processes to end, and kills them if they do not in time.
-pub(super) fn end(processes: &[OwnedFd], number: i32) {
-    for (number, time) in [(number, GRACE), (libc::SIGKILL, KILL_GRACE)] {
+pub(super) fn end(processes: &[OwnedFd], number: i32, grace: Duration) {
+    for (number, time) in [(number, grace.min(GRACE)), (libc::SIGKILL, KILL_GRACE)] {
         for known in processes {
             let _ = process::signal(known.as_fd(), number);
+            // One that was stopped would not hear it.
+            let _ = process::signal(known.as_fd(), libc::SIGCONT);
         }
         let until = Instant::now() + time;
         for known in processes {
@@ -116,11 +118,11 @@ pub(super) fn outlives(pid: Pid) -> Option<bool> {
 }
 
 /// What a process was told when it was started.
-fn told(pid: Pid) -> Option<(Pid, Vec<u8>)> {
+pub(super) fn told(pid: Pid) -> Option<(Pid, Vec<u8>)> {
     understood(&variable(pid, ENVIRONMENT)?)
 }
 
-fn variable(pid: Pid, name: &str) -> Option<Vec<u8>> {
+pub(super) fn variable(pid: Pid, name: &str) -> Option<Vec<u8>> {
     Some(value_in(&environment(pid)?, name)?.to_vec())
 }
 

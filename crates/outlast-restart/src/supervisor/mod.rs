@@ -14,12 +14,14 @@ mod several;
 mod shell;
 #[cfg(test)]
 mod tests;
+mod traces;
 
 use crate::Error;
 use crate::board::Board;
 use crate::custody::Custody;
 use crate::custody::name::{Name, Taken};
 pub use crate::custody::table::NotKept;
+pub use crate::custody::untold::Untold;
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::signals::{Mask, Waited};
@@ -195,10 +197,19 @@ pub enum Event {
         /// Which.
         kind: NotKept,
     },
-    /// A process of it listens, and the library that is to tell of that is not in it. Told once.
+    /// A process of it listens, and does not tell so. Told once.
     HoldsNothing {
         /// Which.
         pid: u32,
+        /// The reason.
+        why: Untold,
+    },
+    /// Its main process has executed another program, which does not tell of its connections. Told once.
+    HoldsNoConnections {
+        /// Which.
+        pid: u32,
+        /// The reason.
+        why: Untold,
     },
     /// This process may not have as many descriptors as the program has idle connections: the oldest ones are not kept over
     /// a crash. Told once.
@@ -335,6 +346,15 @@ impl Handle {
     }
 }
 
+/// What an earlier supervisor had left.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// The processes, which are ended by now.
+    pub pids: Vec<u32>,
+    /// How many of their listening sockets stay open for the next program.
+    pub sockets: usize,
+}
+
 /// A start of the program that is about to be tried.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
@@ -370,8 +390,9 @@ impl Supervisor {
     pub fn new(settings: Settings) -> Result<Self, Error> {
         let mask = signals::hold_all().map_err(|error| Error::system("hold signals back", error))?;
         family::adopt_orphans().map_err(|error| Error::system("adopt orphans", error))?;
-        let (memory, board) =
-            Board::create(&settings.policy).map_err(|error| Error::system("make a board", error))?;
+        let board = traces::name_of_board(settings.key.as_deref().unwrap_or(""));
+        let (memory, board) = Board::create_called(&board, &settings.policy)
+            .map_err(|error| Error::system("make a board", error))?;
         if settings.own_hang_timeout {
             board.leave_hang_timeout();
         }
@@ -396,28 +417,35 @@ impl Supervisor {
         Ok(Self { settings, memory, board, mask, rest, inbox, handle, custody, without_custody, _name })
     }
 
-    /// Takes over the listening sockets of processes that an earlier supervisor of the same [key](Settings::key)
-    /// has left, which are told to end, and killed if they do not within 5 s. Gives those processes, and how many sockets.
-    /// If the key is [not exclusive](Settings::is_exclusive), that is done when the program binds to their address: they may be
-    /// of another program that is called the same.
+    /// Deals with processes that an earlier supervisor of the same [key](Settings::key) has left: takes over the listening
+    /// sockets of those whose next start asks for them, and ends all, as the earlier one would have done: they are told to,
+    /// and killed if they do not within 5 s, or [`Settings::stop_timeout`] if that is less. Only those that use the library
+    /// look after themselves, and are left alone.
+    ///
+    /// If the key is [not exclusive](Settings::is_exclusive), they may be of another program that is called the same. Then
+    /// the sockets are taken over when the program binds to their address.
     #[must_use]
-    pub fn take_over(&self) -> (Vec<u32>, usize) {
-        let key = self.settings.key.as_deref();
-        let (Some(custody), Some(key)) = (&self.custody, key) else { return (Vec::new(), 0) };
+    pub fn take_over(&self) -> TakenOver {
+        let Some(key) = self.settings.key.as_deref() else { return TakenOver::default() };
         let held = left::held_by(key);
         if !self.settings.is_exclusive {
-            for (supervisor, processes) in held {
-                custody.expect(supervisor, processes);
+            for (supervisor, processes) in self.custody.as_ref().map(|_| held).into_iter().flatten() {
+                self.custody.iter().for_each(|custody| custody.expect(supervisor, processes.clone()));
             }
-            return (Vec::new(), 0);
+            return TakenOver::default();
         }
-        let all: Vec<_> = held.into_values().flatten().collect();
+        let holding: Vec<_> = held.into_values().flatten().collect();
+        let mut all = traces::left_of(key);
+        all.extend(holding.iter().filter(|pid| !all.contains(pid)).copied().collect::<Vec<_>>());
         // Known from here on, whoever gets their numbers.
         let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
         let pids = all.iter().map(|pid| pid.cast_unsigned()).collect();
-        let count = if all.is_empty() { 0 } else { custody.inherit(all) };
-        left::end(&known, self.settings.stop_signal);
-        (pids, count)
+        let sockets = match &self.custody {
+            Some(custody) if !holding.is_empty() => custody.inherit(holding),
+            _ => 0,
+        };
+        left::end(&known, self.settings.stop_signal, self.settings.stop_timeout.unwrap_or(Duration::MAX));
+        TakenOver { pids, sockets }
     }
 
     /// Why no sockets are held, though [`Settings::hold`] asks for it.

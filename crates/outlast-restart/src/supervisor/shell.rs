@@ -8,6 +8,7 @@ use super::copies::{self, Copies};
 use super::left;
 use super::machine::{Action, Input, Machine};
 use super::settings::Readiness;
+use super::traces;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd};
@@ -193,6 +194,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let memory = &self.supervisor.memory;
         command.env(crate::board::ENVIRONMENT, memory.as_raw_fd().to_string());
         command.env(left::ENVIRONMENT, left::value(&self.supervisor.settings.name));
+        match &self.supervisor.settings.key {
+            Some(key) => command.env(traces::KEY_ENVIRONMENT, key),
+            // Of a supervisor above this one.
+            None => command.env_remove(traces::KEY_ENVIRONMENT),
+        };
         launch::pass_on(memory.as_fd(), &mut command);
         self.supervisor.mask.give_to(&mut command);
         if let Some(signal) = self.supervisor.settings.orphan_signal {
@@ -434,7 +440,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Event::PartFinished { pid: pid.cast_unsigned(), kept, closed }
             }
             Report::NotKept(kind) => Event::NotKept { kind },
-            Report::Untold { pid } => Event::HoldsNothing { pid: pid.cast_unsigned() },
+            Report::Untold { pid, why, listens: false } => {
+                Event::HoldsNothing { pid: pid.cast_unsigned(), why }
+            }
+            Report::Untold { pid, why, listens: true } => {
+                Event::HoldsNoConnections { pid: pid.cast_unsigned(), why }
+            }
             Report::Full { limit } => Event::KeepsFewer { limit },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;

@@ -31,6 +31,14 @@ pub(crate) fn is_being_executed(pid: Pid) -> bool {
     !matches!(state, None | Some("Z" | "X")) && fields.nth(ENV_START - 1) == Some("0")
 }
 
+/// Where what a process executes is in its memory: somewhere else in each (proc(5): `startcode` of `/proc/PID/stat`).
+pub(crate) fn image(pid: Pid) -> Option<u64> {
+    /// Of the fields behind the name, which begin with the state.
+    const START_CODE: usize = 26 - 3;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_CODE)?.parse().ok()
+}
+
 /// Has this process told by a signal when its parent ends. Changes of its user or group end that.
 pub(crate) fn tell_end_of_parent(signal: i32) -> io::Result<()> {
     // SAFETY: takes integers, and changes an attribute of this process.

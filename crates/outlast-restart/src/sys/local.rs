@@ -32,9 +32,18 @@ pub(crate) fn set_peek_offset(socket: BorrowedFd<'_>, offset: u64) -> io::Result
 
 /// Bytes that can be read without waiting.
 pub(crate) fn unread(pipe: RawFd) -> io::Result<u64> {
+    queued(pipe, libc::FIONREAD)
+}
+
+/// Memory of what was written to a UNIX socket and not received by its peer yet, with descriptors.
+pub(crate) fn unreceived(socket: RawFd) -> io::Result<u64> {
+    queued(socket, libc::TIOCOUTQ)
+}
+
+fn queued(from: RawFd, request: libc::Ioctl) -> io::Result<u64> {
     let mut bytes = 0i32;
-    // SAFETY: fills one integer.
-    if unsafe { libc::ioctl(pipe, libc::FIONREAD, &raw mut bytes) } < 0 {
+    // SAFETY: both requests fill one integer.
+    if unsafe { libc::ioctl(from, request, &raw mut bytes) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(u64::try_from(bytes).unwrap_or(0))

@@ -24,7 +24,8 @@ use launch::Launch;
 use manager::Manager;
 use notify::Notify;
 use outlast_restart::supervisor::{
-    Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, without_supervisor,
+    Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, TakenOver,
+    without_supervisor,
 };
 use outlast_session::relay::dial::plain;
 use preload::Choice;
@@ -181,15 +182,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
     say_what_is_not_kept(&plan, &supervisor);
-    let (taken_over, sockets) = supervisor.take_over();
-    if !taken_over.is_empty() {
-        let pids = taken_over.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        tracing::warn!(
-            "{} of before still ran without its supervisor (process {pids}): {sockets} of its listening sockets are \
-             taken over, so that nobody is refused, and it was told to end",
-            plan.name
-        );
-    }
+    say_what_is_taken_over(&plan.name, &supervisor.take_over());
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
         let taken_over = if plan.settings.hold.is_some() && !plan.settings.is_exclusive {
@@ -237,6 +230,22 @@ fn taken(name: &str, error: outlast_restart::Error) -> anyhow::Error {
             "another `outlast run` (process {pid}) keeps {name} running: end that one, or give this one another --name"
         )),
         error => error.into(),
+    }
+}
+
+/// Of an earlier supervisor of this name.
+fn say_what_is_taken_over(name: &str, TakenOver { pids, sockets }: &TakenOver) {
+    let shown = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    match (pids.is_empty(), sockets) {
+        (true, _) => {}
+        (false, 0) => tracing::warn!(
+            "{name} of before still ran without its supervisor (process {shown}), and has no listening sockets that could \
+             be taken over: it was ended, and clients are refused until the new one listens"
+        ),
+        (false, sockets) => tracing::warn!(
+            "{name} of before still ran without its supervisor (process {shown}): {sockets} of its listening sockets are \
+             taken over, so that nobody is refused, and it was told to end"
+        ),
     }
 }
 

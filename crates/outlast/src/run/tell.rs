@@ -5,7 +5,7 @@ use super::{Plan, names, state, why_not};
 use crate::narrate::seconds;
 use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
 use outlast_restart::policy::Inheritance;
-use outlast_restart::supervisor::{Event, NotKept, Readiness};
+use outlast_restart::supervisor::{Event, NotKept, Readiness, Untold};
 use std::time::Duration;
 
 /// Of a refused request, so much is in the log.
@@ -70,10 +70,16 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             state::commands_of(pid, count)
         ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
-        Event::HoldsNothing { pid } => tracing::warn!(
+        Event::HoldsNothing { pid, why } => tracing::warn!(
             "{name} is started again when it crashes, but its listening sockets and connections are closed then: {}, which \
-             listens, is linked statically, or does not use the C library for that",
-            state::commands_of(pid, 1)
+             listens, {}",
+            state::commands_of(pid, 1),
+            untold(why)
+        ),
+        Event::HoldsNoConnections { pid, why } => tracing::warn!(
+            "the listening sockets of {name} are kept over a crash, but its connections are closed: {}, which serves them, {}",
+            state::commands_of(pid, 1),
+            untold(why)
         ),
         Event::KeepsFewer { limit } => tracing::warn!(
             "{name} has more idle connections than can be kept over a crash with the descriptors that this process may \
@@ -160,6 +166,21 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
         }
         _ => {}
+    }
+}
+
+/// Why a process does not tell what it does.
+fn untold(why: Untold) -> &'static str {
+    match why {
+        Untold::WithoutC => "does not use the C library for that, as Go programs",
+        Untold::Secure => {
+            "was executed with an effective user other than its real one, so that the system loads no library into it: a \
+             server that is started as the user that it becomes is kept"
+        }
+        Untold::NotLoaded => {
+            "was executed without the environment of the program, by which the library is loaded (LD_PRELOAD), or is \
+             linked statically"
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
+use crate::common::supervised::{pid, status, until};
 use crate::common::{Outlast, PATIENCE, command, eventually, folder};
+use crate::run_preload::{Client, PROGRAM, library, signal};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -156,5 +158,38 @@ fn what_listens_in_the_background_only_is_kept_running_each_time() {
         outlast.signal("TERM");
         assert!(outlast.ended().code().is_some());
         assert!(TcpStream::connect(format!("127.0.0.1:{port}")).is_err());
+    }
+}
+
+/// There it has another number than the one by which the supervisor knows it. Its workers have, too.
+#[test]
+fn a_server_in_a_pid_namespace_of_its_own_keeps_idle_clients() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can make a namespace");
+        return;
+    }
+    let worker = "import http.server, os, signal, socketserver\nserve = socketserver.BaseServer.serve_forever\n\
+        def fork(s):\n    pid = os.fork()\n    if pid == 0: serve(s)\n    os.waitpid(pid, 0); os._exit(3)\n\
+        socketserver.BaseServer.serve_forever = fork\n";
+    for program in [PROGRAM.to_owned(), format!("{worker}{PROGRAM}")] {
+        let (folder, port, library) = (folder(), free_port(), library());
+        let preload = ["--preload", "always", "--preload-library", library.to_str().unwrap(), "--"];
+        let namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+        let server = ["/usr/bin/python3", "-c", &program, &port.to_string()];
+        let mut outlast = Outlast::start(
+            folder.path(),
+            &[&["run", "--name", "apart", "--stop-timeout", "100ms"], &preload[..], &namespace, &server]
+                .concat(),
+        );
+        let mut idle = Client::connect(port);
+        idle.get();
+        until(folder.path(), "held", |now| now["connections"] == 1);
+        let main = pid(&status(folder.path()), "main_pid");
+        let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap();
+        signal(children.trim(), "KILL");
+        outlast.wait_for("it is started again");
+        idle.get();
+        outlast.signal("TERM");
+        outlast.ended();
     }
 }

@@ -1,5 +1,6 @@
 //! `outlast run` with servers that were not changed: several that are called the same, and what is said of what is not kept.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::restarts::{ends, is_running};
 use crate::common::supervised::{status, until};
@@ -227,4 +228,44 @@ fn a_program_that_does_not_tell_where_it_listens_is_named() {
     outlast.signal("TERM");
     outlast.ended();
     assert_eq!(outlast.said().matches("does not use the C library").count(), 1);
+}
+
+/// What a server that serves by other processes executes may have no library in it, for one reason or the other.
+#[test]
+fn a_process_into_which_no_library_is_loaded_is_named_with_the_reason() {
+    let server = "import http.server, socket\n\
+        class H(http.server.BaseHTTPRequestHandler):\n    pass\n\
+        s = http.server.HTTPServer(('127.0.0.1', PORT), H, SOCKET is None)\n\
+        if SOCKET: s.socket.close(); s.socket = socket.socket(fileno=SOCKET)\n\
+        s.serve_forever()";
+    let activated = "import os, socket\ns = socket.socket(); s.bind(('127.0.0.1', PORT)); s.listen(50)\n\
+        os.set_inheritable(s.fileno(), True); os.dup2(s.fileno(), 30)\n\
+        os.execve('/usr/bin/python3', ['python3', '-c', SERVER], {})";
+    let secure =
+        "import os\nos.setresuid(0, 65534, 0)\nos.execv('/usr/bin/python3', ['python3', '-c', SERVER])";
+    let cases = [
+        (activated, "30", "its connections are closed", "without the environment"),
+        (secure, "None", "its listening sockets and connections are closed", "an effective user other than"),
+    ];
+    for (launcher, socket, what, why) in cases {
+        if launcher == secure && !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: only root can give rights away");
+            continue;
+        }
+        let (folder, port, library) = (folder(), free_port(), library());
+        let server = server.replace("SOCKET", socket).replace("PORT", &port.to_string());
+        let program = launcher.replace("PORT", &port.to_string()).replace("SERVER", &format!("{server:?}"));
+        let preload = ["--preload", "always", "--preload-library", library.to_str().unwrap()];
+        let program = ["--", "/usr/bin/python3", "-c", &program];
+        let mut outlast =
+            Outlast::start(folder.path(), &[&["run", "--name", "bare"], &preload[..], &program].concat());
+        let line = outlast.wait_for(what);
+        assert!(line.contains("WARN") && line.contains("(python3), which") && line.contains(why), "{line}");
+        outlast.signal("TERM");
+        outlast.ended();
+        assert_eq!(
+            outlast.said().matches("which the library is loaded").count(),
+            usize::from(socket == "30")
+        );
+    }
 }

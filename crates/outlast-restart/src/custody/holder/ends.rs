@@ -1,0 +1,84 @@
+//! In the holder: processes of the program that have ended, and those that are left when the main one has.
+
+use super::{Ending, Holder};
+use crate::custody::left_over::{self, Remains, Was};
+use crate::custody::{PartEnded, Report};
+use crate::death::Death;
+use crate::sys::process::Pid;
+use crate::sys::{custody as sys, family};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+impl Holder {
+    /// The main process is gone: deals with who is left.
+    pub(super) fn clear(&mut self, patience: Duration, may_be_in_the_way: bool) -> Remains {
+        let now = Instant::now();
+        // What is idle by now stays open.
+        self.take(now);
+        let living = family::below_this();
+        living.iter().for_each(|pid| self.watch(*pid, false));
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        self.left_over.note_older(self.parts.keys().copied().filter(|pid| Some(*pid) != main));
+        // Where a sandbox forbids that.
+        let is_unknown =
+            |pid: &Pid| !self.parts.contains_key(pid) && family::parent_of_living(*pid).is_some();
+        let may_be_in_the_way = may_be_in_the_way || living.iter().any(is_unknown);
+        let process = |pid: &Pid| {
+            let part = self.parts.get(pid)?;
+            Some(left_over::Process { pid: *pid, known: part.process.as_fd(), has_table: part.has_table })
+        };
+        let processes: Vec<left_over::Process<'_>> = living.iter().filter_map(process).collect();
+        let (held, how) = ((&self.listeners, &mut self.connections), (patience, may_be_in_the_way));
+        self.left_over.sort(&processes, main, held, how, now)
+    }
+
+    /// Whether the main process has ended, or is about to, and the next one is not started yet. Others may learn that before
+    /// its descriptor tells it.
+    pub(super) fn is_main_down(&self) -> bool {
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        main.filter(|main| self.parts.contains_key(main)).is_none_or(sys::is_exiting)
+    }
+
+    pub(super) fn on_end(&mut self, pid: u64) {
+        let Ok(pid) = Pid::try_from(pid) else { return };
+        let Some(part) = self.parts.remove(&pid) else { return };
+        // Asked last: it may be buried just now, which is noted before.
+        let told = sys::exit_status(part.process.as_fd(), pid);
+        let status = self.buried.take(pid).or(told);
+        self.changed_at = Instant::now();
+        let Was { older, killed } = self.left_over.ended(pid);
+        let is_main = self.main == Some(pid.cast_unsigned());
+        if is_main {
+            self.main_ended_at = Some(Instant::now());
+            self.listeners.make_room();
+        }
+        let keep = match self.ending {
+            // Some end in order because their master has crashed.
+            Ending::No => status != Some(0) || older || (!is_main && self.is_main_down()),
+            Ending::Replaced => true,
+            Ending::ForGood => false,
+        };
+        if self.ending == Ending::No && !is_main && !self.is_main_down() {
+            self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
+        }
+        let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
+        let death = status.map(Death::from_status);
+        let is_crash = match death {
+            // Servers with a process for each client have them end so when a client goes.
+            _ if killed => false,
+            Some(Death::Exited(code)) => code != 0 && !older && part.has_table && kept + closed > 0,
+            Some(Death::Signal(number)) => part.has_table && !is_usual(number),
+            None => kept + closed > 0,
+        };
+        if self.ending == Ending::No && !is_crash && older && kept + closed > 0 {
+            self.report(Report::Finished { pid, kept, closed });
+        } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
+            self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));
+        }
+    }
+}
+
+/// By which processes are told to end, or told that nobody reads what they write.
+fn is_usual(number: i32) -> bool {
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE].contains(&number)
+}

@@ -1,0 +1,208 @@
+//! In the holder: what the supervisor says, and what processes of the program say.
+
+use super::{CONTROL, Command, Control, Ending, Holder};
+use crate::board::Backend;
+use crate::custody::Report;
+use crate::custody::address::Address;
+use crate::custody::listeners::Listeners;
+use crate::custody::message::{BYTES, Message, VERSION, Verb};
+use crate::holder::packet;
+use crate::sys::process::Pid;
+use crate::sys::{custody as sys, family, local};
+use rustix::event::epoll;
+use rustix::net::{SocketFlags, accept_with};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Packets of one program, before it is another one's turn.
+const PACKETS: usize = 32;
+/// After another binary was asked for, or sockets were taken over: servers have so long to end.
+const PUTS_BACK: Duration = Duration::from_secs(30);
+
+impl Holder {
+    /// What the supervisor says.
+    pub(super) fn hear(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            self.changed_at = Instant::now();
+            match command {
+                Command::Inherit { from, answer } => {
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
+                    let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
+                    let _ = answer.send(count);
+                }
+                Command::Expect { supervisor, processes } => {
+                    self.listeners.expect(supervisor, processes, self.table);
+                }
+                Command::Clear { patience, may_be_in_the_way, answer } => {
+                    let _ = answer.send(self.clear(patience, may_be_in_the_way));
+                }
+                Command::Starting => {
+                    // It has ended, as is known to who says this, and may not have been heard of here.
+                    let main = self.main.and_then(|main| Pid::try_from(main).ok());
+                    if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
+                        let main = u64::from(main.cast_unsigned());
+                        self.hear_of(main);
+                        self.on_end(main);
+                    }
+                    (self.main, self.listens, self.serves) = (None, false, false);
+                    if self.ending == Ending::ForGood {
+                        self.ending = Ending::No;
+                    }
+                }
+                Command::Started { pid } => {
+                    self.main = Some(pid);
+                    self.untold.begin(Instant::now());
+                    self.watch(pid.cast_signed(), false);
+                    self.note_serving();
+                }
+                Command::Stopping { for_good: true } => {
+                    self.ending = Ending::ForGood;
+                    // When the program closes its own, clients are refused.
+                    self.listeners = Listeners::default();
+                }
+                Command::Stopping { for_good: false } => {
+                    self.ending = Ending::Replaced;
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
+                }
+                Command::End => self.is_over = true,
+            }
+        }
+    }
+
+    pub(super) fn accept(&mut self) {
+        while let Ok(socket) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            // Whoever has no process here is a stranger.
+            let Some((pid, _)) = sys::peer_of(socket.as_fd()) else { continue };
+            if !family::is_below_this(pid) {
+                continue;
+            }
+            let number = self.next_control;
+            let data = epoll::EventData::new_u64(CONTROL | number);
+            if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
+                self.next_control += 1;
+                self.controls.insert(number, Control { socket, pid });
+                self.watch(pid, false);
+            }
+        }
+    }
+
+    pub(super) fn on_control(&mut self, number: u64) {
+        for _ in 0..PACKETS {
+            let Some(control) = self.controls.get(&number) else { return };
+            let mut bytes = [0; BYTES];
+            match packet::receive(control.socket.as_fd(), &mut bytes, false) {
+                Ok(packet) if packet.length > 0 => {
+                    let pid = control.pid;
+                    let message = bytes.get(..packet.length).and_then(Message::decode);
+                    match message {
+                        Some(message) if !packet.is_cut => {
+                            self.on_message(number, pid, &message, packet.descriptors);
+                        }
+                        _ => drop(self.controls.remove(&number)),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => drop(self.controls.remove(&number)),
+            }
+        }
+    }
+
+    fn on_message(&mut self, control: u64, pid: Pid, message: &Message, descriptors: Vec<OwnedFd>) {
+        let address = Address::parse(message.address.as_ref());
+        let mut answer = Message::new(Verb::No);
+        match message.verb {
+            Verb::Attach => {
+                let understood = message.slot == VERSION;
+                self.watch(pid, understood);
+                answer.verb = if understood { Verb::Yes } else { Verb::No };
+                answer.descriptor = pid;
+                self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
+            }
+            Verb::Bind => {
+                let left = address.as_ref().and_then(|it| self.listeners.take_left(it, self.table));
+                if let Some((supervisor, sockets)) = left {
+                    self.puts_back_until = Some(Instant::now() + PUTS_BACK);
+                    self.report(Report::TookOver { supervisor, sockets });
+                }
+                let Some(control) = self.controls.get(&control) else { return };
+                let processes = self.left_over.newer(family::below_this());
+                // One thread of a process asks at a time: who asks has received all that it was given.
+                let controls = &self.controls;
+                let is_about_to_receive = |other: Pid| {
+                    let mut its = controls.values().filter(|control| control.pid == other);
+                    other != pid
+                        && its.any(|control| local::unreceived(control.socket.as_raw_fd()).unwrap_or(0) > 0)
+                };
+                let socket = address
+                    .and_then(|address| self.listeners.adopt(pid, &address, &processes, is_about_to_receive));
+                answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
+                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+            }
+            Verb::Probe => {
+                let alone = address.is_some_and(|address| {
+                    let processes = || self.left_over.newer(family::below_this());
+                    self.listeners.has(&address) && self.listeners.is_alone(&address, &processes())
+                });
+                answer.verb = if alone { Verb::Yes } else { Verb::No };
+                self.answer(control, &answer, None);
+            }
+            Verb::Listen => {
+                for socket in descriptors.into_iter().filter(|_| self.ending != Ending::ForGood) {
+                    let by = (pid, Some(message.descriptor));
+                    self.listeners.add(socket, message.address, by, self.table);
+                }
+                self.listens = true;
+                self.note_serving();
+            }
+            Verb::Swap => {
+                let Some(control) = self.controls.get(&control) else { return };
+                let given = address
+                    .filter(|_| !self.left_over.is_killed(pid))
+                    .and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let socket = given.as_ref().map(|given| given.socket.as_fd());
+                if let Some(given) = &given {
+                    (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
+                }
+                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+            }
+            Verb::Release => {
+                let is_alone = self.is_main_down() || self.left_over.is_older(pid);
+                let keep = self.ending == Ending::Replaced || (self.ending == Ending::No && is_alone);
+                self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
+            }
+            Verb::Look | Verb::Yes | Verb::No => {}
+        }
+    }
+
+    fn answer(&self, control: u64, answer: &Message, descriptor: Option<BorrowedFd<'_>>) {
+        if let Some(control) = self.controls.get(&control) {
+            let _ = packet::send(control.socket.as_fd(), &answer.encode(), descriptor, false);
+        }
+    }
+
+    /// The program listens, perhaps.
+    fn note_serving(&mut self) {
+        self.changed_at = Instant::now();
+        let Some(main) = self.main.filter(|_| self.listens && !self.serves) else { return };
+        if self.board.backend() != Backend::None {
+            return;
+        }
+        self.serves = true;
+        if self.ending == Ending::Replaced {
+            self.ending = Ending::No;
+        }
+        self.board.set_backend(Backend::Exec);
+        let pause = self.main_ended_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        self.board.note_begin(main, pause);
+    }
+
+    /// What the process has said that is not heard yet.
+    pub(super) fn hear_of(&mut self, pid: u64) {
+        let its = |control: &Control| u64::from(control.pid.cast_unsigned()) == pid;
+        let numbers: Vec<u64> =
+            self.controls.iter().filter(|(_, control)| its(control)).map(|(number, _)| *number).collect();
+        self.accept();
+        numbers.into_iter().for_each(|number| self.on_control(number));
+    }
+}

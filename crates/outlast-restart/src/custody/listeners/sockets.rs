@@ -1,0 +1,117 @@
+//! Which sockets a process has open.
+
+use super::{Listener, Listeners};
+use crate::custody::address::Address;
+use crate::sys::process::{self, Pid};
+use crate::sys::{custody as sys, descriptors};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+/// What a process has of a program's sockets.
+pub(in crate::custody) struct Sockets {
+    /// Listening ones that another process has made.
+    pub(in crate::custody) shares: bool,
+    /// Listening ones that it has made itself.
+    pub(in crate::custody) listens: bool,
+    /// Connections with clients, and whether those have come to a listening socket that it has.
+    pub(in crate::custody) clients: Vec<(OwnedFd, bool)>,
+}
+
+/// The sockets that a process has open: their numbers there, and by what they are known. None: that cannot be seen.
+fn sockets(pid: Pid) -> Option<impl Iterator<Item = (RawFd, u64)>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    Some(entries.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
+        Some((entry.file_name().to_str()?.parse().ok()?, inode))
+    }))
+}
+
+/// Where these sockets are: each in one process that has it. None: not all processes can be looked at.
+pub(super) fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64, Pid, RawFd)>> {
+    let mut found = Vec::new();
+    for &pid in processes {
+        if inodes.is_empty() {
+            break;
+        }
+        let Some(sockets) = sockets(pid) else {
+            if sys::is_exiting(pid) {
+                continue;
+            }
+            return None;
+        };
+        for (number, inode) in sockets {
+            if let Some(at) = inodes.iter().position(|wanted| *wanted == inode) {
+                found.push((inode, pid, number));
+                inodes.swap_remove(at);
+            }
+        }
+    }
+    Some(found)
+}
+
+/// Copies of all listening sockets that a process has.
+pub(super) fn all_listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let is_socket = link.to_str()?.starts_with("socket:");
+        is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
+    });
+    let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
+    copies.filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd())).collect()
+}
+
+/// Whether a process listens at sockets that this one has not given to it.
+pub(in crate::custody) fn does_listen(pid: Pid) -> bool {
+    let Ok(process) = process::open(pid) else { return false };
+    let inodes: Vec<u64> = all_listening(process.as_fd(), pid)
+        .iter()
+        .filter_map(|socket| descriptors::inode(socket).ok())
+        .collect();
+    // The copies are closed by now.
+    inodes.len() > open_of(&[process::pid()], &inodes).len()
+}
+
+/// Which of these sockets some of the processes have open.
+pub(super) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
+    let mut found = Vec::new();
+    for pid in processes {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
+            let inode = link
+                .to_str()
+                .and_then(|link| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok());
+            found.extend(inode.filter(|inode| inodes.contains(inode) && !found.contains(inode)));
+        }
+        if found.len() == inodes.len() {
+            break;
+        }
+    }
+    found
+}
+
+impl Listeners {
+    /// Those of a process. None: that cannot be seen.
+    pub(in crate::custody) fn sockets_of(&self, process: BorrowedFd<'_>, pid: Pid) -> Option<Sockets> {
+        let (mut own, mut shares, mut listens, mut clients) = (Vec::new(), false, false, Vec::new());
+        for (number, inode) in sockets(pid)? {
+            if let Some(listener) = self.all.iter().find(|listener| listener.inode == inode) {
+                own.push(&listener.address);
+                *(if listener.maker == pid { &mut listens } else { &mut shares }) = true;
+                continue;
+            }
+            let Ok(copy) = sys::copy_of(process, number) else { continue };
+            let address = Address::parse(&sys::local_address(copy.as_fd()));
+            let came = |address: &Address| {
+                let comes = |listener: &Listener| address.came_to(&listener.address);
+                self.all.iter().any(comes) && !descriptors::does_listen(copy.as_fd())
+            };
+            if let Some(address) = address.filter(came) {
+                clients.push((copy, address));
+            }
+        }
+        let is_own = |address: &Address| own.iter().any(|listener| address.came_to(listener));
+        let clients = clients.into_iter().map(|(copy, address)| (copy, is_own(&address))).collect();
+        Some(Sockets { shares, listens, clients })
+    }
+}

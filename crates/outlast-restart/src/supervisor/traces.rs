@@ -1,0 +1,107 @@
+//! Processes of an earlier supervisor that is gone, whatever they have become: found by what they have inherited from it. As
+//! long as it lived it would have ended them; the next one of its name does.
+//!
+//! A process has the supervisor's [board](crate::board::Board) open, and its name among its environment. Some close all
+//! descriptors, some write over their environment: one of both is enough. A server that uses the library has the board
+//! mapped, too: it looks after itself, and is left alone.
+
+use super::left;
+use crate::custody;
+use crate::sys::family;
+use crate::sys::process::{self, Pid};
+use std::collections::BTreeMap;
+
+/// The variable with the [key](super::Settings::key) of the supervisor.
+pub(super) const KEY_ENVIRONMENT: &str = "OUTLAST_SERVICE";
+/// Begins the name of a board's memory.
+const BOARD: &str = "outlast-board:";
+/// A supervisor has few descriptors when it makes its board: it is one of the first.
+const NUMBER_MAX: i32 = 256;
+
+/// What the memory of this process's board is called.
+pub(super) fn name_of_board(key: &str) -> std::ffi::CString {
+    std::ffi::CString::new(custody::name_of_memory(BOARD, std::process::id(), key)).unwrap_or_default()
+}
+
+/// All that supervisors of this key have left which are gone, but for what outlives its program on purpose.
+pub(super) fn left_of(key: &str) -> Vec<Pid> {
+    let mut found = BTreeMap::<Pid, Vec<Pid>>::new();
+    for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
+        if let Some(supervisor) = by_environment(pid, key).or_else(|| by_board(pid, key))
+            && family::parent_of_living(supervisor).is_none()
+            && family::parent_of_living(pid).is_some()
+        {
+            found.entry(supervisor).or_default().push(pid);
+        }
+    }
+    found.retain(|_, pids| !pids.iter().any(|pid| uses_library(*pid)));
+    let mut all: Vec<Pid> = found.into_values().flatten().collect();
+    all.retain(|pid| left::outlives(*pid) != Some(true));
+    all
+}
+
+fn by_environment(pid: Pid, key: &str) -> Option<Pid> {
+    let its_key = left::variable(pid, KEY_ENVIRONMENT)?;
+    (its_key == key.as_bytes()).then(|| left::told(pid)).flatten().map(|(supervisor, _)| supervisor)
+}
+
+fn by_board(pid: Pid, key: &str) -> Option<Pid> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let low = |entry: &std::fs::DirEntry| {
+        entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+            .is_some_and(|number: i32| number < NUMBER_MAX)
+    };
+    entries.filter(low).find_map(|entry| {
+        let path = std::fs::read_link(entry.path()).ok()?;
+        custody::supervisor_in(path.to_str()?, BOARD, key)
+    })
+}
+
+/// Whether it looks after itself.
+fn uses_library(pid: Pid) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(BOARD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    /// A process that has lost its supervisor, which was this one of `key`; the supervisor that is named is gone.
+    fn orphan(key: &str, environment: &[(&str, &str)]) -> std::process::Child {
+        let mut gone = Command::new("true").spawn().unwrap();
+        let supervisor = format!("{} service", gone.id());
+        gone.wait().unwrap();
+        let mut command = Command::new("sleep");
+        command.arg("600").env(KEY_ENVIRONMENT, key).env(left::ENVIRONMENT, supervisor).stdin(Stdio::null());
+        command.envs(environment.iter().copied()).spawn().unwrap()
+    }
+
+    #[test]
+    fn who_has_lost_a_supervisor_of_this_key_is_found_and_nobody_else() {
+        let key = format!("traces of {}", process::pid());
+        let mut all = [
+            orphan(&key, &[]),
+            orphan("another key", &[]),
+            orphan(&key, &[(left::OUTLIVES_ENVIRONMENT, "1")]),
+            orphan(&key, &[(left::ENVIRONMENT, &left::value("one that lives"))]),
+        ];
+        let pid = |at: usize| Pid::try_from(all[at].id()).unwrap();
+        // Its environment can be read a moment after it was started.
+        for child in &all {
+            let path = format!("/proc/{}/environ", child.id());
+            while std::fs::read(&path).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+        let (found, expected) = (left_of(&key), pid(0));
+        for child in &mut all {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(found, [expected]);
+    }
+}
