@@ -21,7 +21,7 @@ pub fn on_accept(
     let Some(table) = holder::attach() else { return };
     marks::accepted(descriptor);
     // A connection that is held may be behind it: its client has sent something.
-    if table.waiting.load(Ordering::SeqCst) == 0 {
+    if table.waiting.load(Ordering::SeqCst) == 0 || marks::is_silent() {
         return;
     }
     if swap(descriptor) {
@@ -31,7 +31,8 @@ pub fn on_accept(
 
 /// One that has come from another process.
 pub fn on_receive(descriptor: RawFd) {
-    let is_connection = sys::is_stream(descriptor)
+    let is_connection = !marks::is_silent()
+        && sys::is_stream(descriptor)
         && sys::option(descriptor, libc::SO_ACCEPTCONN) == Some(0)
         && matches!(sys::option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6));
     if is_connection {

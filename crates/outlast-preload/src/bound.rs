@@ -21,13 +21,17 @@ fn asked(address: &[u8]) -> Option<Message> {
 /// in its place would take clients that nobody accepts. [`before_listen`] comes later.
 pub fn on_bind(descriptor: RawFd, address: &[u8]) -> bool {
     let _errno = sys::Errno::keep();
-    !sys::shares_port(descriptor) && adopt(descriptor, address)
+    !marks::is_silent() && !sys::shares_port(descriptor) && adopt(descriptor, address)
 }
 
 /// The program is about to listen on a socket whose port others may have, too: one that was left takes its place.
 pub fn before_listen(descriptor: RawFd) {
     let _errno = sys::Errno::keep();
-    if holder::is_known() && sys::shares_port(descriptor) && !sys::does_listen(descriptor) {
+    if !marks::is_silent()
+        && holder::is_known()
+        && sys::shares_port(descriptor)
+        && !sys::does_listen(descriptor)
+    {
         let name = sys::name(descriptor, false);
         adopt(descriptor, name.as_ref());
     }
@@ -48,6 +52,9 @@ fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
 /// the program may have listened there just before.
 pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
     let _errno = sys::Errno::keep();
+    if marks::is_silent() {
+        return false;
+    }
     let table = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)));
     table.is_some_and(|(table, parsed)| {
         table.note_address(&parsed);
@@ -58,7 +65,7 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
 /// The program listens.
 pub fn on_listen(descriptor: RawFd) {
     let _errno = sys::Errno::keep();
-    if !sys::is_stream(descriptor) {
+    if marks::is_silent() || !sys::is_stream(descriptor) {
         return;
     }
     let name = sys::name(descriptor, false);
@@ -77,6 +84,9 @@ pub fn on_listen(descriptor: RawFd) {
 /// first that they do.
 pub fn on_connect(address: &[u8]) -> bool {
     let _errno = sys::Errno::keep();
+    if marks::is_silent() {
+        return false;
+    }
     let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
     let Some(address) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };

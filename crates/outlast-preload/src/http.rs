@@ -38,6 +38,8 @@ pub enum Verdict {
     Answered,
     /// It is not understood, or the connection ends with this answer.
     Unclear,
+    /// It is no HTTP/1 from here on, as the client has asked for (WebSocket).
+    Switched,
 }
 
 /// One connection.
@@ -109,8 +111,8 @@ impl Exchange {
             let mut room = None;
             let Some(head) = head(behind, &mut room) else { return Verdict::Unclear };
             skip += head.bytes.len();
-            if !self.begin_answer(&head) {
-                return Verdict::Unclear;
+            if let Some(verdict) = self.begin_answer(&head) {
+                return verdict;
             }
         }
         for part in (Behind { parts, skip }) {
@@ -161,17 +163,16 @@ impl Exchange {
         }
     }
 
-    /// False if the head does not tell how long the answer is.
-    fn begin_answer(&mut self, head: &Head<'_>) -> bool {
-        let Some(status) = head.bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3)) else {
-            return false;
-        };
-        let Ok(status) = std::str::from_utf8(status).unwrap_or("").parse() else { return false };
+    /// The verdict, if the head does not tell how long the answer is.
+    fn begin_answer(&mut self, head: &Head<'_>) -> Option<Verdict> {
+        let status = head.bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3));
+        let status = status.and_then(|status| std::str::from_utf8(status).ok()?.parse().ok());
+        let Some(status) = status else { return Some(Verdict::Unclear) };
         let closes = head.connection.is_some_and(|value| !is(value, b"keep-alive"));
         match status {
-            101 => return false,
-            100..200 => return true,
-            _ if closes => return false,
+            101 => return Some(Verdict::Switched),
+            100..200 => return None,
+            _ if closes => return Some(Verdict::Unclear),
             204 | 304 => self.answer = Answer::None,
             _ if self.only_head => self.answer = Answer::None,
             _ if head.transfer_encoding.is_some_and(|value| is(value, b"chunked")) => {
@@ -181,10 +182,10 @@ impl Exchange {
                 Some(Some(0)) => self.answer = Answer::None,
                 Some(Some(length)) => (self.answer, self.answer_rest) = (Answer::Body, length),
                 // It ends with the connection.
-                _ => return false,
+                _ => return Some(Verdict::Unclear),
             },
         }
-        true
+        None
     }
 
     /// A byte between chunks. False if it cannot be there.
@@ -286,7 +287,6 @@ struct Head<'a> {
     connection: Option<&'a [u8]>,
     content_length: Option<&'a [u8]>,
     transfer_encoding: Option<&'a [u8]>,
-    upgrade: Option<&'a [u8]>,
 }
 
 impl<'a> Head<'a> {
@@ -311,7 +311,6 @@ impl<'a> Head<'a> {
             Some(b'c' | b'C') if line.get(10) == Some(&b':') => (b"connection", &mut self.connection),
             Some(b'c' | b'C') => (b"content-length", &mut self.content_length),
             Some(b't' | b'T') => (b"transfer-encoding", &mut self.transfer_encoding),
-            Some(b'u' | b'U') => (b"upgrade", &mut self.upgrade),
             _ => return,
         };
         if let Some((its, [b':', value @ ..])) = line.split_at_checked(name.len())
@@ -323,7 +322,7 @@ impl<'a> Head<'a> {
 
     /// The length of the body, if one is told. None if it is told in another way.
     fn body(&self) -> Option<Option<u64>> {
-        if self.transfer_encoding.is_some() || self.upgrade.is_some() {
+        if self.transfer_encoding.is_some() {
             return None;
         }
         let Some(length) = self.content_length else { return Some(None) };
@@ -389,18 +388,22 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\nuntil the end",
             "HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
             "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
-            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello and more",
             "HTTP/1.1 200 OK\r\nContent-Le",
         ] {
             let mut exchange = asked(GET);
             assert_eq!(exchange.on_write([answer.as_bytes()].into_iter()), Unclear, "{answer}");
         }
+        // The server decides whether something else is spoken.
+        let asks = || asked(b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+        let switches: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n";
+        assert_eq!(asks().on_write([switches].into_iter()), Verdict::Switched);
+        let declines = b"HTTP/1.1 200 OK\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello";
+        assert_eq!(answered(asks(), declines), Answered);
         for request in [
             &b"GET / HTTP/1.1\r\nHost:"[..],
             b"GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n",
             b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-            b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
             b"CONNECT a:1 HTTP/1.1\r\n\r\n",
             b"+PING\r\n\r\n",
             b"GET key\r\n\r\n",
@@ -416,16 +419,13 @@ mod tests {
             head("GET /u HTTP/1.1\r\ncOnnection:x\r\nContent-Length: 7\r\nContent-length: 8\r\n\r\nmore")
                 .unwrap();
         assert_eq!((of.connection, of.body()), (Some(&b"x\r"[..]), Some(Some(7))));
-        assert!(of.bytes.ends_with(b"8\r\n\r\n") && of.upgrade.is_none());
+        assert!(of.bytes.ends_with(b"8\r\n\r\n"));
         for other in
-            ["Connections: x", "Connection : x", "Conn", "Content-Lengt: 7", "t", "", ":", "X-Upgrade: x"]
+            ["Connections: x", "Connection : x", "Conn", "Content-Lengt: 7", "t", "", ":", "X-Connection: x"]
         {
             let text = format!("GET / HTTP/1.1\r\n{other}\r\nTransfer-Encoding: chunked\r\n\r\n");
             let of = Head::read(text.as_bytes()).unwrap();
-            assert!(
-                of.connection.is_none() && of.content_length.is_none() && of.upgrade.is_none(),
-                "{other}"
-            );
+            assert!(of.connection.is_none() && of.content_length.is_none(), "{other}");
             assert_eq!(of.transfer_encoding.is_some(), !other.is_empty(), "{other}");
         }
         for incomplete in ["", "\n", "\r\n", "a\n\r\n", "a\n\n", "a\r\n\r", "a\r\n\n"] {

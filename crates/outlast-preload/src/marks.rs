@@ -6,10 +6,10 @@ use crate::http::{self, Exchange, Verdict};
 use crate::memory::Parts;
 use crate::sys;
 use outlast_restart::custody::message::{Message, Verb};
-use outlast_restart::custody::table::{FREE, NEW, Phase, Slot};
+use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, Table};
 use std::os::fd::RawFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors beyond are not looked at.
 const DESCRIPTORS: usize = 1 << 16;
@@ -32,6 +32,22 @@ static MARKS: [Mark; DESCRIPTORS] =
 /// Of this process.
 static PID: AtomicI32 = AtomicI32::new(0);
 
+/// See [`fall_silent`].
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to forbid itself system calls: from here on this library makes none of its own, as it may be killed
+/// for any. What is held stays held, and what was idle by now is kept; nothing more is.
+pub fn fall_silent() {
+    // While that is allowed: what is not kept is noted there.
+    holder::attach();
+    IS_SILENT.store(true, Ordering::SeqCst);
+}
+
+/// Whether this process makes no system calls but the program's.
+pub fn is_silent() -> bool {
+    IS_SILENT.load(Ordering::Relaxed)
+}
+
 /// This process, and those that it forks, speak with the holder from here on.
 pub fn begin() {
     static FORK: Once = Once::new();
@@ -42,6 +58,11 @@ pub fn begin() {
 }
 
 extern "C" fn forked() {
+    if is_silent() {
+        // None of its parent's slots is its own.
+        PID.store(-1, Ordering::Relaxed);
+        return;
+    }
     PID.store(sys::pid(), Ordering::Relaxed);
     holder::forked();
 }
@@ -49,7 +70,7 @@ extern "C" fn forked() {
 /// Whether this is the process that its memory says it is, and not one that `vfork` has made, which uses its parent's.
 pub fn is_own() -> bool {
     let known = PID.load(Ordering::Relaxed);
-    known == 0 || known == sys::pid()
+    !is_silent() && (known == 0 || known == sys::pid())
 }
 
 fn mark(descriptor: RawFd) -> Option<&'static Mark> {
@@ -104,7 +125,7 @@ fn phase(verdict: Verdict) -> Phase {
     match verdict {
         Verdict::Busy => Phase::Busy,
         Verdict::Answered => Phase::Idle,
-        Verdict::Unclear => Phase::Unclear,
+        Verdict::Unclear | Verdict::Switched => Phase::Unclear,
     }
 }
 
@@ -116,6 +137,13 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         let _errno = sys::Errno::keep();
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
         mark.what.store(NOTHING, Ordering::Relaxed);
+        if is_silent() {
+            let is_kept_elsewhere = |table: &&Table| table.keeps_connections() && http::is_request(head);
+            if let Some(table) = holder::table().filter(is_kept_elsewhere) {
+                table.note_not_kept(NotKept::Sandbox);
+            }
+            return;
+        }
         if !is_own() {
             return;
         }
@@ -159,6 +187,11 @@ pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
     };
     set_exchange(slot, exchange);
     slot.set_phase(phase(verdict));
+    if verdict == Verdict::Switched
+        && let Some(table) = holder::table()
+    {
+        table.note_not_kept(NotKept::Switched);
+    }
 }
 
 /// What goes on there cannot be followed.
@@ -174,7 +207,20 @@ pub fn never(descriptor: RawFd) {
 /// The number is free, or stands for something else, in a moment.
 pub fn forget(descriptor: RawFd) {
     // Of most numbers nothing is known: that is all that it costs them.
-    if !is_marked(descriptor) || !is_own() {
+    if !is_marked(descriptor) {
+        return;
+    }
+    if is_silent() {
+        // The holder finds out by itself that it is closed. Until then it is not to be kept.
+        if let Some(slot) = slot_of(descriptor) {
+            slot.set_phase(Phase::Unclear);
+        }
+        if let Some(mark) = mark(descriptor) {
+            mark.what.store(NOTHING, Ordering::Relaxed);
+        }
+        return;
+    }
+    if !is_own() {
         return;
     }
     let _errno = sys::Errno::keep();

@@ -2,7 +2,7 @@
 
 use super::hooks;
 use crate::{accepted, bound, marks, sys};
-use libc::{FILE, c_int, c_long, c_uint, sockaddr, socklen_t};
+use libc::{FILE, c_int, c_long, c_uint, c_ulong, sockaddr, socklen_t};
 
 /// Duplicates answer for each other: that is not followed.
 fn duplicated(from: c_int, to: c_int) -> c_int {
@@ -12,6 +12,10 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     }
     to
 }
+
+/// What seccomp(2) is asked for to forbid system calls; its other operations ask.
+const STRICT: u32 = libc::SECCOMP_SET_MODE_STRICT;
+const FILTER: u32 = libc::SECCOMP_SET_MODE_FILTER;
 
 /// A new descriptor of the program, which is no connection of a client.
 fn other(descriptor: c_int) -> c_int {
@@ -77,12 +81,22 @@ hooks! {
         marks::forget(fd);
         next(fd)
     };
+    // There may be fewer arguments here, too.
+    fn prctl(option: c_int, two: c_ulong, three: c_ulong, four: c_ulong, five: c_ulong) -> c_int, next => {
+        if option == libc::PR_SET_SECCOMP {
+            let _errno = sys::Errno::keep();
+            marks::fall_silent();
+        }
+        next(option, two, three, four, five)
+    };
     // By which libuv closes, and with it Node. There may be fewer arguments: then what is passed on is not looked at.
     fn syscall(
         number: c_long, one: c_long, two: c_long, three: c_long, four: c_long, five: c_long, six: c_long
     ) -> c_long, next => {
         if number == libc::SYS_close {
             marks::forget(c_int::try_from(one & 0x7fff_ffff).unwrap_or(-1));
+        } else if number == libc::SYS_seccomp && matches!(u32::try_from(one), Ok(STRICT | FILTER)) {
+            marks::fall_silent();
         }
         next(number, one, two, three, four, five, six)
     };

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -22,6 +22,8 @@ class H(socketserver.StreamRequestHandler):
             elif path == b"/events":
                 s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n"); time.sleep(99)
             elif path == b"/never": time.sleep(99)
+            elif path == b"/socket":
+                s.wfile.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n12345"); time.sleep(99)
             else: s.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
 class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True; daemon_threads = True; request_queue_size = 50
@@ -66,6 +68,45 @@ fn idle_connections_are_kept_and_half_answers_end_over_twenty_crashes() {
         assert!(client.get("/"));
     }
     assert!(server.said("kept: 5").len() >= 19, "{:?}", server.said("PartEnded"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn connections_that_go_over_to_another_protocol_are_named_and_counted() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("switched"));
+    let server = Server::start(&program(&folder, port), true);
+    for crash in 1..3 {
+        let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(port)).collect();
+        for client in &mut clients {
+            let asked = b"GET /socket HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+            client.0.write_all(asked).unwrap();
+            let (mut said, mut room) = (Vec::new(), [0; 200]);
+            while !said.ends_with(b"12345") {
+                let count = client.0.read(&mut room).unwrap();
+                assert_ne!(count, 0);
+                said.extend_from_slice(&room[..count]);
+            }
+        }
+        // A client that only asks for it is kept.
+        let mut declined = Client::connect(port);
+        declined.0.write_all(b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n\r\n").unwrap();
+        assert!(declined.answered().is_some());
+        let own = [declined.0.local_addr().unwrap().port()];
+        eventually("there is no copy", || holds(server.pid(), port, &own).then_some(()));
+        kill(server.main(), libc::SIGKILL);
+        for client in &mut clients {
+            assert_eq!(client.0.read(&mut [0; 1]).unwrap_or(0), 0, "it is kept");
+        }
+        assert!(declined.get("/"));
+        eventually("they are not counted", || {
+            (server.said("kept: 1, closed: 3").len() == crash).then_some(())
+        });
+    }
+    eventually("it is not said", || (server.said("Switched").len() == 1).then_some(()));
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -17,5 +17,6 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod own_sandbox;
 mod servers;
 mod shared_ports;

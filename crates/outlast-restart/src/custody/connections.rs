@@ -80,6 +80,8 @@ pub(super) struct Connections {
     next_untouched: u32,
     /// Slots of which there is no copy yet.
     new: Vec<u32>,
+    /// Slots of which there will never be one; some are free, or of other connections, by now.
+    unclear: BTreeSet<u32>,
     head: u32,
     looked_at: u32,
 }
@@ -104,6 +106,7 @@ impl Connections {
             given_up: 0,
             next_untouched: UNTOUCHED,
             new: Vec::new(),
+            unclear: BTreeSet::new(),
             head: 0,
             looked_at: 0,
         }
@@ -166,7 +169,10 @@ impl Connections {
                 return false;
             }
             match slot.phase() {
-                Phase::Unclear => return false,
+                Phase::Unclear => {
+                    self.unclear.insert(number);
+                    return false;
+                }
                 Phase::Busy => return true,
                 Phase::Idle => {}
             }
@@ -274,15 +280,16 @@ impl Connections {
         }
         self.note_waiting();
         self.table.take_new(&mut self.head, &mut self.new);
-        self.new.retain(|&number| {
-            let Some(slot) = self.table.slot(number) else { return false };
+        let mut is_lost = |number: &u32| {
+            let slot = self.table.slot(*number)?;
             let lost = slot.state.load(SeqCst) == NEW && slot.owner.load(SeqCst) == owner.cast_unsigned();
-            if lost {
+            lost.then(|| {
                 slot.free();
                 closed += 1;
-            }
-            !lost
-        });
+            })
+        };
+        self.new.retain(|number| is_lost(number).is_none());
+        self.unclear.retain(|number| is_lost(number).is_none());
         (kept, closed)
     }
 

@@ -48,13 +48,18 @@ pub enum NotKept {
     Http2 = 2,
     /// Of databases, of mail, and whatever else is no HTTP.
     Other = 3,
+    /// They were of HTTP/1 at first (WebSocket).
+    Switched = 4,
+    /// The program forbids itself system calls, also those by which idle connections are known.
+    Sandbox = 5,
 }
 
 impl NotKept {
     /// As it is noted.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        [Self::Tls, Self::Http2, Self::Other].into_iter().find(|kind| *kind as u32 == number)
+        let all = [Self::Tls, Self::Http2, Self::Other, Self::Switched, Self::Sandbox];
+        all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
 

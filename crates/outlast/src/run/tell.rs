@@ -199,6 +199,14 @@ fn not_kept(kind: NotKept) -> &'static str {
             "connections that do not begin with an HTTP/1 request (databases, mail, others) are not kept over a crash: \
              clients connect again (the listening sockets are kept)"
         }
+        NotKept::Switched => {
+            "connections that go over from HTTP/1 to another protocol (WebSocket) are not kept over a crash: clients \
+             connect again (the listening sockets and idle HTTP/1 connections are kept)"
+        }
+        NotKept::Sandbox => {
+            "idle connections are not kept over a crash, as the program allows itself few system calls only (seccomp): \
+             clients connect again (the listening sockets are kept)"
+        }
     }
 }
 

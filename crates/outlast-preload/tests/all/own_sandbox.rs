@@ -1,0 +1,77 @@
+//! Programs that forbid themselves system calls, on pain of death: nothing that this library does may cost them their life.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use std::process::Command;
+
+/// Serves one client after the other. From before its first client on it may read, write, accept and close, and nothing else.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ALLOW(number) \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+
+int main(int count, char **arguments) {
+    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, (void *)&at, sizeof at) || listen(listener, 50)) return 1;
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        ALLOW(SYS_read), ALLOW(SYS_write), ALLOW(SYS_accept), ALLOW(SYS_close),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return 2;
+    int forbidden = strcmp(arguments[2], "prctl") ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)
+                                                  : prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    if (forbidden) return 3;
+    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n";
+    for (;;) {
+        char request[4096];
+        int client = accept(listener, 0, 0);
+        while (read(client, request, sizeof request) > 0) write(client, answer, strlen(answer));
+        close(client);
+    }
+}
+"#;
+
+#[test]
+fn a_program_that_would_be_killed_for_any_other_call_serves() {
+    if !is_installed("cc") {
+        return;
+    }
+    let folder = folder("own-sandbox");
+    let (source, program) = (folder.join("sandbox.c"), folder.join("sandbox"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    assert!(Command::new("cc").args(["-w", "-o"]).arg(&program).arg(&source).status().unwrap().success());
+    for way in ["prctl", "seccomp"] {
+        let port = free_port();
+        let mut command = Command::new(&program);
+        command.arg(port.to_string()).arg(way);
+        let server = Server::start(&command, true);
+        for crash in 0..3 {
+            let mut client = Client::connect(port);
+            assert!((0..3).all(|_| client.get("/")), "{way}, crash {crash}");
+            let main = server.main();
+            kill(main, libc::SIGKILL);
+            eventually("it is not started again", || (server.main() != main).then_some(()));
+            assert!(!client.get("/"), "{way}, crash {crash}");
+        }
+        let only_killed = server.said("Crashed").iter().all(|line| line.contains("Signal(9)"));
+        assert!(only_killed, "{way}: {:?}", server.said("Crashed"));
+        eventually("it is not said", || (server.said("Sandbox").len() == 1).then_some(()));
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
