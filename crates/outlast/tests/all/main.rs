@@ -17,6 +17,7 @@ mod end_messages;
 mod exit_codes;
 mod full_server;
 mod handover;
+mod handover_answers;
 mod handover_keep;
 mod hold;
 mod interop;
