@@ -19,6 +19,7 @@ mod full_server;
 mod handover;
 mod handover_answers;
 mod handover_keep;
+mod handover_turns;
 mod hold;
 mod interop;
 mod key_memory;
