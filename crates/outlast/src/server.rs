@@ -1,7 +1,7 @@
 //! The far side: sessions come in, connections to services go out.
 
 use crate::exit::{Failure, hint};
-use crate::handover::{self, Legacy, Parcel};
+use crate::handover::{self, Legacy, Parcel, Turn};
 use crate::narrate::Narrator;
 use crate::plan::{self, ListenPlan, Target};
 use crate::registry::{Place, Registry};
@@ -58,8 +58,11 @@ impl Server {
     /// Listens.
     pub async fn bind(plan: ListenPlan) -> Result<Self> {
         // It listens when all is ready: clients have to find their sessions.
+        // Others that start wait until this one does listen, and find it there.
+        let port = plan.address.port();
+        let _turn = if port == 0 { None } else { Turn::take(port)? };
         let socket = bind_after_the_old_one(plan.address)?;
-        let mut legacy = Legacy::ask(plan.address, socket.only_v6().unwrap_or(false));
+        let mut legacy = Legacy::ask(plan.address, socket.only_v6().unwrap_or(false))?;
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
         let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
         let address = listener.local_addr();
@@ -148,7 +151,11 @@ fn bind_after_the_old_one(address: SocketAddr) -> Result<socket2::Socket> {
     loop {
         let gone = handover::ask_to_hand_over(address, false)?;
         match bind(address) {
-            Ok(socket) => return Ok(socket),
+            Ok(socket) => {
+                // It may have stopped to listen since it was looked for: it shows that it is stopping before that.
+                while handover::ask_to_hand_over(address, false)? {}
+                return Ok(socket);
+            }
             // It may have been told to stop a moment ago.
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
                 if !gone && started.elapsed() > STOPPING_SHOWS_WITHIN {

@@ -345,10 +345,13 @@ impl Link {
     /// Whether the peer's FIN was really received, given how many payload bytes were read from this socket.
     ///
     /// An end of input can also mean that somebody else took the socket's error. The kernel counts a FIN as
-    /// one received byte (`tcpi_bytes_received`), so the two can be told apart exactly.
+    /// one received byte (`tcpi_bytes_received`), so the two can be told apart exactly: as long as nothing is unread,
+    /// because a byte of the stream would count as much.
     pub(crate) fn is_fin_received(&self, read_bytes: u64) -> bool {
-        let received =
-            !self.is_dead() && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1);
+        let received = !self.is_dead()
+            && sys::tcp_info(self).is_ok_and(|info| info.bytes_received == read_bytes + 1)
+            // Asked last: what was counted and is no FIN is still there.
+            && sys::unread_bytes(self).is_ok_and(|unread_bytes| unread_bytes == 0);
         if received {
             self.fin_seen.store(true, Ordering::Relaxed);
         }

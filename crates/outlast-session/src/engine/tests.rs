@@ -2,6 +2,7 @@
 
 mod attempts;
 mod by_hand;
+mod ends;
 mod races;
 
 use crate::blocking::{Listener, Session};

@@ -104,7 +104,10 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
-            match Box::pin(deliver_the_rest(&pump, &mut session, control)).await {
+            let Some(rest) = Box::pin(deliver_the_rest(&pump, &mut session, control)).await else {
+                return detach(pump, session, local);
+            };
+            match rest {
                 // The two streams ended in order, only the end of one found nobody: nothing to reset.
                 Outcome::Completed => {
                     local.abort();
@@ -117,6 +120,10 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         End::Wish(Wish::Kill) => Outcome::Killed,
         End::Wish(Wish::End) => ended_at_once(&session),
         End::Wish(Wish::Detach) if pump.can_rest() => return detach(pump, session, local),
+        // It was reset before it had said all: nothing is owed that would be worth to be waited for.
+        End::Wish(Wish::Detach) if pump.broken().is_some() => {
+            Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into())
+        }
         End::Wish(Wish::Stop | Wish::Detach) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
     };
     let info = session.info();
@@ -252,8 +259,9 @@ fn finished_outcome(result: crate::Result<()>) -> Outcome {
 /// The local program is gone: what it said before is delivered, what it is told is thrown away.
 ///
 /// A program that said goodbye and left is owed delivery, however long it takes; one that was reset gets what TCP
-/// would do. If the peer ends its stream as well the session has completed.
-async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control) -> Outcome {
+/// would do. If the peer ends its stream as well the session has completed. None if told to leave the process before that:
+/// the next one delivers as well as this one.
+async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control) -> Option<Outcome> {
     let mut peer_ended = pump.broken_to_the_end();
     let started = Instant::now();
     let mut thrown_away = 0;
@@ -271,7 +279,13 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
         match control.attend(&mut || Some(session.info())) {
             Some(Wish::Kill) => break Outcome::Killed,
             Some(Wish::End) => break ended_at_once(session),
-            Some(Wish::Stop | Wish::Detach) if started.elapsed() >= SETTLE_TIMEOUT => {
+            Some(Wish::Detach) if pump.can_rest() => {
+                give_buffer(buffer);
+                return None;
+            }
+            // Others wait for the next process.
+            Some(Wish::Detach) => break Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into()),
+            Some(Wish::Stop) if started.elapsed() >= SETTLE_TIMEOUT => {
                 break Outcome::Stopped { delivered };
             }
             _ if !pump.up_ended() && started.elapsed() >= SETTLE_TIMEOUT => {
@@ -288,14 +302,13 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
                 Err(error) => break Outcome::SessionFailed(super::session_error(error)),
             },
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(DELIVERED_POLL_MAX),
+            () = control.woken() => {}
         }
     };
     give_buffer(buffer);
     match outcome {
-        Outcome::LocalFailed(_) if peer_ended && pump.up_ended() => {
-            finish(session, control).await.unwrap_or(Outcome::Stopped { delivered: false })
-        }
-        other => other,
+        Outcome::LocalFailed(_) if peer_ended && pump.up_ended() => finish(session, control).await,
+        other => Some(other),
     }
 }
 

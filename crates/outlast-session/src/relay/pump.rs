@@ -106,6 +106,10 @@ enum Down {
 pub struct Rest {
     /// The local side has ended its stream, and the session's is ended too.
     pub up_ended: bool,
+    /// The session has ended its stream, and the local side was told.
+    pub down_ended: bool,
+    /// The local side takes no more.
+    pub broken: bool,
     /// Read from the session, to be written to the local side.
     pub to_local: Vec<u8>,
 }
@@ -159,10 +163,18 @@ impl Pump {
 
     /// Goes on where another process has stopped.
     pub(super) fn restored(rest: Rest) -> Self {
-        let Rest { up_ended, to_local } = rest;
+        let Rest { up_ended, down_ended, broken, to_local } = rest;
         let mut pump = Self::new(Vec::new(), false);
         if up_ended {
             pump.up = Up::Ended;
+        }
+        if broken {
+            pump.down = Down::Broken { error: io::ErrorKind::ConnectionReset.into(), ended: down_ended };
+            return pump;
+        }
+        // A connection that has ended both ways cannot be told so again.
+        if down_ended {
+            pump.down = Down::Ended;
         }
         if !to_local.is_empty() {
             let buffer = to_local.into_boxed_slice();
@@ -173,15 +185,20 @@ impl Pump {
     }
 
     /// What is under way between the two sides. None if the two cannot part: something is yet to come before what the
-    /// local side says, or it takes no more.
+    /// local side says, or it takes no more and has not said all it had to say.
     pub(super) fn rest(self) -> Option<Rest> {
+        let (mut down_ended, mut broken) = (false, false);
         let up_ended = match self.up {
             Up::Head { .. } => return None,
             Up::Open => false,
             Up::Closing | Up::Ended => true,
         };
         let to_local = match self.down {
-            Down::Open | Down::Ended => Vec::new(),
+            Down::Open => Vec::new(),
+            Down::Ended => {
+                down_ended = true;
+                Vec::new()
+            }
             Down::Writing { buffer, start, end, .. } => buffer.get(start..end).unwrap_or_default().to_vec(),
             Down::Passing { bytes } => {
                 let mut left = vec![0; bytes];
@@ -196,14 +213,19 @@ impl Pump {
                 left
             }
             Down::Urgent(byte) => vec![byte],
-            Down::Broken { .. } => return None,
+            // That it was reset is known here alone: in the next process it would seem to have ended in order.
+            Down::Broken { .. } if !up_ended => return None,
+            Down::Broken { ended, .. } => {
+                (down_ended, broken) = (ended, true);
+                Vec::new()
+            }
         };
-        Some(Rest { up_ended, to_local })
+        Some(Rest { up_ended, down_ended, broken, to_local })
     }
 
     /// Whether [`rest`](Self::rest) has an answer.
     pub(super) fn can_rest(&self) -> bool {
-        !matches!(self.up, Up::Head { .. }) && !matches!(self.down, Down::Broken { .. })
+        !matches!(self.up, Up::Head { .. }) && (self.up_ended() || self.broken().is_none())
     }
 
     /// Whether the local side has ended its stream in order.

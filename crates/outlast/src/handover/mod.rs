@@ -14,12 +14,16 @@ mod door;
 mod keeper;
 mod parcel;
 mod places;
+mod turn;
 
 pub use door::{Door, ask_to_hand_over};
 pub use keeper::run as keep;
 pub use parcel::Parcel;
+pub use turn::Turn;
 
 use crate::admin_folder;
+use crate::exit::Failure;
+use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
 use keeper::{KEPT, READY, TAKEN};
 use outlast_restart::supervisor::{ENVIRONMENT as SUPERVISOR_ENVIRONMENT, OUTLIVES_ENVIRONMENT};
@@ -35,6 +39,10 @@ use std::time::Duration;
 
 /// Time that sessions wait for the next process. Default 5 min: for a restart it takes seconds, for an upgrade minutes.
 pub const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(300);
+/// A keeper that was about to go when it was asked: so often others are looked for.
+const ATTEMPTS_MAX: usize = 10;
+/// Before the next look: the process that has the sessions by now shows that it stops, or listens.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// A keeper says within this time that it is there, and that it has everything.
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -120,8 +128,24 @@ pub struct Legacy {
 
 impl Legacy {
     /// Asks the keepers of all addresses whose clients may come to a listener at `address`: one that does not know their
-    /// sessions would tell them so, and end them. What goes wrong is logged: the keeper goes on keeping.
-    pub fn ask(address: SocketAddr, only_v6: bool) -> Self {
+    /// sessions would tell them so, and end them. What cannot be read is logged: the keeper goes on keeping.
+    ///
+    /// # Errors
+    /// A keeper does not answer: it keeps what is told to clients not to be there.
+    pub fn ask(address: SocketAddr, only_v6: bool) -> Result<Self> {
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some(legacy) = Self::ask_once(address, only_v6)? {
+                return Ok(legacy);
+            }
+            // Somebody else has taken over what it had.
+            std::thread::sleep(LOOK_AGAIN);
+            ask_to_hand_over(address, only_v6)?;
+        }
+        Ok(Self::ask_once(address, only_v6)?.unwrap_or_default())
+    }
+
+    /// None if a keeper has gone meanwhile: all have to be asked again.
+    fn ask_once(address: SocketAddr, only_v6: bool) -> Result<Option<Self>> {
         let mut legacy = Self::default();
         let mut asked = Vec::new();
         for (kept_for, socket) in places::all(places::Kind::Keeper) {
@@ -156,10 +180,18 @@ impl Legacy {
                     legacy.parcels.extend(parcels);
                     legacy.keepers.push(keeper);
                 }
+                Err(_) if !socket.exists() || is_abandoned(&socket) => return Ok(None),
+                Err(error) if is_timeout(&error) => {
+                    return Err(Failure::system(format!(
+                        "cannot take over the sessions of {kept_for}: process {}, which keeps them, does not answer; \
+                         start again, or end it",
+                        process.unwrap_or_default()
+                    )));
+                }
                 Err(error) => tracing::error!("cannot take over the sessions of {kept_for}: {error:#}"),
             }
         }
-        legacy
+        Ok(Some(legacy))
     }
 
     /// The processes that keep them.
@@ -173,6 +205,13 @@ impl Legacy {
             keeper.write_all(&[TAKEN]).ok();
         }
     }
+}
+
+fn is_timeout(error: &anyhow::Error) -> bool {
+    let of_std = error.downcast_ref::<std::io::Error>().is_some_and(|error| {
+        matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+    });
+    of_std || error.downcast_ref::<rustix::io::Errno>() == Some(&rustix::io::Errno::AGAIN)
 }
 
 fn pid(keeper: &UnixStream) -> Option<i32> {

@@ -64,6 +64,11 @@ struct Header {
     session_bytes: u64,
     to_local_bytes: u64,
     up_ended: bool,
+    /// An earlier version does without these two: what they tell is found out again.
+    #[serde(default)]
+    down_ended: bool,
+    #[serde(default)]
+    broken: bool,
 }
 
 impl Parcel {
@@ -99,6 +104,8 @@ impl Parcel {
             session_bytes: self.session.len() as u64,
             to_local_bytes: self.rest.to_local.len() as u64,
             up_ended: self.rest.up_ended,
+            down_ended: self.rest.down_ended,
+            broken: self.rest.broken,
         })?;
         let length = u32::try_from(header.len())?.to_be_bytes();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -140,7 +147,8 @@ impl Parcel {
         let session = part(stream, header.session_bytes)?;
         let to_local = part(stream, header.to_local_bytes)?;
         let local = local.context("a relay without its connection")?;
-        let rest = Rest { up_ended: header.up_ended, to_local };
+        let Header { up_ended, down_ended, broken, .. } = header;
+        let rest = Rest { up_ended, down_ended, broken, to_local };
         Ok(Some(Self { label: header.label, session, local, rest }))
     }
 }
@@ -167,7 +175,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (local, _) = listener.accept().unwrap();
-        let rest = Rest { up_ended: true, to_local: vec![7; 300_000] };
+        let rest = Rest { up_ended: true, down_ended: true, broken: true, to_local: vec![7; 300_000] };
         let label = Label {
             id: "0f".into(),
             peer: None,

@@ -1,0 +1,61 @@
+//! Two listeners are started at one address at once, with sessions to take over.
+
+use crate::common::restarts::{connect, ends, listen, open, say, stop};
+use crate::common::{Outlast, echo, folder, nobody};
+use std::time::Duration;
+
+/// The process that keeps the sessions is held up, so that both are there when it answers.
+#[test]
+fn one_that_is_told_to_stop_while_it_takes_over_leaves_nothing_behind() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut stream = open(front);
+    let keeper = stop(&mut server, 1);
+    signal(keeper, "STOP");
+    let start = || Outlast::start(runtime, &["listen", &address.to_string(), "--to", &to]);
+    let mut first = start();
+    std::thread::sleep(Duration::from_millis(500));
+    let mut second = start();
+    std::thread::sleep(Duration::from_millis(500));
+    // Heard when it has everything: then it hands it to the next.
+    first.signal("TERM");
+    signal(keeper, "CONT");
+    assert!(first.ended().success());
+    second.wait_for("going on with 1 session");
+    say(&mut stream, b"still there");
+    ends(keeper);
+    let last = stop(&mut second, 1);
+    signal(last, "TERM");
+    ends(last);
+}
+
+/// The second finds the address in use, and the keeper's sessions are where they belong.
+#[test]
+fn of_two_that_start_at_once_one_goes_on() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (address, to) = (nobody(), echo().to_string());
+    let mut server = listen(runtime, address, &to, &[]);
+    let (_client, front) = connect(runtime, address, &[]);
+    let mut stream = open(front);
+    let keeper = stop(&mut server, 1);
+    signal(keeper, "STOP");
+    let start = || Outlast::start(runtime, &["listen", &address.to_string(), "--to", &to]);
+    let mut first = start();
+    std::thread::sleep(Duration::from_millis(500));
+    let mut second = start();
+    std::thread::sleep(Duration::from_millis(500));
+    signal(keeper, "CONT");
+    first.wait_for("going on with 1 session");
+    second.wait_for("another program listens there");
+    assert!(!second.ended().success());
+    say(&mut stream, b"still there");
+}
+
+fn signal(pid: u32, name: &str) {
+    let kill = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(kill.unwrap().success());
+}
