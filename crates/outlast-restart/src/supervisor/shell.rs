@@ -118,7 +118,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let is_from_program = arrived.by_process
             && family::group(arrived.sender) == family::group(0)
             && family::is_below_this(arrived.sender);
-        is_from_program && (self.machine.is_ending() || !crate::STOP_SIGNALS.contains(&arrived.number))
+        let number = arrived.number;
+        is_from_program
+            && (self.machine.is_ending()
+                || !crate::STOP_SIGNALS.contains(&number)
+                || self.machine.has_interrupted(number, clock::monotonic_ms()))
     }
 
     /// How long nothing needs to be done, if nothing happens.
@@ -139,7 +143,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         match action {
             Action::Start => self.clear(),
             Action::Signal { pid, number } => {
-                if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
+                if self.machine.stops(number) || crate::STOP_SIGNALS.contains(&number) {
                     Copies::find(&self.mappings()).tell_orphans(of(pid), number);
                 }
                 let _ = family::signal_below(of(pid), number);
@@ -220,7 +224,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// one.
     fn bury(&mut self) -> bool {
         // What a whole group or terminal is told has come here before any of them can have ended by it.
-        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP]).any(signals::is_pending) {
+        let stop_signal = self.supervisor.settings.stop_signal;
+        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP, stop_signal]).any(signals::is_pending) {
             return false;
         }
         while let Some(ended) = process::ended() {
@@ -236,7 +241,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Before what follows from its end.
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
-            let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
+            let in_order = self.supervisor.settings.success.contains(&death)
+                && self.machine.can_replace()
+                && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
@@ -433,6 +440,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn reported(&self, report: Report) -> Option<Event> {
         Some(match report {
+            // As it was asked to.
+            Report::PartEnded(PartEnded { death: Some(death), .. })
+                if self.machine.is_interrupted_by(death, clock::monotonic_ms()) =>
+            {
+                return None;
+            }
             Report::PartEnded(PartEnded { pid, death, kept, closed }) => {
                 Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
             }

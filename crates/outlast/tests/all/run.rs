@@ -48,6 +48,48 @@ fn signals_are_passed_on_and_nothing_is_started_again_then() {
     }
 }
 
+/// As a JVM does at SIGQUIT, and a program with a handler for Ctrl-C.
+#[test]
+fn a_program_that_goes_on_after_an_interrupt_is_kept_running() {
+    let folder = folder();
+    let script = "trap 'echo heard INT >&2' INT; trap 'echo heard QUIT >&2' QUIT; echo ready $$ >&2; \
+                  while :; do sleep 0.01; done";
+    let run = ["run", "--stop-timeout", "300ms", "--", "sh", "-c", script];
+    let mut outlast = Outlast::start(folder.path(), &run);
+    for (start, signal) in ["INT", "QUIT"].into_iter().enumerate() {
+        let pid = crate::common::eventually("not started", || {
+            let said = outlast.said_so_far();
+            let ready: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("ready ")).collect();
+            ready.get(start).map(|pid| (*pid).to_owned())
+        });
+        outlast.signal(signal);
+        outlast.wait_for(&format!("heard {signal}"));
+        // Longer than what is told to end has.
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(!outlast.said_so_far().contains("not ended in time"), "{}", outlast.said_so_far());
+        assert!(std::process::Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
+    }
+    crate::common::eventually("not started again", || {
+        (outlast.said_so_far().lines().filter(|line| line.starts_with("ready ")).count() == 3).then_some(())
+    });
+    outlast.signal("TERM");
+    assert_eq!(outlast.ended().code(), Some(143));
+    // Who ends for it has ended.
+    for (script, signal, code) in [
+        ("trap 'exit 3' INT; echo ready >&2; while :; do sleep 0.01; done", "INT", 3),
+        ("echo ready >&2; while :; do sleep 0.01; done", "INT", 130),
+        ("ulimit -c 0; echo ready >&2; while :; do sleep 0.01; done", "QUIT", 131),
+        ("trap 'sleep 0.1; exit 0' QUIT; echo ready >&2; while :; do sleep 0.01; done", "QUIT", 0),
+    ] {
+        let mut outlast = Outlast::start(folder.path(), &["run", "--", "sh", "-c", script]);
+        outlast.wait_for("ready");
+        outlast.signal(signal);
+        assert_eq!(outlast.ended().code(), Some(code), "{script}");
+        let said = outlast.said();
+        assert!(!said.contains("again") && said.matches("is started").count() == 1, "{script}: {said}");
+    }
+}
+
 /// As the first process of a container has to.
 #[test]
 fn children_of_others_are_buried() {
