@@ -18,7 +18,7 @@ use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
 use crate::sys::signals::{Arrived, Waited};
-use crate::sys::{clock, family, launch, signals};
+use crate::sys::{activation, clock, family, launch, signals};
 use change::{Asked, Change};
 use ending::Clearing;
 use std::collections::VecDeque;
@@ -212,6 +212,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             custody.give_to(&mut command);
             custody.starting();
         }
+        activation::pass_on(&mut command)?;
         // Dropped without being waited for: burying is done for all children alike.
         let pid = command.spawn()?.id();
         if let Some(custody) = &self.supervisor.custody {
