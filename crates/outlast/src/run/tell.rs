@@ -83,7 +83,8 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         ),
         Event::KeepsFewer { limit } => tracing::warn!(
             "{name} has more idle connections than can be kept over a crash with the descriptors that this process may \
-             have: {limit} of them are (ulimit -Hn, in a unit LimitNOFILE)"
+             have: the oldest are not kept{} (ulimit -Hn, in a unit LimitNOFILE)",
+            if limit == 0 { String::new() } else { format!(", about {limit} are") }
         ),
         Event::TookOver { pid, count, sockets: 0 } => tracing::warn!(
             "an earlier {name} still ran without its supervisor, and none of its listening sockets could be had: clients \

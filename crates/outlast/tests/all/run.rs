@@ -221,6 +221,29 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "11", "{said}");
 }
 
+/// Some libraries panic there.
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_said() {
+    let folder = folder();
+    for limit in [7, 12] {
+        let ran = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &format!("ulimit -n {limit}; exec \"$0\" run -- true"),
+                env!("CARGO_BIN_EXE_outlast"),
+            ])
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(7), "{said}");
+        let parts =
+            ["cannot open as many files as it needs".to_owned(), format!("the limit is {limit}, raise it")];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
 /// `outlast run ... 2>&1 | head` must not end the program.
 #[test]
 fn nobody_has_to_read_what_it_says() {
