@@ -278,7 +278,8 @@ impl Machine {
             }
             (Input::Undo, Phase::Running(running)) => self.undo(running),
             (Input::DiedOnTrial { death }, Phase::Running(running)) => {
-                let told = matches!(running.ending, Some(Ending::ForGood(_)));
+                let told = matches!(running.ending, Some(Ending::ForGood(_)))
+                    || self.is_interrupted_by(death, now_ms);
                 let ending = if told { running.ending } else { Some(Ending::Replaced) };
                 self.died(Running { ending, ..running }, death, None, now_ms);
             }
@@ -464,7 +465,9 @@ impl Machine {
         if matches!(ending, Ending::ForGood(_)) {
             self.told_ms.get_or_insert(now_ms);
         }
-        if running.ending.is_none() {
+        // Once, and once more if it was not for good.
+        let is_for_good = |ending: &Ending| matches!(ending, Ending::ForGood(_));
+        if running.ending.is_none_or(|before| is_for_good(&ending) && !is_for_good(&before)) {
             self.act(Action::Tell(Event::Stopping { number, for_good: ending != Ending::Replaced }));
         }
         // Those of a terminal it has got already.

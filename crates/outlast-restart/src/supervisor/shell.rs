@@ -11,7 +11,7 @@ use super::settings::Readiness;
 use super::traces;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
-use crate::board::{Backend, Cause, UpgradeEnd};
+use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
 use crate::custody::{Custody, PartEnded, Report};
 use crate::death::Death;
 use crate::policy::Inheritance;
@@ -157,6 +157,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 if let (Event::Stopping { for_good, .. }, Some(custody)) = (event, &self.supervisor.custody) {
                     custody.stopping(for_good);
                 }
+                if let Event::Stopping { for_good: true, .. } = event {
+                    // None of the two keeps serving.
+                    self.settle(UpgradeEnd::undone(WhyNot::Stopped));
+                }
                 // Of one that does not say it, only time tells.
                 if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
                     self.settle(UpgradeEnd::Done);
@@ -178,8 +182,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             (Err(error), false) => refused(error),
         };
-        if let Some(change) = &mut self.change {
-            change.begun = true;
+        if let Some(change) = &mut self.change
+            && !std::mem::replace(&mut change.begun, true)
+        {
+            // The old one has ended, however long that took.
+            self.supervisor.board.begin_upgrade_time();
         }
         // Before anything that has happened since.
         self.inputs.push_front(input);

@@ -282,7 +282,9 @@ fn the_signal_that_stops_the_program_stops_it_also_if_it_is_an_interrupt() {
     // A program that is being replaced: who sits in front of it wants neither.
     let mut machine = machine(Settings::default());
     machine.on(Input::Replace, 1);
-    machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 2);
+    let told = machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 2);
+    assert_eq!(told, [Action::Tell(Event::Stopping { number: libc::SIGINT, for_good: true })]);
+    assert_eq!(machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 2), []);
     let death = Death::Signal(libc::SIGTERM);
     let end = machine.on(Input::Died { death, heir: None }, 3);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(death))));
@@ -373,6 +375,12 @@ fn what_does_not_serve_in_another_ones_place_is_killed_and_that_is_started() {
     assert_eq!(one.on(Input::Undo, 2), []);
     let end = one.on(Input::DiedOnTrial { death }, 3);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Finished)));
+    // Nor if it ends for an interrupt.
+    let mut one = machine(never());
+    one.on(Input::Signal { number: libc::SIGINT, by_process: false }, 1);
+    let death = Death::Signal(libc::SIGINT);
+    let end = one.on(Input::DiedOnTrial { death }, 2);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(death))));
 }
 
 #[test]

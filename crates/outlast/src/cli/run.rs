@@ -223,7 +223,7 @@ pub struct UpgradeArgs {
     /// The new binary; it is also the one that is restarted and upgraded until `outlast run` itself ends [default: the path of the running program, as it is on disk now]
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Time for the new binary to serve, during which clients wait; after that the old binary keeps serving [default: 30s]
+    /// Time for the new binary to serve, during which clients wait; after that the old binary keeps serving. It begins when an old binary that has to be stopped has ended (see --stop-timeout of `outlast run`) [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub timeout: Option<Duration>,
     /// Stop and start a program that cannot keep its connections, which closes them
