@@ -1,5 +1,7 @@
 //! As many descriptors as the system allows, and a few that are there when all others are in use.
 
+use crate::exit::Failure;
+use anyhow::Result;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 
@@ -16,6 +18,23 @@ pub fn raise_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!("the limit of open files stays as it is: {error}");
     }
+}
+
+/// That this process can open so many files more. Some libraries panic where that fails.
+///
+/// # Errors
+/// It cannot: what to do.
+pub fn require(count: usize, what: &str) -> Result<()> {
+    let opened: Vec<File> = (0..count).map_while(|_| File::open("/dev/null").ok()).collect();
+    if opened.len() == count {
+        return Ok(());
+    }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or_default();
+    Err(Failure::system(format!(
+        "{what} cannot open as many files as it needs ({} more): the limit is {limit}, raise it (ulimit -n, in a unit \
+         LimitNOFILE)",
+        count - opened.len()
+    )))
 }
 
 /// Descriptors that nothing else can take until this is dropped.

@@ -25,6 +25,7 @@ const TOO_LATE: u64 = 5;
 const CANCELLED: u64 = 6;
 const UNANSWERED: u64 = 7;
 const OLD_KILLED: u64 = 8;
+const STOPPED: u64 = 9;
 const UNTOUCHED: u64 = 1 << 8;
 const UNKNOWN_DEATH: u64 = 0xffff;
 
@@ -51,6 +52,8 @@ pub enum WhyNot {
     Unanswered,
     /// The new binary did not serve, and the old program was killed while it waited for that: its state is lost.
     OldKilled,
+    /// The program was told to end meanwhile, whichever of the two that was.
+    Stopped,
 }
 
 impl fmt::Display for WhyNot {
@@ -68,6 +71,7 @@ impl fmt::Display for WhyNot {
             Self::OldKilled => {
                 write!(f, "the new binary did not serve, and the old one was killed meanwhile")
             }
+            Self::Stopped => write!(f, "it was told to end meanwhile"),
         }
     }
 }
@@ -114,6 +118,7 @@ impl UpgradeEnd {
                     WhyNot::Cancelled => (CANCELLED, 0),
                     WhyNot::Unanswered => (UNANSWERED, 0),
                     WhyNot::OldKilled => (OLD_KILLED, 0),
+                    WhyNot::Stopped => (STOPPED, 0),
                 };
                 (kind, detail, untouched)
             }
@@ -135,6 +140,7 @@ impl UpgradeEnd {
             TOO_LATE => WhyNot::TooLate,
             CANCELLED => WhyNot::Cancelled,
             OLD_KILLED => WhyNot::OldKilled,
+            STOPPED => WhyNot::Stopped,
             _ => WhyNot::Unanswered,
         };
         Self::Failed { why, untouched: word & UNTOUCHED != 0 }
@@ -195,6 +201,14 @@ impl Board {
         wishes.deadline_ms.store(clock::monotonic_ms().saturating_add(timeout_ms), Ordering::SeqCst);
         wishes.began_ms.store(clock::since_1970_ms(), Ordering::SeqCst);
         wishes.wanted.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The time of the last wish begins now: what it was waiting for has come.
+    pub(crate) fn begin_upgrade_time(&self) {
+        let wishes = &self.wishes;
+        let timeout_ms = wishes.timeout_ms.load(Ordering::SeqCst);
+        wishes.deadline_ms.store(clock::monotonic_ms().saturating_add(timeout_ms), Ordering::SeqCst);
+        wishes.began_ms.store(clock::since_1970_ms(), Ordering::SeqCst);
     }
 
     /// The wish for another binary that was not dealt with yet.
@@ -316,6 +330,7 @@ mod tests {
             UpgradeEnd::undone(WhyNot::Cancelled),
             UpgradeEnd::untouched(WhyNot::Unanswered),
             UpgradeEnd::undone(WhyNot::OldKilled),
+            UpgradeEnd::undone(WhyNot::Stopped),
         ];
         let wishes = ends.map(|end| {
             let number = board.want_upgrade("/bin/true".as_ref(), LONG);

@@ -2,7 +2,6 @@
 
 use super::settings::{Readiness, Restart, Settings};
 use super::{Event, Outcome};
-use crate::STOP_SIGNALS;
 use crate::death::Death;
 use crate::policy::{Decision, Inheritance, Restarts};
 use std::time::Duration;
@@ -10,8 +9,12 @@ use std::time::Duration;
 /// Between two attempts to kill a program.
 const KILL_AGAIN_MIN: Duration = Duration::from_secs(1);
 
-/// A program that ends as its terminal is gone does so within this time, where there is no time for it to stop.
+/// A program that ends as its terminal is gone, or as it is interrupted, does so within this time, where there is no time
+/// for it to stop.
 const HANG_UP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// By which people interrupt programs. Many end then, in order; some go on (a JVM writes down its threads at SIGQUIT).
+const INTERRUPTS: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +90,23 @@ struct Running {
     kill_at_ms: Option<u64>,
     /// Until when its end is one that its terminal has asked for, and whether that is for sure.
     hung_up_until_ms: Option<(u64, bool)>,
+    /// It got this signal, of [`INTERRUPTS`], at this time, and decides itself what that means.
+    interrupted: Option<(i32, u64)>,
 }
 
 impl Running {
+    /// When it was interrupted, if it ends for that: by that signal, with the code that tells the same, or in any order of
+    /// its own within `time`. Whoever has gone on and ends later, or is killed by something else, has crashed.
+    fn interrupted_ms(&self, death: Death, time: Duration, now_ms: u64) -> Option<u64> {
+        let (number, at_ms) = self.interrupted?;
+        let is_soon = now_ms <= at_ms.saturating_add(ms(time));
+        let ends_so = match death {
+            Death::Signal(signal) => signal == number,
+            Death::Exited(code) => is_soon || code == Death::Signal(number).exit_code(),
+        };
+        ends_so.then_some(at_ms)
+    }
+
     /// Whether it ends as its terminal is gone: as a program does that takes no note of SIGHUP, or of itself. What goes on
     /// without a terminal is supervised as before.
     fn ends_with_terminal(&self, death: Death, now_ms: u64) -> bool {
@@ -171,6 +188,24 @@ impl Machine {
         self.running().map(|running| now_ms.saturating_sub(running.began_ms))
     }
 
+    /// Whether the program was interrupted, and dies so for that.
+    pub(super) fn is_interrupted_by(&self, death: Death, now_ms: u64) -> bool {
+        let time = self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT);
+        self.running().is_some_and(|running| running.interrupted_ms(death, time, now_ms).is_some())
+    }
+
+    /// Whether the signal asks the program to end, and is passed on as [`Settings::stop_signal`].
+    pub(super) fn stops(&self, number: i32) -> bool {
+        number == libc::SIGTERM || number == self.settings.stop_signal
+    }
+
+    /// Whether the program has had this signal a short while ago.
+    pub(super) fn has_interrupted(&self, number: i32, now_ms: u64) -> bool {
+        let time = ms(self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT));
+        let interrupted = self.running().and_then(|running| running.interrupted);
+        interrupted.is_some_and(|(last, at_ms)| last == number && now_ms <= at_ms.saturating_add(time))
+    }
+
     /// Whether the program can be replaced now.
     pub(super) fn can_replace(&self) -> bool {
         match &self.phase {
@@ -243,7 +278,8 @@ impl Machine {
             }
             (Input::Undo, Phase::Running(running)) => self.undo(running),
             (Input::DiedOnTrial { death }, Phase::Running(running)) => {
-                let told = matches!(running.ending, Some(Ending::ForGood(_)));
+                let told = matches!(running.ending, Some(Ending::ForGood(_)))
+                    || self.is_interrupted_by(death, now_ms);
                 let ending = if told { running.ending } else { Some(Ending::Replaced) };
                 self.died(Running { ending, ..running }, death, None, now_ms);
             }
@@ -280,6 +316,7 @@ impl Machine {
             ending: None,
             kill_at_ms: None,
             hung_up_until_ms: None,
+            interrupted: None,
         };
         self.phase = Phase::Running(running);
         self.act(Action::Tell(Event::Started { pid, run: self.run }));
@@ -309,6 +346,8 @@ impl Machine {
     }
 
     fn died(&mut self, running: Running, death: Death, heir: Option<u32>, now_ms: u64) {
+        let time = self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT);
+        let interrupted = running.interrupted.zip(running.interrupted_ms(death, time, now_ms));
         if let Some(heir) = heir {
             self.phase = Phase::Running(Running { main: heir, heard_ms: now_ms, ..running });
             self.act(Action::Tell(Event::Succeeded { death, pid: heir }));
@@ -319,12 +358,21 @@ impl Machine {
                     self.act(Action::Signal { pid: heir, number: self.settings.stop_signal });
                 }
                 Some(Ending::TooLate) => self.act(Action::KillAll { pid: heir }),
-                None => {}
+                None => {
+                    if let Some(((number, _), _)) = interrupted {
+                        self.act(Action::Signal { pid: heir, number });
+                    }
+                }
             }
             return;
         }
         self.act(Action::Tell(Event::Ended { pid: running.main, death }));
         let success = self.settings.success.contains(&death);
+        if let (None, Some((_, at_ms))) = (running.ending, interrupted) {
+            self.told_ms.get_or_insert(at_ms);
+            let outcome = if success { Outcome::Finished } else { Outcome::Stopped(death) };
+            return self.over(outcome);
+        }
         match running.ending {
             Some(Ending::ForGood(_)) if success => self.over(Outcome::Finished),
             // However it took it.
@@ -357,15 +405,30 @@ impl Machine {
     }
 
     fn signal(&mut self, phase: Phase, number: i32, by_process: bool, now_ms: u64) {
-        let stops = STOP_SIGNALS.contains(&number);
+        let interrupts = INTERRUPTS.contains(&number);
         match phase {
             // That takes a moment where something has to end first.
-            Phase::Pausing { .. } | Phase::Starting if stops => {
+            Phase::Pausing { .. } | Phase::Starting if self.stops(number) || interrupts => {
                 self.over(Outcome::Stopped(Death::Signal(number)))
             }
-            Phase::Running(running) if stops => {
-                let number = if number == libc::SIGTERM { self.settings.stop_signal } else { number };
+            Phase::Running(running) if self.stops(number) => {
+                let number = self.settings.stop_signal;
                 self.end(running, Ending::ForGood(number), number, by_process, now_ms);
+            }
+            // It ends as it is replaced, or was not ready in time: nobody could tell that from an end by this. Whoever sits
+            // in front of it means all of that.
+            Phase::Running(running) if interrupts && running.ending.is_some() && !by_process => {
+                let for_good = matches!(running.ending, Some(Ending::ForGood(_)));
+                if !for_good {
+                    self.end(running, Ending::ForGood(number), number, false, now_ms);
+                }
+            }
+            Phase::Running(running) if interrupts => {
+                self.phase = Phase::Running(Running { interrupted: Some((number, now_ms)), ..running });
+                // Those of a terminal it has got already.
+                if by_process {
+                    self.act(Action::Signal { pid: running.main, number });
+                }
             }
             // All in front of the terminal sleep, and this process with them: a shell waits for that.
             _ if !by_process && [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&number) => {
@@ -402,7 +465,9 @@ impl Machine {
         if matches!(ending, Ending::ForGood(_)) {
             self.told_ms.get_or_insert(now_ms);
         }
-        if running.ending.is_none() {
+        // Once, and once more if it was not for good.
+        let is_for_good = |ending: &Ending| matches!(ending, Ending::ForGood(_));
+        if running.ending.is_none_or(|before| is_for_good(&ending) && !is_for_good(&before)) {
             self.act(Action::Tell(Event::Stopping { number, for_good: ending != Ending::Replaced }));
         }
         // Those of a terminal it has got already.

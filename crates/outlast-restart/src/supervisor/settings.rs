@@ -62,7 +62,8 @@ pub struct Settings {
     pub backoff_min: Duration,
     /// And does not grow beyond this.
     pub backoff_max: Duration,
-    /// What the program gets when this process gets SIGTERM.
+    /// What the program gets when this process gets SIGTERM, or this signal. SIGINT and SIGQUIT are passed on as they are: a
+    /// program that ends for one of them, in order, is not started again; one may also go on.
     pub stop_signal: i32,
     /// What the program gets when this process is killed. None: nothing. One that lives on by itself
     /// ([`register`](crate::register)) gets nothing either, and says that it goes on without a supervisor.

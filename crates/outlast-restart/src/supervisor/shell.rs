@@ -11,14 +11,14 @@ use super::settings::Readiness;
 use super::traces;
 use super::{Attempt, Event, Message, Outcome, Supervisor, upgrade_signal};
 use crate::Error;
-use crate::board::{Backend, Cause, UpgradeEnd};
+use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
 use crate::custody::{Custody, PartEnded, Report};
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{self, Ended, Pid};
 use crate::sys::signals::{Arrived, Waited};
-use crate::sys::{clock, family, launch, signals};
+use crate::sys::{activation, clock, family, launch, signals};
 use change::{Asked, Change};
 use ending::Clearing;
 use std::collections::VecDeque;
@@ -118,7 +118,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let is_from_program = arrived.by_process
             && family::group(arrived.sender) == family::group(0)
             && family::is_below_this(arrived.sender);
-        is_from_program && (self.machine.is_ending() || !crate::STOP_SIGNALS.contains(&arrived.number))
+        let number = arrived.number;
+        is_from_program
+            && (self.machine.is_ending()
+                || !crate::STOP_SIGNALS.contains(&number)
+                || self.machine.has_interrupted(number, clock::monotonic_ms()))
     }
 
     /// How long nothing needs to be done, if nothing happens.
@@ -139,7 +143,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         match action {
             Action::Start => self.clear(),
             Action::Signal { pid, number } => {
-                if number == self.supervisor.settings.stop_signal || crate::STOP_SIGNALS.contains(&number) {
+                if self.machine.stops(number) || crate::STOP_SIGNALS.contains(&number) {
                     Copies::find(&self.mappings()).tell_orphans(of(pid), number);
                 }
                 let _ = family::signal_below(of(pid), number);
@@ -152,6 +156,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Action::Tell(event) => {
                 if let (Event::Stopping { for_good, .. }, Some(custody)) = (event, &self.supervisor.custody) {
                     custody.stopping(for_good);
+                }
+                if let Event::Stopping { for_good: true, .. } = event {
+                    // None of the two keeps serving.
+                    self.settle(UpgradeEnd::undone(WhyNot::Stopped));
                 }
                 // Of one that does not say it, only time tells.
                 if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
@@ -174,8 +182,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             (Err(error), false) => refused(error),
         };
-        if let Some(change) = &mut self.change {
-            change.begun = true;
+        if let Some(change) = &mut self.change
+            && !std::mem::replace(&mut change.begun, true)
+        {
+            // The old one has ended, however long that took.
+            self.supervisor.board.begin_upgrade_time();
         }
         // Before anything that has happened since.
         self.inputs.push_front(input);
@@ -208,6 +219,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             custody.give_to(&mut command);
             custody.starting();
         }
+        activation::pass_on(&mut command)?;
         // Dropped without being waited for: burying is done for all children alike.
         let pid = command.spawn()?.id();
         if let Some(custody) = &self.supervisor.custody {
@@ -220,7 +232,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// one.
     fn bury(&mut self) -> bool {
         // What a whole group or terminal is told has come here before any of them can have ended by it.
-        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP]).any(signals::is_pending) {
+        let stop_signal = self.supervisor.settings.stop_signal;
+        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP, stop_signal]).any(signals::is_pending) {
             return false;
         }
         while let Some(ended) = process::ended() {
@@ -236,7 +249,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Before what follows from its end.
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
-            let in_order = self.supervisor.settings.success.contains(&death) && self.machine.can_replace();
+            let in_order = self.supervisor.settings.success.contains(&death)
+                && self.machine.can_replace()
+                && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
@@ -433,6 +448,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     fn reported(&self, report: Report) -> Option<Event> {
         Some(match report {
+            // As it was asked to.
+            Report::PartEnded(PartEnded { death: Some(death), .. })
+                if self.machine.is_interrupted_by(death, clock::monotonic_ms()) =>
+            {
+                return None;
+            }
             Report::PartEnded(PartEnded { pid, death, kept, closed }) => {
                 Event::PartEnded { pid: pid.cast_unsigned(), death, kept, closed }
             }

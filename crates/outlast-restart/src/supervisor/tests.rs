@@ -221,11 +221,73 @@ fn whoever_lives_on_is_the_program_and_hears_what_the_dead_one_was_told() {
 #[test]
 fn signals_of_a_terminal_are_not_doubled() {
     let mut machine = machine(Settings::default());
-    let told = machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 1);
-    assert_eq!(told, [Action::Tell(Event::Stopping { number: libc::SIGINT, for_good: true })]);
+    assert_eq!(machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 1), []);
     assert_eq!(machine.on(Input::Signal { number: libc::SIGTSTP, by_process: false }, 2), [Action::Sleep]);
     let end = machine.on(Input::Died { death: Death::Signal(libc::SIGINT), heir: None }, 3);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(Death::Signal(libc::SIGINT)))));
+}
+
+#[test]
+fn an_interrupt_leaves_it_to_the_program_whether_it_ends() {
+    let interrupt = |machine: &mut Machine, number, at_ms| {
+        let told = machine.on(Input::Signal { number, by_process: true }, at_ms);
+        assert_eq!(told, [Action::Signal { pid: 7, number }], "nothing but passed on");
+        assert_eq!(machine.deadline_ms(), None, "it is killed some day");
+        assert!(machine.told_ms().is_none() && machine.can_replace());
+    };
+    let (int, quit) = (libc::SIGINT, libc::SIGQUIT);
+    for (number, death, after_ms, ends) in [
+        // In order, soon; or unmistakably by that, at any time.
+        (int, Death::Exited(1), 10, Some(Outcome::Stopped(Death::Exited(1)))),
+        (int, Death::Exited(0), 10, Some(Outcome::Finished)),
+        (int, Death::Signal(int), 60_000, Some(Outcome::Stopped(Death::Signal(int)))),
+        (quit, Death::Exited(131), 60_000, Some(Outcome::Stopped(Death::Exited(131)))),
+        // It has gone on, and has crashed.
+        (quit, Death::Exited(1), 60_000, None),
+        (quit, Death::Signal(libc::SIGKILL), 10, None),
+        (int, Death::Signal(libc::SIGSEGV), 10, None),
+        (int, Death::Signal(libc::SIGABRT), 10, None),
+        (int, Death::Signal(quit), 10, None),
+    ] {
+        let mut machine = machine(Settings::default());
+        interrupt(&mut machine, number, 5);
+        let told = machine.on(Input::Died { death, heir: None }, 5 + after_ms);
+        let last = ends.map_or(Action::Start, Action::End);
+        assert_eq!(told.last(), Some(&last), "{number} {death:?} after {after_ms} ms");
+        // Whatever else it has started is to end, too.
+        assert_eq!(machine.told_ms(), ends.map(|_| 5));
+    }
+    // Once more, on a terminal; and an end by the first one is none of the next program's.
+    let mut machine = machine(Settings { restart: Restart::Always, ..Settings::default() });
+    interrupt(&mut machine, int, 5);
+    assert_eq!(machine.on(Input::Signal { number: int, by_process: false }, 6), []);
+    machine.on(Input::Died { death: Death::Signal(libc::SIGSEGV), heir: None }, 7);
+    machine.on(Input::Started { pid: 8 }, 8);
+    let told = machine.on(Input::Died { death: Death::Exited(0), heir: None }, 9);
+    assert!(!told.iter().any(|action| matches!(action, Action::End(_))), "{told:?}");
+}
+
+#[test]
+fn the_signal_that_stops_the_program_stops_it_also_if_it_is_an_interrupt() {
+    let quit = libc::SIGQUIT;
+    for number in [libc::SIGTERM, quit] {
+        let settings =
+            Settings { stop_signal: quit, stop_timeout: Some(Duration::from_secs(3)), ..Settings::default() };
+        let mut machine = machine(settings);
+        let told = machine.on(Input::Signal { number, by_process: true }, 1);
+        assert_eq!(told.last(), Some(&Action::Signal { pid: 7, number: quit }));
+        assert_eq!(machine.deadline_ms(), Some(3_001));
+        assert!(machine.told_ms().is_some());
+    }
+    // A program that is being replaced: who sits in front of it wants neither.
+    let mut machine = machine(Settings::default());
+    machine.on(Input::Replace, 1);
+    let told = machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 2);
+    assert_eq!(told, [Action::Tell(Event::Stopping { number: libc::SIGINT, for_good: true })]);
+    assert_eq!(machine.on(Input::Signal { number: libc::SIGINT, by_process: false }, 2), []);
+    let death = Death::Signal(libc::SIGTERM);
+    let end = machine.on(Input::Died { death, heir: None }, 3);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(death))));
 }
 
 #[test]
@@ -313,6 +375,12 @@ fn what_does_not_serve_in_another_ones_place_is_killed_and_that_is_started() {
     assert_eq!(one.on(Input::Undo, 2), []);
     let end = one.on(Input::DiedOnTrial { death }, 3);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Finished)));
+    // Nor if it ends for an interrupt.
+    let mut one = machine(never());
+    one.on(Input::Signal { number: libc::SIGINT, by_process: false }, 1);
+    let death = Death::Signal(libc::SIGINT);
+    let end = one.on(Input::DiedOnTrial { death }, 2);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(death))));
 }
 
 #[test]

@@ -81,7 +81,7 @@ pub enum When {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Stopping the program")]
 pub struct StopArgs {
-    /// Signal to send to the program when this process gets SIGTERM; other signals are passed on unchanged [default: TERM]
+    /// Signal to send to the program when this process gets SIGTERM (or this signal); others are passed on unchanged [default: TERM]
     #[arg(long, value_name = "SIGNAL", value_parser = names::signal)]
     pub stop_signal: Option<i32>,
     /// Time to stop after that signal; then the program and all its descendants are killed; 0s: never [default: 30s]
@@ -185,8 +185,11 @@ Examples:
 
 The exit code is 0 when the program ends in a way that counts as success. When the program was asked
 to stop, crashes too often or is not to be restarted, the exit code is its own, or 128 plus the signal
-that killed it, as in a shell. Signals are passed on to the program. As PID 1 of a container this
-process reaps orphans; for systemd it is Type=notify and supports the watchdog.
+that killed it, as in a shell. Signals are passed on to the program. SIGTERM stops it. INT and QUIT
+(Ctrl-C, thread dumps of a JVM) leave it to the program whether it ends: if it exits within
+--stop-timeout or dies of that very signal, outlast ends with it; if it goes on, so does outlast.
+As PID 1 of a container this process reaps orphans; for systemd it is Type=notify and supports the
+watchdog.
 
 A program that dies may leave processes running (workers that hold its port). Outlast stops them
 before it restarts the program: they get --stop-signal, and are killed after --stop-timeout, 5s at
@@ -220,7 +223,7 @@ pub struct UpgradeArgs {
     /// The new binary; it is also the one that is restarted and upgraded until `outlast run` itself ends [default: the path of the running program, as it is on disk now]
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Time for the new binary to serve, during which clients wait; after that the old binary keeps serving [default: 30s]
+    /// Time for the new binary to serve, during which clients wait; after that the old binary keeps serving. It begins when an old binary that has to be stopped has ended (see --stop-timeout of `outlast run`) [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = more_than_none)]
     pub timeout: Option<Duration>,
     /// Stop and start a program that cannot keep its connections, which closes them

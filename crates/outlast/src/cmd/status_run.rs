@@ -23,6 +23,9 @@ struct RunView {
     main_pid: u32,
     ready: bool,
     stopping: bool,
+    /// It is told to end, and is started anew then. No instance of an earlier version says so.
+    #[serde(default)]
+    replacing: bool,
     said: Option<String>,
     backend: String,
     /// The process that starts its generations was killed. No instance of an earlier version says so.
@@ -85,6 +88,9 @@ pub fn page(instance: &Value) -> Result<String> {
     let state = match (view.main_pid, view.stopping, view.ready) {
         (0, ..) => "is to be started again".to_owned(),
         (pid, true, _) => format!("process {pid}, is ending"),
+        (pid, ..) if view.replacing => {
+            format!("process {pid}, is ending, and is started anew then; new clients wait")
+        }
         (pid, _, true) => format!("process {pid}, ready"),
         (pid, ..) => format!("process {pid}, not ready yet"),
     };

@@ -59,6 +59,9 @@ pub struct UnderWay {
     program: Option<String>,
     began_ms: u64,
     timeout_ms: u64,
+    /// Its time begins when the old one has ended. No instance of an earlier version says so.
+    #[serde(default)]
+    old_ends: bool,
 }
 
 impl UnderWay {
@@ -69,6 +72,9 @@ impl UnderWay {
         let since = SystemTime::now().duration_since(began).unwrap_or_default();
         let (began, limit) =
             (humantime::format_rfc3339_seconds(began), Duration::from_millis(self.timeout_ms));
+        if self.old_ends {
+            return format!("to {program}, since {began}, as soon as the old one has ended");
+        }
         format!("to {program}, since {began} ({} of {} at the most)", seconds(since), seconds(limit))
     }
 }
@@ -87,6 +93,9 @@ struct Progress {
     untouched: bool,
     #[serde(default)]
     stopping: bool,
+    /// The old one is told to end, and has not yet. No instance of an earlier version says so.
+    #[serde(default)]
+    old_ends: bool,
     main_pid: u32,
     generation: Option<GenerationView>,
 }
@@ -122,11 +131,22 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
     let begun = Begun::deserialize(ask(&socket, &request).await?)?;
     let Some(wish) = begun.wish else { return Err(refused(&name, &begun)) };
     let timeout = args.timeout.unwrap_or(TIMEOUT);
-    let deadline = Instant::now() + timeout + LATE;
-    let (mut interrupted, mut ended) = (false, None);
+    let (began, mut deadline) = (Instant::now(), Instant::now() + timeout + LATE);
+    let (mut interrupted, mut ended, mut is_told) = (false, None, false);
     loop {
         let answer = ask(&socket, &Request::Outcome { wish }).await.map_err(|_| gone(&name, view.pid))?;
         let progress = Progress::deserialize(answer)?;
+        if progress.old_ends {
+            // Its time has not begun.
+            deadline = Instant::now() + timeout + LATE;
+            if began.elapsed() >= timeout && !std::mem::replace(&mut is_told, true) {
+                eprintln!(
+                    "{name}: the old one has not ended yet; the new one is started when it has, or is killed \
+                     (--stop-timeout of `outlast run`), and has {} then: new clients wait; Ctrl-C withdraws the upgrade",
+                    seconds(timeout)
+                );
+            }
+        }
         match progress.done {
             Some(true) => {
                 println!("{}", told(&name, &view, &progress, &begun));
@@ -226,10 +246,15 @@ fn failed(name: &str, progress: &Progress, begun: &Begun, timeout: Duration) -> 
         _ => clean(&progress.why),
     };
     let now = match begun.keeps.as_deref() {
-        _ if progress.stopping => "it is being stopped",
+        _ if progress.stopping || progress.kind == "stopped" => "it is being stopped",
         _ if progress.kind == "unanswered" => "its log and `outlast status` say who serves",
         _ if progress.kind == "old killed" => "it is started again: its state and connections are lost",
         _ if progress.untouched => "the old one keeps serving, and was not stopped",
+        // The new one was never started.
+        _ if progress.old_ends => {
+            "the old one was told to end already, and is started again when it has (at most --stop-timeout of \
+             `outlast run` later): new clients wait until then"
+        }
         Some("everything") => "the old one keeps serving, with all connections",
         Some("idle") => {
             "the old one keeps serving, but was restarted from scratch: with its listening sockets and idle connections, without what it \

@@ -2,6 +2,7 @@
 
 use super::state::State;
 use crate::cli::ProcessArgs;
+use crate::descriptors;
 use anyhow::Result;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,8 +15,12 @@ pub struct Attendant {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What answering takes, and starting the program: some of that is by libraries that panic where there are none.
+const DESCRIPTORS: usize = 8;
+
 /// Begins to answer, unless there is to be no socket for it.
 pub fn attend(state: Arc<State>, process: &ProcessArgs) -> Result<Option<Attendant>> {
+    descriptors::require(DESCRIPTORS, "`outlast run`")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let inside = runtime.enter();
     let Some(socket) = crate::admin::socket(process, "status and upgrade will not work")? else {

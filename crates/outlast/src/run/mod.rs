@@ -299,7 +299,7 @@ fn supervise(
             Event::Alive => manager.alive(),
             _ => {}
         }
-        tell::log(plan, board, manager, event);
+        tell::log(plan, board, manager, state.why_old_does_not_serve(), event);
     };
     let outcome = supervisor.run(make, tell);
     if let Some(capture) = capture.into_inner() {

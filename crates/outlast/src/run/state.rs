@@ -128,8 +128,18 @@ impl State {
         }
     }
 
+    /// How the program is that an upgrade was to take the place of, if it does not serve.
+    pub fn why_old_does_not_serve(&self) -> Option<&'static str> {
+        match (self.now().stopping, self.upgrades.old_ends()) {
+            (true, _) => Some("it is being stopped"),
+            (_, true) => Some("the old one was told to end already, and is started again when it has"),
+            (false, false) => None,
+        }
+    }
+
     fn status(&self) -> Value {
         let now = self.now();
+        let replacing = self.upgrades.old_ends();
         let (connections, held_bytes) = self.board.held();
         let (count, kept) = self.board.quarantined();
         let starts = now.starts.iter().map(|start| {
@@ -159,7 +169,8 @@ impl State {
             "upgrade": self.upgrades.under_way(),
             "up_ms": millis(self.began.elapsed()),
             "main_pid": now.main_pid,
-            "ready": now.ready,
+            "ready": now.ready && !replacing,
+            "replacing": replacing,
             "stopping": now.stopping,
             "said": now.said,
             "preloaded": self.upgrades.is_preloaded(),

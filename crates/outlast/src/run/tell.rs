@@ -11,8 +11,9 @@ use std::time::Duration;
 /// Of a refused request, so much is in the log.
 const REQUEST_SHOWN_BYTES: usize = 80;
 
-/// Tells people, and the service manager what is worth a line there.
-pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
+/// Tells people, and the service manager what is worth a line there. `old` is how an old program is that an upgrade was to
+/// take the place of, if it does not serve.
+pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, event: Event) {
     let name = &plan.name;
     match event {
         Event::Started { pid, run } => {
@@ -83,7 +84,8 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
         ),
         Event::KeepsFewer { limit } => tracing::warn!(
             "{name} has more idle connections than can be kept over a crash with the descriptors that this process may \
-             have: {limit} of them are (ulimit -Hn, in a unit LimitNOFILE)"
+             have: the oldest are not kept{} (ulimit -Hn, in a unit LimitNOFILE)",
+            if limit == 0 { String::new() } else { format!(", about {limit} are") }
         ),
         Event::TookOver { pid, count, sockets: 0 } => tracing::warn!(
             "an earlier {name} still ran without its supervisor, and none of its listening sockets could be had: clients \
@@ -106,6 +108,13 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, event: Event) {
             Some(UpgradeEnd::Failed { why: WhyNot::OldKilled, .. }) => {
                 let why = WhyNot::OldKilled;
                 tracing::error!("{name} is not upgraded: {why}; its state and connections are lost");
+            }
+            Some(UpgradeEnd::Failed { why: WhyNot::Stopped, .. }) => {
+                tracing::warn!("{name} is not upgraded: {}", WhyNot::Stopped);
+            }
+            Some(UpgradeEnd::Failed { why, untouched: false }) if old.is_some() => {
+                let (why, old) = (crate::exit::clean(&why.to_string()), old.unwrap_or_default());
+                tracing::warn!("{name} is not upgraded: {why}; {old}");
             }
             Some(UpgradeEnd::Failed { why, .. }) => {
                 let why = crate::exit::clean(&why.to_string());

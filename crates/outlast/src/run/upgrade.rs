@@ -43,6 +43,8 @@ struct Now {
     serves: Option<String>,
     /// How the last binary has ended that the old one went on after.
     rolled_back: Option<Death>,
+    /// The old program is told to end, and the new one is not started before it has.
+    old_ends: bool,
 }
 
 impl Upgrades {
@@ -62,9 +64,17 @@ impl Upgrades {
     }
 
     pub fn on(&self, event: Event) {
-        if let Event::RolledBack { death, .. } = event {
-            self.now().rolled_back = Some(death);
+        match event {
+            Event::RolledBack { death, .. } => self.now().rolled_back = Some(death),
+            Event::Stopping { for_good, .. } => self.now().old_ends = !for_good,
+            Event::Started { .. } | Event::Ended { .. } => self.now().old_ends = false,
+            _ => {}
         }
+    }
+
+    /// Whether the old program is ending, for another one or for itself to be started anew.
+    pub fn old_ends(&self) -> bool {
+        self.now().old_ends
     }
 
     pub fn is_preloaded(&self) -> bool {
@@ -84,6 +94,7 @@ impl Upgrades {
                 "program": (!program.is_empty()).then_some(program),
                 "began_ms": wish.began_ms,
                 "timeout_ms": u64::try_from(wish.timeout.as_millis()).unwrap_or(u64::MAX),
+                "old_ends": self.old_ends(),
             })
         })
     }
@@ -92,6 +103,11 @@ impl Upgrades {
     pub fn begin(&self, main_pid: u32, program: &str, force: bool, timeout: Duration) -> Value {
         if program.len() > PROGRAM_BYTES_MAX {
             return json!({ "error": format!("the program's path is longer than {PROGRAM_BYTES_MAX} bytes") });
+        }
+        // While the old one ends, and the new one begins, it can tell of itself neither way.
+        let under_way = || json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
+        if self.board.upgrade_wanted().is_some() {
+            return under_way();
         }
         let hindrance = self.hindrance(main_pid, program);
         // While it waits to be started again it has no connections.
@@ -104,7 +120,8 @@ impl Upgrades {
         let anew = replaced || self.board.backend() == Backend::Exec;
         let mut now = self.now();
         let Some(wish) = self.handle.upgrade(Path::new(program), anew, timeout) else {
-            return json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
+            drop(now);
+            return under_way();
         };
         (now.last, now.rolled_back) = (Some((wish, program.to_owned())), None);
         let keeps = match &self.preloaded {
@@ -165,7 +182,9 @@ impl Upgrades {
     /// How a wish has ended.
     pub fn outcome(&self, wish: u32) -> Value {
         let rolled_back = self.now().rolled_back;
-        let Some(end) = self.board.upgrade_end(wish) else { return json!({ "done": null }) };
+        let Some(end) = self.board.upgrade_end(wish) else {
+            return json!({ "done": null, "old_ends": self.old_ends() });
+        };
         let UpgradeEnd::Failed { why, untouched } = end else { return json!({ "done": true }) };
         // Only who buries the new binary knows how it has ended.
         let why = match why {
@@ -180,6 +199,7 @@ impl Upgrades {
             WhyNot::Cancelled => ("cancelled", None),
             WhyNot::Unanswered => ("unanswered", None),
             WhyNot::OldKilled => ("old killed", None),
+            WhyNot::Stopped => ("stopped", None),
         };
         json!({
             "done": false,
@@ -187,6 +207,7 @@ impl Upgrades {
             "why": why.to_string(),
             "how": died,
             "untouched": untouched,
+            "old_ends": self.old_ends(),
         })
     }
 }

@@ -32,6 +32,7 @@ mod proxies;
 mod relay;
 mod restarting;
 mod run;
+mod run_activated;
 mod run_config;
 mod run_crashes;
 mod run_forks;

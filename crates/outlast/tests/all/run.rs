@@ -48,6 +48,48 @@ fn signals_are_passed_on_and_nothing_is_started_again_then() {
     }
 }
 
+/// As a JVM does at SIGQUIT, and a program with a handler for Ctrl-C.
+#[test]
+fn a_program_that_goes_on_after_an_interrupt_is_kept_running() {
+    let folder = folder();
+    let script = "trap 'echo heard INT >&2' INT; trap 'echo heard QUIT >&2' QUIT; echo ready $$ >&2; \
+                  while :; do sleep 0.01; done";
+    let run = ["run", "--stop-timeout", "300ms", "--", "sh", "-c", script];
+    let mut outlast = Outlast::start(folder.path(), &run);
+    for (start, signal) in ["INT", "QUIT"].into_iter().enumerate() {
+        let pid = crate::common::eventually("not started", || {
+            let said = outlast.said_so_far();
+            let ready: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("ready ")).collect();
+            ready.get(start).map(|pid| (*pid).to_owned())
+        });
+        outlast.signal(signal);
+        outlast.wait_for(&format!("heard {signal}"));
+        // Longer than what is told to end has.
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(!outlast.said_so_far().contains("not ended in time"), "{}", outlast.said_so_far());
+        assert!(std::process::Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
+    }
+    crate::common::eventually("not started again", || {
+        (outlast.said_so_far().lines().filter(|line| line.starts_with("ready ")).count() == 3).then_some(())
+    });
+    outlast.signal("TERM");
+    assert_eq!(outlast.ended().code(), Some(143));
+    // Who ends for it has ended.
+    for (script, signal, code) in [
+        ("trap 'exit 3' INT; echo ready >&2; while :; do sleep 0.01; done", "INT", 3),
+        ("echo ready >&2; while :; do sleep 0.01; done", "INT", 130),
+        ("ulimit -c 0; echo ready >&2; while :; do sleep 0.01; done", "QUIT", 131),
+        ("trap 'sleep 0.1; exit 0' QUIT; echo ready >&2; while :; do sleep 0.01; done", "QUIT", 0),
+    ] {
+        let mut outlast = Outlast::start(folder.path(), &["run", "--", "sh", "-c", script]);
+        outlast.wait_for("ready");
+        outlast.signal(signal);
+        assert_eq!(outlast.ended().code(), Some(code), "{script}");
+        let said = outlast.said();
+        assert!(!said.contains("again") && said.matches("is started").count() == 1, "{script}: {said}");
+    }
+}
+
 /// As the first process of a container has to.
 #[test]
 fn children_of_others_are_buried() {
@@ -177,6 +219,29 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "11", "{said}");
+}
+
+/// Some libraries panic there.
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_said() {
+    let folder = folder();
+    for limit in [7, 12] {
+        let ran = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &format!("ulimit -n {limit}; exec \"$0\" run -- true"),
+                env!("CARGO_BIN_EXE_outlast"),
+            ])
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(7), "{said}");
+        let parts =
+            ["cannot open as many files as it needs".to_owned(), format!("the limit is {limit}, raise it")];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
 }
 
 /// `outlast run ... 2>&1 | head` must not end the program.

@@ -86,6 +86,73 @@ fn an_upgrade_whose_old_program_is_killed_meanwhile_has_an_end_all_the_same() {
     assert!(!said.contains("restart 1 of"), "no crash: {said}");
 }
 
+/// Its own time does not count for the new binary, and nobody says that it serves.
+#[test]
+fn an_old_program_that_takes_its_time_to_end_is_waited_for() {
+    let folder = folder();
+    let go = folder.path().join("go");
+    let drains = format!("until [ -e {} ]; do sleep 0.02; done; exit 0", go.display());
+    let text = format!("trap '{drains}' TERM; echo \"$0 serves\" >&2; while :; do sleep 0.02; done");
+    let [old, new] =
+        ["old", "new"].map(|name| script(folder.path(), name, &text).to_str().unwrap().to_owned());
+    let run = ["run", "--preload", "never", "--stop-timeout", "1000s", "--name", "server", "--", &old];
+    let mut outlast = Outlast::start(folder.path(), &run);
+    let mut serves = |name: &str, count: usize| {
+        let line = format!("{name} serves");
+        crate::common::eventually(&line, || {
+            (outlast.said_so_far().matches(&line).count() == count).then_some(())
+        });
+    };
+    let begin = |program: &str| {
+        let arguments = ["upgrade", "--force", "--timeout", "2s", "--program", program];
+        let mut command = crate::common::command(folder.path(), &arguments);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let upgrading = Outlast::from(command);
+        let now = until(folder.path(), "replaced", |now| now["replacing"] == true);
+        assert_eq!((&now["ready"], &now["upgrade"]["old_ends"]), (&Value::from(false), &Value::from(true)));
+        let page = output(folder.path(), &["status"]);
+        let page = String::from_utf8_lossy(&page.stdout).into_owned();
+        assert!(page.contains("is ending, and is started anew then; new clients wait"), "{page}");
+        assert!(page.contains("as soon as the old one has ended"), "{page}");
+        upgrading
+    };
+    // Withdrawn, when it is told to end already.
+    serves(&old, 1);
+    let mut upgrading = begin(&new);
+    let second = output(folder.path(), &["upgrade"]);
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("another upgrade is under way, to ") && said.contains("old one has ended"),
+        "{said}"
+    );
+    upgrading.signal("INT");
+    assert_eq!(upgrading.ended().code(), Some(130));
+    let said = upgrading.said();
+    assert!(said.contains("told to end already, and is started again when it has"), "{said}");
+    std::fs::write(&go, "").unwrap();
+    serves(&old, 2);
+    // The new one is started, however late that is.
+    std::fs::remove_file(&go).unwrap();
+    let mut upgrading = begin(&new);
+    upgrading.wait_for("server: the old one has not ended yet; the new one is started when it has");
+    std::fs::write(&go, "").unwrap();
+    serves(&new, 1);
+    assert_eq!(upgrading.ended().code(), Some(0), "{}", upgrading.said());
+    // None of the two.
+    std::fs::remove_file(&go).unwrap();
+    let mut upgrading = begin(&old);
+    outlast.signal("TERM");
+    outlast.wait_for("server is not upgraded: it was told to end meanwhile");
+    assert_eq!(upgrading.ended().code(), Some(8));
+    assert!(upgrading.said().contains("it is being stopped"), "{}", upgrading.said());
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(outlast.ended().code(), Some(0));
+    let said = outlast.said();
+    assert!(said.contains("withdrawn; the old one was told to end already"), "{said}");
+    assert!(!said.contains("keeps serving"), "{said}");
+}
+
 fn ask(client: &mut std::net::TcpStream) -> Option<String> {
     client.write_all(b"abc\n").ok()?;
     let (mut line, mut byte) = (String::new(), [0]);

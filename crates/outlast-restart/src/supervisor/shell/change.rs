@@ -79,7 +79,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let age_ms = self.machine.age_ms(clock::monotonic_ms());
         if begun && untold && age_ms.is_some_and(|age_ms| age_ms >= TRIAL_MS) {
             self.settle(UpgradeEnd::Done);
-        } else if let Some(why) = self.supervisor.board.upgrade_is_over(wish) {
+        } else if let Some(why) = self.supervisor.board.upgrade_is_over(wish)
+            // It has its time from when the old one has ended.
+            && (begun || why != WhyNot::TooLate)
+        {
             self.settle(UpgradeEnd::undone(why));
             if begun {
                 self.inputs.push_back(Input::Undo);
@@ -117,7 +120,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// to. That is said then.
     pub(super) fn has_died_on_trial(&mut self, death: Death) -> bool {
         if self.change.as_ref().is_some_and(|change| change.begun) {
-            self.settle(UpgradeEnd::undone(WhyNot::Ended { death: Some(death) }));
+            let is_told = self.machine.is_interrupted_by(death, clock::monotonic_ms());
+            let why = if is_told { WhyNot::Stopped } else { WhyNot::Ended { death: Some(death) } };
+            self.settle(UpgradeEnd::undone(why));
             return true;
         }
         let board = self.supervisor.board;
