@@ -12,6 +12,7 @@
 
 mod administration;
 mod bad_input;
+mod client_certificates;
 mod common;
 mod end_messages;
 mod exit_codes;
@@ -48,6 +49,7 @@ mod run_upgrade;
 mod run_upgrade_ends;
 mod segments;
 mod shed_sessions;
+mod small_ends;
 mod splice;
 mod stopping;
 mod strangers;
