@@ -21,6 +21,7 @@ mod handover;
 mod handover_keep;
 mod hold;
 mod interop;
+mod kernel_memory;
 mod key_memory;
 mod killed_relays;
 mod nohup;
