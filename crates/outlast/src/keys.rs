@@ -140,9 +140,15 @@ pub fn server_tls(files: &ServerTls<'_>) -> Result<TlsConfig> {
         }
         None => builder.with_no_client_auth(),
     };
-    let config = builder
+    let mut config = builder
         .with_single_cert(chain, key)
         .map_err(|error| mismatch(files.certificate, files.key, &error))?;
+    if files.client_authorities.is_some() {
+        // A client that resumes a TLS session shows no certificate, and is given the means to resume the next one: it would
+        // go on for ever with one that has expired.
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
     Ok(TlsConfig { server: Some(Arc::new(config)), ..TlsConfig::default() })
 }
 

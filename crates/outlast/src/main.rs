@@ -31,6 +31,7 @@ mod server;
 mod service;
 mod signals;
 mod sparingly;
+mod standard_output;
 mod stdio;
 mod unix_socket;
 mod usage;

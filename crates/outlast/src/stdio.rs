@@ -9,6 +9,7 @@ use crate::plan::ConnectPlan;
 use crate::registry::Registry;
 use crate::server::undelivered;
 use crate::signals::{Request, Signals};
+use crate::standard_output;
 use crate::watcher::Watcher;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
@@ -25,6 +26,11 @@ pub async fn run(
     admin: Option<crate::admin::AdminSocket>,
     narrator: &Narrator,
 ) -> Result<Code> {
+    if standard_output::was_closed() {
+        return Err(Failure::system(
+            "standard output is closed: nothing that comes could be written".to_owned(),
+        ));
+    }
     let mut signals = Signals::new()?;
     outages::warn_of(&plan.config, narrator);
     let mut attending = JoinSet::new();

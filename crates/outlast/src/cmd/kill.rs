@@ -37,9 +37,15 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     let has_it = |status: &Value| sessions(status).any(|id| id == session);
     let paths: Vec<PathBuf> =
         instances.answers.into_iter().filter(|(_, status)| has_it(status)).map(|(path, _)| path).collect();
+    let mut killed = false;
     for path in paths {
         let request = Request::Kill { session: session.clone() };
-        ask_all(Some(&path), &request).await?;
+        match ask_all(Some(&path), &request).await {
+            Ok(_) => killed = true,
+            // The other end of the session ends with it, as `connect --stdio` does, before it is asked itself.
+            Err(_) if killed && ask_all(Some(&path), &Request::Status {}).await.is_err() => {}
+            Err(error) => return Err(error),
+        }
     }
     println!("killed {session}");
     Ok(Code::Ok)

@@ -52,6 +52,10 @@ async fn watch(args: &WatchArgs) -> Result<Code> {
     let mut stream = BufReader::new(tokio::net::UnixStream::from_std(stream)?);
     let mut line = String::new();
     (&mut stream).take(ORDERS_BYTES_MAX).read_line(&mut line).await?;
+    if !line.ends_with('\n') {
+        // The relay has ended before it had anything to be watched.
+        return Ok(Code::Ok);
+    }
     let orders: Orders = serde_json::from_str(&line).context("no orders")?;
     let mut nothing = [0];
     loop {

@@ -12,6 +12,7 @@
 
 mod administration;
 mod bad_input;
+mod client_certificates;
 mod common;
 mod end_messages;
 mod exit_codes;
@@ -22,6 +23,7 @@ mod handover_keep;
 mod handover_turns;
 mod hold;
 mod interop;
+mod kernel_memory;
 mod key_memory;
 mod killed_relays;
 mod nohup;
@@ -53,6 +55,7 @@ mod run_upgrade_ends;
 mod run_without_proc;
 mod segments;
 mod shed_sessions;
+mod small_ends;
 mod splice;
 mod stopping;
 mod strangers;
