@@ -23,7 +23,6 @@ mod handover_keep;
 mod handover_turns;
 mod hold;
 mod interop;
-mod kernel_memory;
 mod key_memory;
 mod killed_relays;
 mod nohup;
