@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_SOON: Duration = Duration::from_millis(5);
 /// A program that has gone into the background begins to listen within this time, or is not looked after.
 const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
+/// And leaves the session of the one that has started it within this time.
+const SESSION_WAIT: Duration = Duration::from_millis(250);
 /// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
 const CAUSE_WITHIN_MS: u64 = 100;
 
@@ -334,11 +336,14 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// The same. Some begin to listen when they are in the background, and some fork twice: that takes a moment.
     fn awaited_in_background(&self, in_order: bool) -> Option<u32> {
-        let until = Instant::now() + BACKGROUND_WAIT;
+        let began = Instant::now();
         loop {
             let found = self.in_background(in_order);
             let may_come = in_order && self.supervisor.custody.is_some() && self.machine.told_ms().is_none();
-            if found.is_some() || !may_come || Instant::now() >= until || !self.is_any_in_background() {
+            let waited = began.elapsed();
+            // Its parent may have ended before it has done anything.
+            let is_any = waited < BACKGROUND_WAIT && self.is_any_left(waited >= SESSION_WAIT);
+            if found.is_some() || !may_come || !is_any {
                 return found;
             }
             std::thread::sleep(LOOK_SOON);
@@ -351,11 +356,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         family::session(pid) != family::session(0) && !Copies::find(&own).has(pid)
     }
 
-    /// Whether somebody below this process has left its session, of whom nobody knows yet what that is for.
-    fn is_any_in_background(&self) -> bool {
+    /// Whether somebody is below this process, of whom nobody knows yet what for; one that has left its session, perhaps.
+    fn is_any_left(&self, session_too: bool) -> bool {
         let (session, earlier) = (family::session(0), self.supervisor.rest.of_earlier());
-        let has_left = |pid: &Pid| family::session(*pid) != session && !earlier.contains(pid);
-        family::below_this().iter().any(has_left)
+        let is_it = |pid: &Pid| !session_too || family::session(*pid) != session;
+        family::below_this().iter().any(|pid| is_it(pid) && !earlier.contains(pid))
     }
 
     /// Of all that live on for the main process, a zygote that an upgrade has set aside is the old one.
