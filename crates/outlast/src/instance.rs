@@ -31,9 +31,10 @@ pub struct Numbers {
 
 /// What its sessions hold.
 fn memory() -> Value {
-    let Memory { budget_bytes, used_bytes, shed_sessions, shed_bytes } = Memory::now();
+    let Memory { budget_bytes, used_bytes, kernel_bytes, shed_sessions, shed_bytes } = Memory::now();
     json!({
-        "budget_bytes": budget_bytes, "used_bytes": used_bytes, "shed_sessions": shed_sessions, "shed_bytes": shed_bytes,
+        "budget_bytes": budget_bytes, "used_bytes": used_bytes, "kernel_bytes": kernel_bytes,
+        "shed_sessions": shed_sessions, "shed_bytes": shed_bytes,
     })
 }
 

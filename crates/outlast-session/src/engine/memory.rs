@@ -1,36 +1,50 @@
 //! The process's memory for sessions: counted where buffers change hands, and kept within a budget.
 //!
-//! What is counted: rings, inboxes, backlogs, and what the receive queues of frozen links hold. A write never is; only
-//! a ring that is full asks whether it may grow.
+//! What is counted: rings, inboxes, backlogs, and what the kernel holds: in the receive queues of frozen links, and between
+//! sessions without a link and their services. The latter is measured at every look, once TCP holds much on this machine. A
+//! write never is counted; only a ring that is full asks whether it may grow.
 
 use super::pool::pool_bytes;
 use super::server::Acceptor;
-use super::{Engine, Role, Tx};
+use super::{Engine, Role, Tx, millis};
 use crate::error::Error;
-use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, LinkMode, SessionId};
-use crate::sys;
+use crate::proto::{
+    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, SessionId,
+};
+use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The budget is this, or a quarter of the memory if that is less.
 const BUDGET_BYTES_MAX: u64 = 1 << 30;
 /// A link with more than that to be sent has what it can take.
 const PENDING_BYTES_MAX: u64 = 512 << 10;
-/// Sessions are looked through so often at most.
-const LOOK_PAUSE_MS: u64 = 50;
+/// Sessions are looked through so often at most; and a look pauses for so many times as long as it took.
+const LOOK_PAUSE_MS: u64 = 20;
+const LOOK_PAUSES: u64 = 4;
+
+/// A service that is sending has filled what the kernel takes from it within this time, as a rule.
+const FILLED_WITHIN_MS: u64 = 2_000;
 
 /// 0: not asked yet.
 static BUDGET_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Received bytes that are left in the kernel, in queues of links that are gone.
 static FROZEN_BYTES: AtomicU64 = AtomicU64::new(0);
+/// Between sessions without a link and their services when last looked at.
+static KERNEL_BYTES: AtomicU64 = AtomicU64::new(0);
+/// The last look found that TCP holds much.
+static MEASURED: AtomicBool = AtomicBool::new(false);
+/// Until then a service may still be sending to a session that has just lost its link.
+static LOST_UNTIL_MS: AtomicU64 = AtomicU64::new(0);
 static SHED_SESSIONS: AtomicU64 = AtomicU64::new(0);
 static SHED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// How many descriptors were in use when an opening was last refused for that; 0 if none was since the last look.
 static DESCRIPTORS_USED: AtomicU64 = AtomicU64::new(0);
-static LOOKED_MS: AtomicU64 = AtomicU64::new(0);
+/// Before this there is no other look.
+static LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// It was said that there is not enough, and not yet that there is enough again.
 static SAID_SCARCE: AtomicBool = AtomicBool::new(false);
 static ACCEPTORS: Mutex<Vec<Weak<Acceptor>>> = Mutex::new(Vec::new());
@@ -42,6 +56,9 @@ pub struct Memory {
     pub budget_bytes: u64,
     /// How much they hold.
     pub used_bytes: u64,
+    /// Of that, what waits in the kernel between sessions without a link and their services, as last measured: services may
+    /// have sent more before that was seen.
+    pub kernel_bytes: u64,
     /// Sessions without a link that were given up to make room, since the start.
     pub shed_sessions: u64,
     /// What those held.
@@ -54,6 +71,7 @@ impl Memory {
         Self {
             budget_bytes: budget().bytes,
             used_bytes: used_bytes(),
+            kernel_bytes: KERNEL_BYTES.load(Ordering::Relaxed),
             shed_sessions: SHED_SESSIONS.load(Ordering::Relaxed),
             shed_bytes: SHED_BYTES.load(Ordering::Relaxed),
         }
@@ -81,12 +99,18 @@ fn budget() -> Budget {
 }
 
 fn used_bytes() -> u64 {
-    pool_bytes() + FROZEN_BYTES.load(Ordering::Relaxed)
+    pool_bytes() + FROZEN_BYTES.load(Ordering::Relaxed) + KERNEL_BYTES.load(Ordering::Relaxed)
 }
 
 /// Whether rings must stay small, and openings are looked at closely.
 pub(super) fn is_scarce() -> bool {
     budget().is_scarce(used_bytes())
+}
+
+/// Whether looks must go on though nothing happens: what services send to sessions without a link is not told.
+pub(super) fn needs_looks() -> bool {
+    let just_lost = sys::coarse_now_ms() < LOST_UNTIL_MS.load(Ordering::Relaxed);
+    just_lost || is_scarce() || MEASURED.load(Ordering::Relaxed)
 }
 
 /// Bytes that a frozen link's queue holds, for as long as it does.
@@ -111,6 +135,26 @@ impl Drop for FrozenBytes {
 pub(super) struct Shares {
     held_bytes: Mutex<BTreeMap<Block, u64>>,
     memory_wanted: AtomicBool,
+    kernel: Mutex<KernelShares>,
+    /// Its part of [`KERNEL_BYTES`].
+    kernel_bytes: AtomicU64,
+}
+
+/// The same of the kernel's memory.
+#[derive(Debug, Default)]
+struct KernelShares {
+    memory: KernelMemory,
+    held_bytes: BTreeMap<Block, u64>,
+    wanted: bool,
+}
+
+impl KernelShares {
+    fn admits(&mut self, block: Block) -> bool {
+        let held_bytes = self.held_bytes.get(&block).copied().unwrap_or_default();
+        let admitted = self.memory.budget().admits(self.memory.own_bytes, held_bytes);
+        self.wanted |= !admitted;
+        admitted
+    }
 }
 
 impl Engine {
@@ -199,15 +243,17 @@ impl Acceptor {
         if !admitted {
             self.shares.memory_wanted.store(true, Ordering::Relaxed);
         }
-        admitted
+        admitted && self.shares.kernel.lock().admits(block)
     }
 
     /// Looks at every session: what each block holds, who has to keep small, who has to go.
     ///
-    /// `descriptors_used`: so many were in use when an opening was refused for that, 0 if none was.
-    fn look_at_sessions(&self, descriptors_used: u64) {
-        let (mut blocks, mut counts): (BTreeMap<Block, u64>, BTreeMap<Block, u64>) = Default::default();
+    /// `descriptors_used`: so many were in use when an opening was refused for that, 0 if none was. Where TCP's memory is
+    /// given what the kernel holds for sessions without a link is measured.
+    fn look_at_sessions(&self, descriptors_used: u64, tcp: Option<(TcpMemory, &OtherEnds)>) {
+        let [mut blocks, mut counts, mut in_kernel]: [BTreeMap<Block, u64>; 3] = Default::default();
         let mut holders = Vec::new();
+        let mut kernel_holders = Vec::new();
         let engines = self.engines();
         let mut named = Vec::with_capacity(engines.len());
         for engine in &engines {
@@ -219,14 +265,24 @@ impl Acceptor {
                 (peer, detached_for, ctl.released)
             };
             let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
-            let held_bytes = engine.held_bytes();
+            let kernel_bytes = match tcp {
+                Some((_, others)) if detached_for.is_some() => engine.service_bytes(others),
+                _ => 0,
+            };
+            let held_bytes = engine.held_bytes() + kernel_bytes;
             *blocks.entry(block).or_default() += held_bytes;
             *counts.entry(block).or_default() += 1;
             if let Some(detached_for) = detached_for {
-                holders.push(Holder { id: engine.id, block, held_bytes, released, detached_for });
+                let holder = Holder { id: engine.id, block, held_bytes, released, detached_for };
+                holders.push(holder);
+                kernel_holders.push(Holder { held_bytes: kernel_bytes, ..holder });
+                *in_kernel.entry(block).or_default() += kernel_bytes;
             }
             named.push((engine, block));
         }
+        let own_bytes: u64 = in_kernel.values().sum();
+        let before = self.shares.kernel_bytes.swap(own_bytes, Ordering::Relaxed);
+        KERNEL_BYTES.fetch_add(own_bytes.wrapping_sub(before), Ordering::Relaxed);
         let budget = budget();
         let used_bytes = used_bytes();
         for (engine, block) in named {
@@ -251,6 +307,19 @@ impl Acceptor {
             }
         }
         *self.shares.held_bytes.lock() = blocks;
+        let mut kernel = self.shares.kernel.lock();
+        let wanted = std::mem::take(&mut kernel.wanted);
+        kernel.memory = tcp.map_or_else(KernelMemory::default, |(tcp, _)| KernelMemory {
+            pressure_bytes: tcp.pressure_bytes,
+            machine_bytes: tcp.used_bytes,
+            own_bytes,
+        });
+        let gone = kernel.memory.budget().shed(own_bytes, wanted, &in_kernel, &kernel_holders);
+        kernel.held_bytes = in_kernel;
+        drop(kernel);
+        for id in gone {
+            self.shed(id, &kernel_holders, "the kernel's memory for TCP (net.ipv4.tcp_mem)");
+        }
     }
 
     /// Gives a session without a link up, as there is too little of something.
@@ -276,7 +345,13 @@ pub(super) fn want_descriptors(used: u64) {
     DESCRIPTORS_USED.store(used, Ordering::Relaxed);
 }
 
-/// Keeps the budget. Called often; does nothing while there is enough.
+/// A session has lost its link: looks, now and when its service has sent what it can.
+pub(super) fn look_after_loss() {
+    LOST_UNTIL_MS.fetch_max(sys::coarse_now_ms() + FILLED_WITHIN_MS, Ordering::Relaxed);
+    look();
+}
+
+/// Keeps the budget. Called often; does next to nothing while there is enough.
 pub(super) fn look() {
     let scarce = is_scarce();
     if SAID_SCARCE.swap(scarce, Ordering::Relaxed) != scarce {
@@ -292,21 +367,32 @@ pub(super) fn look() {
             tracing::info!(used_bytes, budget_bytes, "there is memory for sessions again");
         }
     }
-    if !scarce && DESCRIPTORS_USED.load(Ordering::Relaxed) == 0 {
-        return;
-    }
     let now_ms = sys::coarse_now_ms();
-    let looked_ms = LOOKED_MS.load(Ordering::Relaxed);
-    if now_ms.saturating_sub(looked_ms) < LOOK_PAUSE_MS
-        || LOOKED_MS.compare_exchange(looked_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_err()
+    let look_ms = LOOK_MS.load(Ordering::Relaxed);
+    let next_ms = now_ms + LOOK_PAUSE_MS;
+    if now_ms < look_ms
+        || LOOK_MS.compare_exchange(look_ms, next_ms, Ordering::Relaxed, Ordering::Relaxed).is_err()
     {
         return;
     }
+    let tcp = TcpMemory::now().filter(|tcp| {
+        let kernel =
+            KernelMemory { pressure_bytes: tcp.pressure_bytes, machine_bytes: tcp.used_bytes, own_bytes: 0 };
+        kernel.is_worth_a_look(budget())
+    });
+    let measured = MEASURED.swap(tcp.is_some(), Ordering::Relaxed);
+    if !scarce && tcp.is_none() && !measured && DESCRIPTORS_USED.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let started = Instant::now();
+    let others = tcp.map(|tcp| (tcp, OtherEnds::open()));
     let acceptors: Vec<Arc<Acceptor>> = ACCEPTORS.lock().iter().filter_map(Weak::upgrade).collect();
     let descriptors_used = DESCRIPTORS_USED.swap(0, Ordering::Relaxed);
     for acceptor in acceptors {
-        acceptor.look_at_sessions(descriptors_used);
+        let tcp = others.as_ref().map(|(tcp, others)| (*tcp, others));
+        acceptor.look_at_sessions(descriptors_used, tcp);
     }
+    LOOK_MS.fetch_max(now_ms + LOOK_PAUSES * millis(started.elapsed()), Ordering::Relaxed);
 }
 
 /// A session starts with this, and a server's without a link may fill it.

@@ -27,6 +27,7 @@ mod pool;
 mod retrying;
 mod rx;
 mod server;
+mod service;
 mod shaking;
 mod silence;
 mod splice;
@@ -49,6 +50,7 @@ pub use memory::Memory;
 pub(crate) use retrying::{Attempt, Next, Outage};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
+pub(crate) use service::ServiceLent;
 pub(crate) use shaking::{Shaken, Shaking};
 pub(crate) use splice::{Passed, WAY_SLOTS_BYTES};
 pub(crate) use tx::Tx;
@@ -89,6 +91,8 @@ pub(crate) struct Engine {
     /// A task that waits for input. Set with `rx` held and taken without: whoever brings news need not wait for `rx`.
     reader: Mutex<Option<Waker>>,
     ctl: Mutex<Ctl>,
+    /// The connection to a server's service. Taken last.
+    service: Mutex<Option<service::Service>>,
     /// With `ctl`: the link, the state or the room in the ring changed.
     changed: Condvar,
     /// For tasks that wait to try again: told when it is worth it.
@@ -240,6 +244,7 @@ impl Engine {
                 hooks: None,
             }),
             config,
+            service: Mutex::new(None),
             changed: Condvar::new(),
             hurry: ::tokio::sync::Notify::new(),
             wrote: AtomicBool::new(false),

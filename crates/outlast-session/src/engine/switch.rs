@@ -213,6 +213,7 @@ impl Engine {
     fn take_link_from(&self, ctl: &mut Ctl, tx: &mut Tx) -> Option<Taken> {
         let link = ctl.link.take()?;
         ctl.last_peer = Some(link.peer_addr);
+        self.service_linked(ctl);
         let stuck_for = link.stuck_for();
         // Wakes a reader that is asleep with its lock.
         link.kill();
@@ -273,6 +274,7 @@ impl Engine {
             Helper::get().listen_to(self, link);
         }
         ctl.link = Some(link.clone());
+        self.service_linked(ctl);
         // The helper has the kernel watch over the link, which may be full from its first moment on and never get rid of
         // anything.
         self.list_idle();

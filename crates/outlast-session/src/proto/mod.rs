@@ -15,6 +15,7 @@
 //! | who may stand at a server's door, and for how long | [`Door`] |
 //! | the server's table of sessions | [`Registry`] |
 //! | how much memory sessions may hold, and who makes room | [`Budget`] |
+//! | how much of the kernel's memory they may leave to their services' connections | [`KernelMemory`] |
 //! | a session without a process | [`Detached`] |
 //! | the right to give a session up | [`LastWord`] |
 //! | a session's life | [`State`], [`Happening`], [`next_state`] |
@@ -35,6 +36,7 @@ mod frame;
 pub mod fuzzing;
 mod handshake;
 mod hello;
+mod kernel_memory;
 mod last_word;
 mod life;
 mod receiver;
@@ -73,6 +75,7 @@ pub use handshake::{
     ServerHandshake, ServerStep, Welcomed, refuse,
 };
 pub use hello::{Hello, Intent, Welcome};
+pub use kernel_memory::{Growth, KernelMemory, may_grow};
 pub use last_word::{LAST_WORD_BYTES, LastWord};
 pub use life::{Effect, Happening, Illegal, Life, LifeRole, State, next_state};
 pub use receiver::{Piece, Receiver};

@@ -90,7 +90,14 @@ pub async fn go_on(session: Session, local: Local, rest: Rest, control: &Control
 }
 
 async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Control) -> Ended {
-    let end = until_end(&mut pump, &mut session, &local, control).await;
+    let end = {
+        // Taken back before the connection is closed.
+        let lent = local.tcp().and_then(|fd| session.lend_service(fd));
+        if lent.is_some() {
+            pump.watch_growth();
+        }
+        until_end(&mut pump, &mut session, &local, control).await
+    };
     session.stop_passing();
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match end {

@@ -145,6 +145,14 @@ impl Local {
         }
     }
 
+    /// Its descriptor, if it is a TCP connection.
+    pub(super) fn tcp(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Local::Tcp(stream) => Some(stream.fd.as_fd()),
+            Local::Unix(_) | Local::Stdio(_) => None,
+        }
+    }
+
     /// Whether its bytes can be spliced.
     pub(super) fn can_splice(&self) -> bool {
         matches!(self, Local::Tcp(_))

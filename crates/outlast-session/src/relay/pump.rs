@@ -30,6 +30,8 @@ const UP_BYTES_MAX: usize = 256 << 10;
 const KEPT_BYTES_MAX: usize = 4 * DOWN_BYTES;
 /// Rounds of one direction before the other has its turn.
 const ROUNDS_MAX: usize = 16;
+/// Moved up before it is asked again whether the local side may have more under way.
+const GROWTH_BYTES: usize = 32 << 10;
 
 thread_local! {
     static POOL: RefCell<BufferPool> = const { RefCell::new(BufferPool::new(KEPT_BYTES_MAX)) };
@@ -122,6 +124,8 @@ pub(super) struct Pump {
     up_bulk: Bulk,
     /// Bytes are under way that the session has not counted yet.
     up_passing: bool,
+    /// Moved since it was last asked whether the local side may have more under way; none if that is settled.
+    up_moved: Option<usize>,
     unflushed: bool,
     listening: bool,
     /// The local side has been asked for what it has to say first.
@@ -145,6 +149,7 @@ impl Pump {
             up_bytes: UP_BYTES_FIRST,
             up_bulk: Bulk::default(),
             up_passing: false,
+            up_moved: None,
             unflushed: false,
             listening: false,
             asked: !early,
@@ -182,6 +187,19 @@ impl Pump {
             pump.down = Down::Writing { buffer, start: 0, end, last: false };
         }
         pump
+    }
+
+    /// The local side's receive buffer grows only as the session's peer acknowledges.
+    pub(super) fn watch_growth(&mut self) {
+        self.up_moved = Some(0);
+    }
+
+    fn moved_up(&mut self, session: &Session, count: usize) {
+        let Some(moved) = &mut self.up_moved else { return };
+        *moved += count;
+        if *moved >= GROWTH_BYTES {
+            self.up_moved = (!session.let_service_send()).then_some(0);
+        }
     }
 
     /// What is under way between the two sides. None if the two cannot part: something is yet to come before what the
@@ -369,6 +387,7 @@ impl Pump {
                 if local.can_splice() {
                     self.up_bulk.moved(count);
                 }
+                self.moved_up(session, count);
                 if count == offered {
                     self.up_bytes = (self.up_bytes * 2).min(UP_BYTES_MAX);
                 } else if count < self.up_bytes / 4 {
@@ -387,10 +406,13 @@ impl Pump {
         local: &Local,
     ) -> Poll<Result<bool, Failure>> {
         let bulk = &mut self.up_bulk;
+        let mut moved = 0;
         let mut fill = |pipe: BorrowedFd<'_>, bytes_max: usize| {
-            local.try_splice_to(pipe, bytes_max).inspect(|count| bulk.moved(*count))
+            moved = local.try_splice_to(pipe, bytes_max).inspect(|count| bulk.moved(*count))?;
+            Ok(moved)
         };
         let polled = session.poll_pass_on(cx, &mut fill);
+        self.moved_up(session, moved);
         self.up_passing = polled.is_pending();
         Poll::Ready(match ready!(polled).map_err(Failure::session)? {
             Passed::End => {

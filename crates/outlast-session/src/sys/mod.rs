@@ -3,6 +3,7 @@
 //! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
 //! tested against the real kernel here, and in `tests/all/`.
 
+mod kernel_memory;
 mod limits;
 mod netlink;
 mod pipe;
@@ -12,6 +13,7 @@ mod secret;
 mod tcp;
 pub(crate) mod urgent;
 
+pub(crate) use kernel_memory::{Lent, OtherEnds, TcpMemory, held_bytes, let_receive_buffer_grow};
 pub(crate) use limits::{SpareDescriptor, descriptors_max, descriptors_open, memory_bytes};
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};

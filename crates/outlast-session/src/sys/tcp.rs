@@ -19,7 +19,7 @@ fn length_of<T>() -> libc::socklen_t {
     length
 }
 
-fn get_option<T: Copy>(fd: RawFd, level: i32, name: i32, mut value: T) -> io::Result<(T, usize)> {
+pub(super) fn get_option<T: Copy>(fd: RawFd, level: i32, name: i32, mut value: T) -> io::Result<(T, usize)> {
     let mut length = length_of::<T>();
     // SAFETY: `value` is a live, writable T of `length` bytes, and the kernel writes at most `length`; every
     // T used here is an integer or a struct of integers, for which all bit patterns are valid.
@@ -27,7 +27,7 @@ fn get_option<T: Copy>(fd: RawFd, level: i32, name: i32, mut value: T) -> io::Re
     Ok((value, length as usize))
 }
 
-fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> io::Result<()> {
+pub(super) fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> io::Result<()> {
     // SAFETY: `value` is a live T of the given length, only read by the kernel.
     check(unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length_of::<T>()) })
 }

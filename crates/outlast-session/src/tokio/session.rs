@@ -5,7 +5,7 @@ use super::reconnect;
 use crate::config::Config;
 use crate::engine::{
     Engine, Events, FAREWELL_TIMEOUT, FINISH_POLL_MAX, FINISH_POLL_MIN, Info, Link, Passed, Progress, Role,
-    Tx, UrgentAhead, Waiting,
+    ServiceLent, Tx, UrgentAhead, Waiting,
 };
 use crate::error::{Error, Result};
 use crate::proto::{Detached, LastWord, SessionId};
@@ -291,6 +291,16 @@ impl Session {
                 Progress::Stalled => return Poll::Pending,
             }
         }
+    }
+
+    /// Makes the connection to a server's service known: [`Engine::lend_service`].
+    pub(crate) fn lend_service(&self, fd: BorrowedFd<'_>) -> Option<ServiceLent> {
+        self.engine.lend_service(fd)
+    }
+
+    /// Asks whether the service may have more under way: [`Engine::let_service_send`].
+    pub(crate) fn let_service_send(&self) -> bool {
+        self.engine.let_service_send()
     }
 
     /// What was received waits for somebody who does not take it: nobody reads for now, and the end of a link is noticed all

@@ -23,6 +23,7 @@ mod handover_keep;
 mod handover_turns;
 mod hold;
 mod interop;
+mod kernel_memory;
 mod key_memory;
 mod killed_relays;
 mod nohup;

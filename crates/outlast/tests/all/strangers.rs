@@ -195,7 +195,9 @@ impl Honest {
         }
         let memory = self::status(runtime, self.server.pid())["memory"].clone();
         println!("{attack}: slowest ping {slowest:?}, away {away:?}, {memory}");
-        assert!(memory["used_bytes"].as_u64() <= memory["budget_bytes"].as_u64(), "{attack}: {memory}");
+        // A service has filled the kernel's buffers before that can be measured: only the next opening is refused for it.
+        let in_process = memory["used_bytes"].as_u64().unwrap() - memory["kernel_bytes"].as_u64().unwrap();
+        assert!(in_process <= memory["budget_bytes"].as_u64().unwrap(), "{attack}: {memory}");
         if is_measured() {
             assert!(slowest <= PING_MAX, "{attack}: a ping took {slowest:?}");
         }

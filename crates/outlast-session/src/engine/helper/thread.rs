@@ -157,7 +157,7 @@ impl Thread {
         let checking = !self.idle.is_empty() || !self.lingering.is_empty();
         let checks = checking.then_some(self.next_idle_check);
         // With the other checks, for which it can wait a moment. When memory is short sessions go before their time.
-        let expiry = self.next_expiry.map(|at| if memory::is_scarce() { self.next_idle_check } else { at });
+        let expiry = self.next_expiry.map(|at| if memory::needs_looks() { self.next_idle_check } else { at });
         let expiry = expiry.map(|at| at.max(self.next_idle_check));
         let later = self.later.iter().map(|(at, _)| *at).min();
         let next =

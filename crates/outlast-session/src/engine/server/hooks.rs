@@ -27,8 +27,8 @@ impl Hooks for ServerHooks {
             engine.fail(Error::Closed { id: engine.id });
             return;
         }
+        memory::look_after_loss();
         Helper::get().watch_expiry(&acceptor);
-        memory::look();
     }
 
     fn over(&self, engine: &Arc<Engine>) {
