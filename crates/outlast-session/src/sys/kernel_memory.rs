@@ -2,12 +2,10 @@
 //! a connection may take more by itself.
 
 use super::tcp::{get_option, set_option};
-use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
 /// Of `struct inet_diag_req_v2` and `struct inet_diag_msg` (linux/inet_diag.h).
@@ -78,13 +76,11 @@ pub(crate) struct TcpMemory {
 impl TcpMemory {
     /// None where /proc does not tell.
     pub(crate) fn now() -> Option<Self> {
-        static SOCKSTAT: OnceLock<Option<File>> = OnceLock::new();
         static PRESSURE_PAGES: OnceLock<Option<u64>> = OnceLock::new();
         let pressure_pages = (*PRESSURE_PAGES.get_or_init(pressure_pages))?;
-        let file = SOCKSTAT.get_or_init(|| File::open("/proc/self/net/sockstat").ok()).as_ref()?;
-        let mut text = [0; 1024];
-        let count = file.read_at(&mut text, 0).ok()?;
-        let used_pages = tcp_pages(std::str::from_utf8(text.get(..count)?).ok()?)?;
+        // Opened each time: a program that counts its descriptors finds as many as before.
+        let text = std::fs::read_to_string("/proc/self/net/sockstat").ok()?;
+        let used_pages = tcp_pages(&text)?;
         let page_bytes = page_bytes();
         Some(Self { used_bytes: used_pages * page_bytes, pressure_bytes: pressure_pages * page_bytes })
     }
