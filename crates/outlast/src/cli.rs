@@ -121,7 +121,8 @@ pub struct SessionArgs {
     /// Most bytes kept per direction until they are acknowledged [default: 4160K, or what the path takes (net.ipv4.tcp_wmem)]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub retain: Option<usize>,
-    /// Most bytes that all sessions of this process hold in memory [default: a quarter of it, 1G at most]
+    /// Most bytes that all sessions of this process hold in memory, and those without a link in the kernel [default: a quarter of
+    /// the memory, 1G at most]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     pub memory: Option<usize>,
     /// Most sessions at a time; more are refused, or wait [default: 65536]
