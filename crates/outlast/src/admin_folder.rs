@@ -8,7 +8,7 @@ use crate::unix_socket::{bind_replacing, is_abandoned};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,31 +92,6 @@ fn bind_or_fail(folder: &Path, name: &Path) -> io::Result<(PathBuf, UnixListener
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Opens a file in the first place for this user's sockets that can be used. It is made if missing.
-///
-/// # Errors
-/// There is no such place.
-pub fn open_file(name: &str) -> io::Result<(PathBuf, std::fs::File)> {
-    let mut failed = io::Error::from(io::ErrorKind::NotFound);
-    for folder in places::new().folders {
-        let path = folder.join(name);
-        for _ in 0..ATTEMPTS_MAX {
-            let open = || {
-                let mut options = std::fs::OpenOptions::new();
-                options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)
-            };
-            match make(&folder).and_then(|()| open()) {
-                Ok(file) => return Ok((path, file)),
-                Err(error) => failed = error,
-            }
-            if failed.kind() != io::ErrorKind::NotFound {
-                break;
-            }
-        }
-    }
-    Err(failed)
 }
 
 /// Whether there is a place for a socket. What was made to find out is left for whoever comes.

@@ -1,7 +1,7 @@
 //! The far side: sessions come in, connections to services go out.
 
 use crate::exit::{Failure, hint};
-use crate::handover::{self, Legacy, Parcel, Turn};
+use crate::handover::{self, Legacy, Parcel};
 use crate::narrate::Narrator;
 use crate::plan::{self, ListenPlan, Target};
 use crate::registry::{Place, Registry};
@@ -54,25 +54,51 @@ struct Adopted {
 /// Relays that leave this process, and the address they were served at. None: there are no more.
 pub type Outbox = mpsc::Sender<Option<(SocketAddr, Box<DetachedRelay>)>>;
 
-impl Server {
-    /// Listens.
-    pub async fn bind(plan: ListenPlan) -> Result<Self> {
-        // It listens when all is ready: clients have to find their sessions.
-        // Others that start wait until this one does listen, and find it there.
-        let port = plan.address.port();
-        let _turn = if port == 0 { None } else { Turn::take(port)? };
+/// An address that is ours, where nobody is heard yet.
+pub struct Bound {
+    plan: ListenPlan,
+    socket: socket2::Socket,
+}
+
+impl Bound {
+    /// Binds, once a listener there that is about to stop has handed over. Blocks.
+    ///
+    /// # Errors
+    /// The address is not to be had.
+    pub fn new(plan: ListenPlan) -> Result<Self> {
         let socket = bind_after_the_old_one(plan.address)?;
-        let mut legacy = Legacy::ask(plan.address, socket.only_v6().unwrap_or(false))?;
+        Ok(Self { plan, socket })
+    }
+
+    /// Asks for what the process before this one has left. Blocks.
+    ///
+    /// # Errors
+    /// What there is cannot be had.
+    pub fn ask(&self) -> Result<Legacy> {
+        Legacy::ask(self.plan.address, self.socket.only_v6().unwrap_or(false))
+    }
+}
+
+impl Server {
+    /// Listens. From now on clients find their sessions, and go on with them: whoever fails after that leaves those as they are,
+    /// and ends the process.
+    ///
+    /// # Errors
+    /// The address is not to be had after all, or this process cannot go on with what it was left.
+    pub fn listen(bound: Bound, mut legacy: Legacy) -> Result<Self> {
+        let Bound { plan, socket } = bound;
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
         let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
         let address = listener.local_addr();
         if let Some(Err(error)) = adopted.iter().find(|one| one.is_err()) {
             let keepers: Vec<String> = legacy.keeper_pids().iter().map(ToString::to_string).collect();
-            return Err(Failure::usage(format!(
+            let failure = Failure::usage(format!(
                 "cannot go on with what the process before has left at {address}: {error}; start as it was started, or \
                  end process {}, which keeps it",
                 keepers.join(" and ")
-            )));
+            ));
+            leave(adopted);
+            return Err(failure);
         }
         let adopted = parcels.into_iter().zip(adopted).filter_map(|(parcel, session)| adopt(parcel, session));
         let adopted = adopted.collect();
@@ -110,6 +136,18 @@ impl Server {
     pub fn listener(&self) -> Arc<Listener> {
         Arc::clone(&self.listener)
     }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        leave(std::mem::take(&mut self.adopted));
+    }
+}
+
+/// Sessions that a keeper still has, and the next process goes on with: they are not over because this process ends, as
+/// dropping them would say.
+fn leave<T>(adopted: Vec<T>) {
+    adopted.into_iter().for_each(std::mem::forget);
 }
 
 /// The sessions of parcels, as far as this version can read them.

@@ -6,7 +6,7 @@ use crate::cli::ProcessArgs;
 use crate::descriptors::{self, Spare};
 use crate::exit::Code;
 use crate::front::{self, Front};
-use crate::handover::{self, Door, HAND_OVER_TIMEOUT, Keeper};
+use crate::handover::{self, Door, HAND_OVER_TIMEOUT, Keeper, Legacy, Turn};
 use crate::instance::Instance;
 use crate::metrics;
 use crate::narrate::Narrator;
@@ -14,15 +14,15 @@ use crate::outages;
 use crate::plan::{ConnectPlan, ListenPlan};
 use crate::registry::Registry;
 use crate::run::manager::Manager;
-use crate::server::{self, Outbox, Server};
+use crate::server::{self, Bound, Outbox, Server};
 use crate::signals::{Request, Signals};
 use crate::watcher::Watcher;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use outlast_session::relay::{DetachedRelay, SETTLE_TIMEOUT};
 use outlast_session::{Memory, Role};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -70,11 +70,13 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
         Memory::set_budget(bytes as u64);
     }
     let registry = Arc::new(Registry::default());
-    let mut servers = Vec::new();
     let mut fronts = Vec::new();
-    for plan in plans.listen {
-        servers.push(Server::bind(plan).await?);
-    }
+    // Whoever stops may take its time.
+    let listen = std::mem::take(&mut plans.listen);
+    let (turns, bound) = match unless_stopped(&mut signals, move || bind_all(listen)).await? {
+        Ok(bound) => bound,
+        Err(code) => return Ok(code),
+    };
     let watcher = Watcher::of(&mut plans.connect, narrator);
     for plan in plans.connect {
         outages::warn_of(&plan.config, narrator);
@@ -86,6 +88,13 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
         Some(address) => Some(metrics::bind(address).await?),
         None => None,
     };
+    // Last of all that may fail: sessions that this process goes on with are in its hands.
+    let servers = match unless_stopped(&mut signals, move || ask_all(bound)).await? {
+        Ok(left) => left.into_iter().map(|(bound, legacy)| Server::listen(bound, legacy)).collect::<Vec<_>>(),
+        Err(code) => return Ok(code),
+    };
+    let servers = servers.into_iter().collect::<Result<Vec<Server>>>()?;
+    drop(turns);
     let serves: Vec<String> =
         servers.iter().map(Server::describe).chain(fronts.iter().map(Front::describe)).collect();
     for line in &serves {
@@ -153,6 +162,40 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     // Ends the admin socket's task, which removes its file.
     attending.shutdown().await;
     Ok(code)
+}
+
+/// Runs what blocks on a thread of its own. A request to stop ends this process meanwhile, in its own way: with a code.
+async fn unless_stopped<T: Send + 'static>(
+    signals: &mut Signals,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<Result<T, Code>> {
+    let (done, result) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("start".into());
+    // Not a task of the runtime, which would wait for its end.
+    thread.spawn(move || done.send(work()).ok()).context("cannot start a thread")?;
+    tokio::select! {
+        result = result => result.context("a thread has failed")?.map(Ok),
+        request = signals.next() => Ok(Err(match request {
+            Request::Drain => Code::Ok,
+            Request::Now(code) => code,
+        })),
+    }
+}
+
+/// Addresses for all listeners, with the right to be the one that begins to listen there.
+fn bind_all(plans: Vec<ListenPlan>) -> Result<(Vec<Turn>, Vec<Bound>)> {
+    let turns = Turn::take_all(plans.iter().map(|plan| plan.address.port()))?;
+    let bound: Result<_> = plans.into_iter().map(Bound::new).collect();
+    Ok((turns, bound?))
+}
+
+/// What the processes before this one have left for them.
+fn ask_all(bound: Vec<Bound>) -> Result<Vec<(Bound, Legacy)>> {
+    let ask = |bound: Bound| {
+        let legacy = bound.ask()?;
+        Ok((bound, legacy))
+    };
+    bound.into_iter().map(ask).collect()
 }
 
 /// Whether a request ends everything at once. Ctrl-C is meant for the streams of whoever has started `connect`; those of
@@ -320,7 +363,7 @@ async fn detach(
     narrator: &Narrator,
     leaving: Leaving,
 ) -> Detached {
-    let Leaving { spare, mut inbox, outbox, mut serving } = leaving;
+    let Leaving { spare, inbox, outbox, mut serving } = leaving;
     let registry = &instance.registry;
     let time = hand_over_timeout(process);
     if time.is_zero() || instance.listeners.is_empty() {
@@ -352,32 +395,39 @@ async fn detach(
     drop(spare);
     let addresses = instance.listeners.iter().map(|listener| listener.local_addr());
     let started: Result<Vec<Keeper>> = addresses.map(|address| Keeper::start(address, time)).collect();
-    let mut keepers = match started {
+    let keepers = match started {
         Ok(keepers) => keepers,
         Err(error) => return failed(error),
     };
     registry.detach_all();
-    let filling = tokio::task::spawn_blocking(move || {
-        let mut lost = 0;
-        while let Some(Some((address, relay))) = inbox.blocking_recv() {
-            let Some(keeper) = keepers.iter_mut().find(|keeper| keeper.address == address) else { continue };
-            let id = relay.session.id();
-            if let Err(error) = keeper.add(*relay) {
-                lost += 1;
-                tracing::error!(session = %id, "lost: {error:#}");
-            }
-        }
-        (keepers, lost)
+    let passed = Arc::new(AtomicUsize::new(0));
+    let filling = tokio::task::spawn_blocking({
+        let passed = Arc::clone(&passed);
+        move || fill(keepers, inbox, &passed)
     });
-    // Every step of a hand-over has its own limit; this is for the unforeseen.
-    tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.ok();
+    // Each has a limit of its own for its last steps; this is for the unforeseen. It begins anew as long as keepers take some.
+    let mut passed_before = 0;
+    while tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.is_err() {
+        if std::mem::replace(&mut passed_before, passed.load(Ordering::Relaxed)) == passed_before {
+            break;
+        }
+    }
     outbox.send(None).await.ok();
     let (keepers, mut lost) = filling.await.unwrap_or((Vec::new(), 1));
     for keeper in keepers {
         let (address, pid) = (keeper.address, keeper.pid);
         match keeper.finish() {
-            Ok(0) => {}
-            Ok(kept) => {
+            Ok((kept, missing)) => {
+                if missing > 0 {
+                    lost += missing;
+                    tracing::error!(
+                        "{} of {address} lost: process {pid} could not take all",
+                        was_or_were(missing)
+                    );
+                }
+                if kept == 0 {
+                    continue;
+                }
                 let them = if kept == 1 { "it" } else { "them" };
                 narrator.warn(&format!(
                     "{} detached: the next `outlast listen {address}` goes on with {them} if it is started within {} \
@@ -398,6 +448,30 @@ async fn detach(
     } else {
         Detached::All
     }
+}
+
+/// Gives relays to those who keep them, until there are no more. The keepers, and how many sessions were lost.
+fn fill(
+    mut keepers: Vec<Keeper>,
+    mut inbox: mpsc::Receiver<Option<(SocketAddr, Box<DetachedRelay>)>>,
+    passed: &AtomicUsize,
+) -> (Vec<Keeper>, usize) {
+    let mut lost = 0;
+    while let Some(next) = inbox.blocking_recv() {
+        let Some((address, relay)) = next else {
+            // Those that have their place in the channel still come; for others there is no more.
+            inbox.close();
+            continue;
+        };
+        let Some(keeper) = keepers.iter_mut().find(|keeper| keeper.address == address) else { continue };
+        let id = relay.session.id();
+        if let Err(error) = keeper.add(*relay) {
+            lost += 1;
+            tracing::error!(session = %id, "lost: {error:#}");
+        }
+        passed.fetch_add(1, Ordering::Relaxed);
+    }
+    (keepers, lost)
 }
 
 /// The code when what is open is ended at once.

@@ -8,6 +8,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::{PATIENCE, Pair, dial, pass};
@@ -90,15 +91,27 @@ fn datagrams(client: &Host, server: &Host, count: u32) -> Vec<u32> {
     let from = client.enter(|| UdpSocket::bind(client.socket_addr(0))).unwrap().unwrap();
     from.connect(to.local_addr().unwrap()).unwrap();
     to.set_read_timeout(Some(crate::common::SHORT)).unwrap();
+    let all_sent = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for n in 0..count {
                 from.send(&n.to_be_bytes()).unwrap();
                 std::thread::sleep(Duration::from_micros(20));
             }
+            all_sent.store(true, Ordering::Relaxed);
         });
         let mut bytes = [0; 4];
-        let numbers = std::iter::from_fn(|| to.recv(&mut bytes).ok().map(|_| u32::from_be_bytes(bytes)));
+        let numbers = std::iter::from_fn(|| {
+            loop {
+                // Asked before: what comes while nobody has sent for a while is the last.
+                let is_last = all_sent.load(Ordering::Relaxed);
+                match to.recv(&mut bytes) {
+                    Ok(_) => return Some(u32::from_be_bytes(bytes)),
+                    Err(_) if is_last => return None,
+                    Err(_) => {}
+                }
+            }
+        });
         numbers.collect()
     })
 }

@@ -22,7 +22,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Said by the keeper when it listens, and when it has everything; by the next process when it has everything.
+/// Said by the keeper when it listens; when it has everything, with the number of sessions in four bytes (those of earlier
+/// versions do without); by the next process when it has everything.
 pub const READY: u8 = b'R';
 pub const KEPT: u8 = b'K';
 pub const TAKEN: u8 = b'T';
@@ -47,7 +48,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     // Whoever has started it may end with its terminal.
     rustix::process::setsid().ok();
     std::env::set_current_dir("/").ok();
-    let giver = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let giver = take_stdin()?;
     wait_for_predecessor(args.address);
     let bound = admin_folder::bind_to_stay(places::socket_name(places::Kind::Keeper, args.address))?;
     let (places, listeners): (Vec<Place>, Vec<UnixListener>) =
@@ -63,7 +64,10 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     let asked = admin_folder::bind_to_stay(format!("{}.sock", std::process::id())).unwrap_or_default();
     let asked = asked.into_iter().next().map(|(path, listener)| (Place(path), listener));
     let (asked_place, asked) = asked.unzip();
-    (&giver).write_all(&[KEPT]).ok();
+    let mut kept = vec![KEPT];
+    kept.extend(u32::try_from(parcels.len()).unwrap_or(u32::MAX).to_be_bytes());
+    (&giver).write_all(&kept).ok();
+    // Where not all could be received it should not go on sending.
     drop(giver);
     let started = Instant::now();
     let mut counter = Counter { address: args.address, parcels, started, deadline: started + args.time };
@@ -83,6 +87,14 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     }
     drop((places, asked_place));
     Ok(Code::Ok)
+}
+
+/// The connection to the process that gives. Nothing else keeps it open: what that process sends after this one has
+/// stopped to listen has to fail.
+fn take_stdin() -> Result<UnixStream> {
+    let giver = std::io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    Ok(giver.into())
 }
 
 /// A listener may be told to stop as soon as it has taken over what a keeper had, which is then still there.

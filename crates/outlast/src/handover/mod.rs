@@ -28,8 +28,9 @@ use anyhow::{Context, Result, ensure};
 use keeper::{KEPT, READY, TAKEN};
 use outlast_restart::supervisor::{ENVIRONMENT as SUPERVISOR_ENVIRONMENT, OUTLIVES_ENVIRONMENT};
 use outlast_session::relay::DetachedRelay;
+use parcel::OtherVersion;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -50,7 +51,9 @@ const KEEPER_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Keeper {
     stream: UnixStream,
-    kept: usize,
+    given: usize,
+    /// Something could not be sent whole: what followed would be taken for the rest of that.
+    broken: bool,
     /// Its process.
     pub pid: u32,
     /// Where the next process has to listen.
@@ -87,7 +90,7 @@ impl Keeper {
             .env_remove(SUPERVISOR_ENVIRONMENT)
             .spawn()
             .context("cannot start a process to keep them")?;
-        let mut keeper = Self { stream, kept: 0, pid: child.id(), address };
+        let mut keeper = Self { stream, given: 0, broken: false, pid: child.id(), address };
         keeper.expect(READY)?;
         Ok(keeper)
     }
@@ -100,17 +103,40 @@ impl Keeper {
     }
 
     /// Gives it one more.
+    ///
+    /// # Errors
+    /// It does not take it, or has not taken one before.
     pub fn add(&mut self, relay: DetachedRelay) -> Result<()> {
-        Parcel::pack(relay)?.send(&self.stream)?;
-        self.kept += 1;
+        self.give(&Parcel::pack(relay)?)
+    }
+
+    fn give(&mut self, parcel: &Parcel) -> Result<()> {
+        ensure!(!self.broken, "the process that keeps sessions has failed");
+        if let Err(error) = parcel.send(&self.stream) {
+            self.broken = true;
+            self.stream.shutdown(Shutdown::Both).ok();
+            return Err(error.context("the process that keeps sessions has failed"));
+        }
+        self.given += 1;
         Ok(())
     }
 
-    /// That was all. How many it keeps.
-    pub fn finish(mut self) -> Result<usize> {
-        parcel::send_end(&self.stream)?;
+    /// That was all. How many it keeps, and how many more it was given.
+    ///
+    /// # Errors
+    /// It is not known what it keeps.
+    pub fn finish(mut self) -> Result<(usize, usize)> {
+        ensure!(!self.broken, "the process that keeps them has failed");
+        // It may have stopped to listen, and said so.
+        parcel::send_end(&self.stream).ok();
         self.expect(KEPT)?;
-        Ok(self.kept)
+        let mut count = [0; 4];
+        let kept = match self.stream.read_exact(&mut count) {
+            Ok(()) => usize::try_from(u32::from_be_bytes(count)).unwrap_or(usize::MAX),
+            // It is of an earlier version.
+            Err(_) => self.given,
+        };
+        Ok((kept, self.given.saturating_sub(kept)))
     }
 }
 
@@ -128,10 +154,10 @@ pub struct Legacy {
 
 impl Legacy {
     /// Asks the keepers of all addresses whose clients may come to a listener at `address`: one that does not know their
-    /// sessions would tell them so, and end them. What cannot be read is logged: the keeper goes on keeping.
+    /// sessions would tell them so, and end them. What another version has written is logged: the keeper goes on keeping.
     ///
     /// # Errors
-    /// A keeper does not answer: it keeps what is told to clients not to be there.
+    /// A keeper does not answer, or not in order: clients would be told that what it keeps is not there.
     pub fn ask(address: SocketAddr, only_v6: bool) -> Result<Self> {
         for _ in 0..ATTEMPTS_MAX {
             if let Some(legacy) = Self::ask_once(address, only_v6)? {
@@ -188,7 +214,17 @@ impl Legacy {
                         process.unwrap_or_default()
                     )));
                 }
-                Err(error) => tracing::error!("cannot take over the sessions of {kept_for}: {error:#}"),
+                // Nothing will change that: it keeps them until its time is over.
+                Err(error) if error.is::<OtherVersion>() => {
+                    tracing::error!("cannot take over the sessions of {kept_for}: {error:#}");
+                }
+                Err(error) => {
+                    return Err(Failure::system(format!(
+                        "cannot take over the sessions of {kept_for}: {error:#}; process {} keeps them: start again, or \
+                         end it",
+                        process.unwrap_or_default()
+                    )));
+                }
             }
         }
         Ok(Some(legacy))
@@ -226,4 +262,26 @@ fn receive_all(keeper: &UnixStream) -> Result<Vec<Parcel>> {
         parcels.push(parcel);
     }
     Ok(parcels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes after a session that stopped half-way is not taken for the rest of that one.
+    #[test]
+    fn a_keeper_that_is_held_up_gets_nothing_more() {
+        let (stream, theirs) = UnixStream::pair().unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        let address = "127.0.0.1:7".parse().unwrap();
+        let mut keeper = Keeper { stream, given: 0, broken: false, pid: 1, address };
+        let (large, _program) = parcel::tests::parcel(&vec![1; 8 << 20]);
+        assert!(keeper.give(&large).is_err());
+        let (small, _program) = parcel::tests::parcel(b"session");
+        // It has time again.
+        let reading = std::thread::spawn(move || receive_all(&theirs));
+        assert!(keeper.give(&small).is_err());
+        assert!(keeper.finish().is_err());
+        assert!(reading.join().unwrap().is_err());
+    }
 }

@@ -7,6 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use outlast_session::Detached;
 use outlast_session::relay::{DetachedRelay, Rest};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -38,6 +39,18 @@ pub struct Parcel {
     /// What was under way.
     pub rest: Rest,
 }
+
+/// What came is not what this version sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherVersion;
+
+impl std::fmt::Display for OtherVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("they are of another version of outlast")
+    }
+}
+
+impl std::error::Error for OtherVersion {}
 
 /// What people can be told of a session by a process that does not understand it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,7 +125,10 @@ impl Parcel {
         let mut rights = SendAncillaryBuffer::new(&mut space);
         let local = [self.local.as_fd()];
         ensure!(rights.push(SendAncillaryMessage::ScmRights(&local)), "no room for a descriptor");
-        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)?;
+        // A stopped process that goes on finds its calls interrupted.
+        let sent = retry_on_intr(|| {
+            rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)
+        })?;
         stream.write_all(length.get(sent..).unwrap_or_default())?;
         stream.write_all(&header)?;
         stream.write_all(&self.session)?;
@@ -125,12 +141,10 @@ impl Parcel {
         let mut length = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
-        let received = rustix::net::recvmsg(
-            stream,
-            &mut [IoSliceMut::new(&mut length)],
-            &mut rights,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
+        let received = retry_on_intr(|| {
+            let mut room = [IoSliceMut::new(&mut length)];
+            rustix::net::recvmsg(stream, &mut room, &mut rights, RecvFlags::CMSG_CLOEXEC)
+        })?;
         ensure!(received.bytes > 0, "the other process has stopped");
         let local = rights.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
@@ -141,12 +155,13 @@ impl Parcel {
         if length == 0 {
             return Ok(None);
         }
-        ensure!(length <= HEADER_BYTES_MAX, "not a header");
-        let header: Header = serde_json::from_slice(&part(stream, u64::from(length))?)?;
-        ensure!(header.version == VERSION, "of another version of outlast");
+        ensure!(length <= HEADER_BYTES_MAX, OtherVersion);
+        let header = part(stream, u64::from(length))?;
+        let header: Header = serde_json::from_slice(&header).map_err(|_| OtherVersion)?;
+        ensure!(header.version == VERSION, OtherVersion);
         let session = part(stream, header.session_bytes)?;
         let to_local = part(stream, header.to_local_bytes)?;
-        let local = local.context("a relay without its connection")?;
+        let local = local.context("no descriptor for its connection (see `ulimit -n`)")?;
         let Header { up_ended, down_ended, broken, .. } = header;
         let rest = Rest { up_ended, down_ended, broken, to_local };
         Ok(Some(Self { label: header.label, session, local, rest }))
@@ -168,10 +183,10 @@ fn part(stream: &UnixStream, bytes: u64) -> Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn parcel(session: &[u8]) -> (Parcel, std::net::TcpStream) {
+    pub(in super::super) fn parcel(session: &[u8]) -> (Parcel, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (local, _) = listener.accept().unwrap();

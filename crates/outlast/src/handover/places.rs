@@ -28,11 +28,6 @@ pub fn socket_name(kind: Kind, address: SocketAddr) -> String {
     format!("{address}-{}.{}", namespace(), kind.extension())
 }
 
-/// The name of the file that those lock who are about to listen at a port of any address: one may cover others.
-pub fn turn_name(port: u16) -> String {
-    format!("{port}-{}.turn", namespace())
-}
-
 /// The address in the name of a socket of this network namespace.
 fn address_in(kind: Kind, name: &str, namespace: &str) -> Option<SocketAddr> {
     let stem = name.strip_suffix(kind.extension())?.strip_suffix('.')?;

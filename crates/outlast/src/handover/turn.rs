@@ -1,84 +1,119 @@
-//! One listener at a time looks for what others have left at a port, and begins to listen there.
+//! One process at a time looks for what others have left at a port, and begins to listen there.
 //!
 //! Two that do so at once would both find the port free, and only one of them gets the sessions: the other would tell the
-//! clients that there are none. The turn is a lock on a file, which ends with its process, whatever ends that.
+//! clients that there are none. The turn is a socket with an abstract name. It is there once in a network namespace,
+//! whatever folders a process can write to, and ends with its process, whatever ends that.
 
-use super::places;
-use crate::admin_folder;
+use super::keeper::is_own;
+use crate::admin_folder::own_uid;
 use crate::exit::Failure;
 use anyhow::Result;
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Whoever has the turn waits for a process that stops and one that keeps sessions, each for 30 s at the most.
-const TURN_WITHIN: Duration = Duration::from_secs(60);
+/// The process that has the turn waits for one that stops and for those that keep sessions, for 30 s each; it has two
+/// of the latter at the most, as a rule.
+const TURN_WITHIN: Duration = Duration::from_secs(120);
 
 /// How often to look whether it is over.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The right to begin to listen at a port. Until it is dropped all others wait.
+/// The right to begin to listen at a port. Until it is dropped all others of this user wait.
 #[derive(Debug)]
-pub struct Turn {
-    path: PathBuf,
-    /// Holds the lock.
-    _file: File,
+pub struct Turn(#[expect(dead_code, reason = "held until it is dropped")] OwnedFd);
+
+/// Who has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// A process of this user, if that is known.
+    Own(Option<i32>),
+    /// Another user's process: that does not have our sessions.
+    Foreign,
 }
 
 impl Turn {
-    /// Waits for it. None where there is no place for it: then nothing can have been left there either.
+    /// Waits for the turns at all these ports. Blocks.
     ///
     /// # Errors
-    /// Somebody has it and does not get on.
-    pub fn take(port: u16) -> Result<Option<Self>> {
-        Self::take_within(&places::turn_name(port), TURN_WITHIN).map_err(|holder| {
-            let holder = holder.trim();
+    /// A process has one and does not get on.
+    pub fn take_all(ports: impl IntoIterator<Item = u16>) -> Result<Vec<Self>> {
+        // In order: two processes with several ports never wait for each other.
+        let ports: std::collections::BTreeSet<u16> = ports.into_iter().filter(|port| *port != 0).collect();
+        let taken: Result<Vec<Option<Self>>> = ports.into_iter().map(Self::take).collect();
+        Ok(taken?.into_iter().flatten().collect())
+    }
+
+    fn take(port: u16) -> Result<Option<Self>> {
+        Self::take_within(&name(port), TURN_WITHIN).map_err(|holder| {
+            let holder = holder.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"));
             Failure::system(format!(
-                "cannot listen on port {port}: process {holder} is about to, and does not get on; end it, or wait for it"
+                "cannot listen on port {port}: {holder} is about to, and does not get on; end it, or wait for it"
             ))
         })
     }
 
-    /// What the holder says of itself, if that is in vain.
-    fn take_within(name: &str, limit: Duration) -> Result<Option<Self>, String> {
+    /// None where there are no such sockets, or another user has it. The error: the holder, if that is in vain.
+    fn take_within(name: &[u8], limit: Duration) -> Result<Option<Self>, Option<i32>> {
         let started = Instant::now();
+        let mut asked = false;
         loop {
-            let Ok((path, file)) = admin_folder::open_file(name) else { return Ok(None) };
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // The one before removes it: another file may be there by now.
-                Ok(()) if is_at(&file, &path) => {
-                    (&file).write_all(format!("{}\n", std::process::id()).as_bytes()).ok();
-                    return Ok(Some(Self { path, _file: file }));
-                }
-                Ok(()) | Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    if started.elapsed() >= limit {
-                        return Err(std::fs::read_to_string(&path).unwrap_or_default());
-                    }
-                    std::thread::sleep(LOOK);
-                }
+            match occupy(name) {
+                Ok(socket) => return Ok(Some(Self(socket))),
+                Err(error) if error.kind() == ErrorKind::AddrInUse => {}
                 Err(error) => {
-                    tracing::debug!("cannot lock {}: {error}", path.display());
+                    tracing::debug!("cannot tell other processes that this one begins to listen: {error}");
                     return Ok(None);
                 }
             }
+            let over = started.elapsed() >= limit;
+            // Rarely: nobody accepts these connections.
+            if over || !asked {
+                asked = true;
+                match holder(name) {
+                    Holder::Foreign => return Ok(None),
+                    Holder::Own(pid) if over => return Err(pid),
+                    Holder::Own(_) => {}
+                }
+            }
+            std::thread::sleep(LOOK);
         }
     }
 }
 
-/// Whether this file has that name.
-fn is_at(file: &File, path: &Path) -> bool {
-    let (Ok(ours), Ok(there)) = (file.metadata(), std::fs::symlink_metadata(path)) else { return false };
-    (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+/// Of this user: others have sessions of their own.
+fn name(port: u16) -> Vec<u8> {
+    format!("outlast/listen/{}/{port}", own_uid()).into_bytes()
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        // Before the lock is gone: nobody else's file is removed.
-        admin_folder::remove(&self.path);
+fn unix_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn occupy(name: &[u8]) -> std::io::Result<OwnedFd> {
+    let socket = unix_socket()?;
+    bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    // To be asked who has it.
+    listen(&socket, 16)?;
+    Ok(socket)
+}
+
+fn holder(name: &[u8]) -> Holder {
+    let ask = || {
+        let socket = unix_socket()?;
+        connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        let pid = sockopt::socket_peercred(socket.as_fd())?.pid;
+        rustix::io::Result::Ok((is_own(&socket), pid.as_raw_nonzero().get()))
+    };
+    match ask() {
+        Ok((true, pid)) => Holder::Own(Some(pid)),
+        Ok((false, _)) => Holder::Foreign,
+        // It is about to listen, has just gone, or was asked often.
+        Err(_) => Holder::Own(None),
     }
 }
 
@@ -89,7 +124,7 @@ mod tests {
 
     #[test]
     fn one_at_a_time_has_the_turn() {
-        let name = format!("test-{}.turn", std::process::id());
+        let name = format!("outlast/test/{}", std::process::id()).into_bytes();
         let (taken, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -109,13 +144,18 @@ mod tests {
 
     #[test]
     fn who_waits_in_vain_hears_who_has_it() {
-        let name = format!("test-{}-held.turn", std::process::id());
+        let name = format!("outlast/test-held/{}", std::process::id()).into_bytes();
         let turn = Turn::take_within(&name, TURN_WITHIN).unwrap().unwrap();
-        let holder = Turn::take_within(&name, Duration::ZERO).unwrap_err();
-        assert_eq!(holder.trim(), std::process::id().to_string());
-        let path = turn.path.clone();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Turn::take_within(&name, Duration::ZERO).unwrap_err(), Some(own));
         drop(turn);
-        assert!(!path.exists());
         assert!(Turn::take_within(&name, Duration::ZERO).unwrap().is_some());
+    }
+
+    /// One process listens at several addresses of one port: it has one turn for all of them.
+    #[test]
+    fn a_port_that_is_named_twice_is_one_turn() {
+        let port = 1;
+        assert_eq!(Turn::take_all([port, 0, port]).unwrap().len(), 1);
     }
 }

@@ -20,7 +20,7 @@ fn one_that_is_told_to_stop_while_it_takes_over_leaves_nothing_behind() {
     std::thread::sleep(Duration::from_millis(500));
     let mut second = start();
     std::thread::sleep(Duration::from_millis(500));
-    // Heard when it has everything: then it hands it to the next.
+    // Whoever has nothing yet ends at once.
     first.signal("TERM");
     signal(keeper, "CONT");
     assert!(first.ended().success());

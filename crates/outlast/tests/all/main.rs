@@ -19,6 +19,7 @@ mod exit_codes;
 mod full_server;
 mod handover;
 mod handover_answers;
+mod handover_failures;
 mod handover_keep;
 mod handover_turns;
 mod hold;

@@ -21,7 +21,7 @@ except OSError:
 
 /// Writes down its parent and itself, and that it was told that its terminal is gone.
 const SERVER: &str = "
-import os, signal, sys
+import os, signal, sys, time
 def note(*words):
     with open(os.environ['NOTES'], 'a') as notes: print(*words, file=notes)
 def hang_up(*_):
@@ -30,7 +30,8 @@ def hang_up(*_):
 signal.alarm(120)
 if len(sys.argv) > 1: signal.signal(signal.SIGHUP, hang_up)
 note('begun', os.getppid(), os.getpid())
-while True: signal.pause()
+# Not pause(): a signal that comes just before that has its handler run only after the next one.
+while True: time.sleep(0.05)
 ";
 
 struct Scene {
