@@ -96,13 +96,15 @@ struct Running {
 
 impl Running {
     /// When it was interrupted, if it ends for that: by that signal, with the code that tells the same, or in any order of
-    /// its own within `time`. Whoever has gone on and ends later, or is killed by something else, has crashed.
+    /// its own within `time`; for SIGQUIT, which asks many for no more than a report, that is code 0. Whoever has gone on and
+    /// ends later, or is killed by something else, has crashed.
     fn interrupted_ms(&self, death: Death, time: Duration, now_ms: u64) -> Option<u64> {
         let (number, at_ms) = self.interrupted?;
         let is_soon = now_ms <= at_ms.saturating_add(ms(time));
         let ends_so = match death {
             Death::Signal(signal) => signal == number,
-            Death::Exited(code) => is_soon || code == Death::Signal(number).exit_code(),
+            Death::Exited(code) if code == Death::Signal(number).exit_code() => true,
+            Death::Exited(code) => is_soon && (code == 0 || number != libc::SIGQUIT),
         };
         ends_so.then_some(at_ms)
     }

@@ -63,7 +63,8 @@ pub struct Settings {
     /// And does not grow beyond this.
     pub backoff_max: Duration,
     /// What the program gets when this process gets SIGTERM, or this signal. SIGINT and SIGQUIT are passed on as they are: a
-    /// program that ends for one of them, in order, is not started again; one may also go on.
+    /// program that ends for one of them, in order, is not started again; one may also go on. Behind SIGQUIT any other code
+    /// than 0 and 131 is a crash.
     pub stop_signal: i32,
     /// What the program gets when this process is killed. None: nothing. One that lives on by itself
     /// ([`register`](crate::register)) gets nothing either, and says that it goes on without a supervisor.

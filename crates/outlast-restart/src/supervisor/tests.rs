@@ -242,6 +242,10 @@ fn an_interrupt_leaves_it_to_the_program_whether_it_ends() {
         (int, Death::Exited(0), 10, Some(Outcome::Finished)),
         (int, Death::Signal(int), 60_000, Some(Outcome::Stopped(Death::Signal(int)))),
         (quit, Death::Exited(131), 60_000, Some(Outcome::Stopped(Death::Exited(131)))),
+        (quit, Death::Exited(0), 10, Some(Outcome::Finished)),
+        (quit, Death::Signal(quit), 10, Some(Outcome::Stopped(Death::Signal(quit)))),
+        // It has written down its threads, and has crashed.
+        (quit, Death::Exited(1), 10, None),
         // It has gone on, and has crashed.
         (quit, Death::Exited(1), 60_000, None),
         (quit, Death::Signal(libc::SIGKILL), 10, None),

@@ -88,6 +88,15 @@ fn a_program_that_goes_on_after_an_interrupt_is_kept_running() {
         let said = outlast.said();
         assert!(!said.contains("again") && said.matches("is started").count() == 1, "{script}: {said}");
     }
+    // Who crashes behind it, as behind a report of its threads, has not.
+    let script = "trap 'exit 3' QUIT; echo ready >&2; while :; do sleep 0.01; done";
+    let mut outlast = Outlast::start(folder.path(), &["run", "--", "sh", "-c", script]);
+    outlast.wait_for("ready");
+    outlast.signal("QUIT");
+    outlast.wait_for("it is started again");
+    outlast.wait_for("ready");
+    outlast.signal("TERM");
+    assert_eq!(outlast.ended().code(), Some(143));
 }
 
 /// As the first process of a container has to.
