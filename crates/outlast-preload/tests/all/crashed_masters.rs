@@ -7,6 +7,7 @@ use crate::common::{
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -272,6 +273,66 @@ fn clients_are_refused_by_a_program_that_closes_its_listener_and_lives_on() {
     // And when it is killed then, the next one listens there as the first one did.
     crash(&server, main);
     Client::connect(port);
+    server.stop();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A master and a worker. Whoever says a line that is not HTTP has its answer when the file "go" is there.
+const PATIENT: &str = r#"
+import os, select, socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(200)
+def work():
+    waiting, all = [], [s]
+    while True:
+        for one in select.select(all, [], [], 0.01)[0]:
+            if one is s: all.append(s.accept()[0]); continue
+            try: said = one.recv(4096)
+            except OSError: said = b""
+            if not said: all.remove(one); one.close()
+            elif said == b"wait\n": waiting.append(one)
+            else: one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+        if os.path.exists(sys.argv[2] + "/go"):
+            while waiting: waiting.pop().sendall(b"67890")
+if os.fork() == 0: work()
+while True: time.sleep(99)
+"#;
+
+/// The supervisor has few descriptors, and half of them are copies of idle connections already.
+#[test]
+fn a_worker_with_more_clients_than_the_supervisor_has_descriptors_left_finishes_its_answer() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("many-clients"));
+    let server = Server::start_with(&program(PATIENT, &folder, port), true, |command| {
+        let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
+        let set = move || {
+            // SAFETY: a system call reads a copied value.
+            let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0;
+            if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+        };
+        // SAFETY: between fork and exec it makes a system call only.
+        unsafe { command.pre_exec(set) };
+    });
+    let mut idle: Vec<Client> = (0..130).map(|_| Client::connect(port)).collect();
+    assert!(idle.iter_mut().all(|client| client.get("/")));
+    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
+    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    // Behind all the others in the worker's table.
+    let mut waits = Client::connect(port);
+    // The kernel tells by its clock that the client was the last to say something.
+    std::thread::sleep(Duration::from_millis(50));
+    waits.0.write_all(b"wait\n").unwrap();
+    let master = server.main();
+    let next = crash(&server, master);
+    eventually("it has no worker", || (children(next).len() == 1).then_some(()));
+    assert!(Client::connect(port).get("/"));
+    std::fs::write(folder.join("go"), "").unwrap();
+    let mut answer = [0; 5];
+    waits.0.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"67890");
+    assert!(idle.iter_mut().all(|client| client.get("/")));
     server.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }

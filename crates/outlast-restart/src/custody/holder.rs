@@ -367,6 +367,11 @@ impl Holder {
             return;
         }
         let Ok(process) = process::open(pid) else { return };
+        // Asked now: whoever had its number when it was looked for may have ended.
+        if !family::is_ours(pid) {
+            return;
+        }
+        self.buried.forget_earlier(pid, &process);
         let data = epoll::EventData::new_u64(PROCESS | u64::from(pid.cast_unsigned()));
         if epoll::add(&self.epoll, &process, data, epoll::EventFlags::IN).is_ok() {
             let has_table = has_table || self.has_table(pid);

@@ -13,11 +13,11 @@
 //! * Helpers, which have nothing of that, have a moment to end by themselves before they are told to.
 
 use super::connections::Connections;
-use super::listeners::Listeners;
+use super::listeners::{Client, Listeners, Sockets};
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, family, tcp};
+use crate::sys::{custody as sys, family};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// Between the first two looks at whether somebody still waits for an answer.
@@ -58,6 +58,8 @@ enum Kind {
 
 /// The cookies of connections whose clients wait for an answer.
 type Waiting = BTreeSet<u64>;
+/// Stands for all clients that could not be looked at: some of them may wait.
+const UNSEEN: u64 = 0;
 
 /// A worker that has clients whom it answers.
 #[derive(Debug)]
@@ -130,7 +132,7 @@ impl LeftOver {
                 // The supervisor tells it, as whatever else the program has executed.
                 Kind::Worker { .. } if !has_table => {}
                 Kind::Worker { .. } if may_be_in_the_way => {
-                    self.kill(pid);
+                    self.kill(process);
                     remains.ending.push(pid);
                 }
                 Kind::Worker { waiting: first } => {
@@ -156,32 +158,34 @@ impl LeftOver {
         remains
     }
 
-    fn kill(&mut self, pid: Pid) {
+    fn kill(&mut self, &Process { pid, known, .. }: &Process<'_>) {
         self.finishing.remove(&pid);
         self.killed.insert(pid);
-        let _ = family::signal_below(pid, libc::SIGKILL);
+        let _ = family::signal_known(known, pid, libc::SIGKILL);
     }
 
     /// Kills a worker if all who wait for it have had their time: it stands still while that is looked at, so that it takes no
     /// client with it whom it has just accepted. What it has not read from yet goes on to others. False: it goes on.
     fn end(
         &mut self,
-        &Process { pid, known, .. }: &Process<'_>,
+        process: &Process<'_>,
         finishing: &Finishing,
         (listeners, connections): (&Listeners, &mut Connections),
         now: Instant,
     ) -> bool {
-        stand_still(pid);
+        let &Process { pid, known, .. } = process;
+        stand_still(process);
         connections.take_of(Some(pid), |_| Some(known));
-        let clients = listeners.sockets_of(known, pid).map(|sockets| sockets.clients).unwrap_or_default();
-        let (untouched, others): (Vec<_>, Vec<_>) =
-            clients.into_iter().partition(|(client, _)| tcp::is_untouched(client.as_fd()));
-        if !finishing.is_over(&waiting(pid, &others, connections), now) {
-            let _ = family::signal_below(pid, libc::SIGCONT);
+        let mut sockets = listeners.sockets_of(known, pid).unwrap_or_default();
+        let untouched: Vec<Client> = sockets.clients.extract_if(.., |client| client.is_untouched).collect();
+        if !finishing.is_over(&waiting(pid, &sockets, connections), now) {
+            let _ = family::signal_known(known, pid, libc::SIGCONT);
             return false;
         }
-        untouched.into_iter().for_each(|(client, _)| connections.pass_on(client));
-        self.kill(pid);
+        for copy in untouched.iter().filter_map(|client| client.copy(known)) {
+            connections.pass_on(copy);
+        }
+        self.kill(process);
         true
     }
 
@@ -201,13 +205,14 @@ impl LeftOver {
             return;
         }
         for (pid, finishing) in std::mem::take(&mut self.finishing) {
-            let sockets = known(pid).and_then(|process| Some((process, listeners.sockets_of(process, pid)?)));
-            let Some((known, sockets)) = sockets else {
-                self.kill(pid);
+            // One that is not known any more has ended.
+            let Some(known) = known(pid) else { continue };
+            let process = Process { pid, known, has_table: true };
+            let Some(sockets) = listeners.sockets_of(known, pid) else {
+                self.kill(&process);
                 continue;
             };
-            let process = Process { pid, known, has_table: true };
-            let is_over = finishing.is_over(&waiting(pid, &sockets.clients, connections), now)
+            let is_over = finishing.is_over(&waiting(pid, &sockets, connections), now)
                 && self.end(&process, &finishing, (listeners, connections), now);
             if !is_over {
                 self.finishing.insert(pid, finishing);
@@ -252,12 +257,12 @@ fn kind(
     let (idle, busy) = connections.of(pid);
     let serves = !idle.is_empty() || !busy.is_empty();
     // What a session listens at by itself is its user's, as if that is passed on to somewhere else.
-    let is_session = !serves && !sockets.shares && sockets.clients.iter().any(|(_, is_own)| !is_own);
+    let is_session = !serves && !sockets.shares && sockets.clients.iter().any(|client| !client.is_own);
     if is_session {
         return Kind::Session;
     }
-    if serves || sockets.shares || sockets.listens {
-        return Kind::Worker { waiting: waiting(pid, &sockets.clients, connections) };
+    if serves || sockets.shares || sockets.listens || (has_table && sockets.is_cut) {
+        return Kind::Worker { waiting: waiting(pid, &sockets, connections) };
     }
     let session = family::session(pid);
     let is_server = listeners.count() > 0;
@@ -266,18 +271,17 @@ fn kind(
 }
 
 /// Who waits for what it has to say, of these clients and those of which there are copies.
-fn waiting(pid: Pid, clients: &[(OwnedFd, bool)], connections: &mut Connections) -> Waiting {
+fn waiting(pid: Pid, sockets: &Sockets, connections: &mut Connections) -> Waiting {
     let (idle, mut waiting) = connections.of(pid);
-    let others = clients.iter().filter(|(client, _)| tcp::is_under_way(client.as_fd()));
-    let others =
-        others.map(|(client, _)| sys::cookie(client.as_fd())).filter(|cookie| !idle.contains(cookie));
-    waiting.extend(others);
+    let others = sockets.clients.iter().filter(|client| client.is_under_way).map(|client| client.cookie);
+    waiting.extend(others.filter(|cookie| !idle.contains(cookie)));
+    waiting.extend(sockets.is_cut.then_some(UNSEEN));
     waiting
 }
 
 /// Stops a process, and waits until it has, a moment at most.
-fn stand_still(pid: Pid) {
-    if family::signal_below(pid, libc::SIGSTOP).is_err() {
+fn stand_still(&Process { pid, known, .. }: &Process<'_>) {
+    if family::signal_known(known, pid, libc::SIGSTOP).is_err() {
         return;
     }
     let until = Instant::now() + STANDS_STILL;

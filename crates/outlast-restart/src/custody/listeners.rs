@@ -11,6 +11,7 @@ use crate::sys::{custody as sys, descriptors, process};
 use left::Left;
 use rustix::event::epoll;
 pub(super) use sockets::does_listen;
+pub(super) use sockets::{Client, Sockets};
 use sockets::{open_of, places};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};

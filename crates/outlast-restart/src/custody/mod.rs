@@ -23,6 +23,7 @@ pub(crate) mod untold;
 use crate::board::Board;
 use crate::death::Death;
 use crate::sys::custody as sys;
+use crate::sys::descriptors;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{Ended, Pid};
 use holder::{Command, Holder};
@@ -161,6 +162,20 @@ impl Buried {
     }
 
     /// The status of one, once.
+    /// This process is looked at from here on: how earlier ones of its number have ended is not how it will.
+    fn forget_earlier(&self, pid: Pid, process: &OwnedFd) {
+        let mut last = None;
+        self.all().retain(|ended| {
+            let is_its = ended.pid == pid;
+            last = if is_its { Some(*ended) } else { last };
+            !is_its
+        });
+        // What is noted from here on is its own. What was noted before may be, too, if it has ended by now.
+        if let Some(last) = last.filter(|_| descriptors::wait_readable(process, Duration::ZERO)) {
+            self.add(last);
+        }
+    }
+
     fn take(&self, pid: Pid) -> Option<i32> {
         let mut all = self.all();
         let at = all.iter().rposition(|ended| ended.pid == pid)?;
@@ -280,5 +295,30 @@ impl Drop for Custody {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::process;
+
+    #[test]
+    fn how_a_process_ended_is_not_how_the_next_one_of_its_number_does() {
+        let buried = Buried::default();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = Pid::try_from(child.id()).unwrap();
+        for (pid, status) in [(pid, 0), (pid + 1, 256), (pid, 0)] {
+            buried.add(Ended { pid, status });
+        }
+        let known = process::open(pid).unwrap();
+        buried.forget_earlier(pid, &known);
+        assert_eq!((buried.take(pid), buried.take(pid + 1)), (None, Some(256)));
+        // It has ended before it was looked at.
+        child.kill().unwrap();
+        child.wait().unwrap();
+        buried.add(Ended { pid, status: libc::SIGKILL });
+        buried.forget_earlier(pid, &known);
+        assert_eq!(buried.take(pid), Some(libc::SIGKILL));
     }
 }

@@ -75,7 +75,11 @@ pub(crate) fn is_exiting(pid: Pid) -> bool {
 
 /// Whether all threads of a process stand still, or are gone.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let threads = match std::fs::read_dir(format!("/proc/{pid}/task")) {
+        Ok(threads) => threads.flatten(),
+        // Without a descriptor to look with it is not known.
+        Err(error) => return error.kind() == io::ErrorKind::NotFound,
+    };
     let states = threads.filter_map(|thread| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
         // The name may have anything in it. The state is behind it.

@@ -2,7 +2,7 @@
 
 use super::process::{self, Pid};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Whoever loses their parent somewhere below this process becomes its child, and not that of the machine's first process.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
@@ -139,6 +139,11 @@ pub(crate) fn is_below_this(mut pid: Pid) -> bool {
     false
 }
 
+/// Whether a process is below the calling one, or a child of it that is not buried: also where there is no `/proc`.
+pub(crate) fn is_ours(pid: Pid) -> bool {
+    is_below_this(pid) || is_child(pid)
+}
+
 /// Whether it is a child of this process that is not buried: also where there is no `/proc`.
 fn is_child(pid: Pid) -> bool {
     use rustix::process::{Pid as Known, WaitId, WaitIdOptions, waitid};
@@ -152,7 +157,7 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
     let gone = || Err(io::Error::from_raw_os_error(libc::ESRCH));
     match process::open(pid) {
         // It cannot become somebody else any more: what is looked at is what is signalled.
-        Ok(known) if is_below_this(pid) || is_child(pid) => match process::signal(known.as_fd(), signal) {
+        Ok(known) if is_ours(pid) => match process::signal(known.as_fd(), signal) {
             // A sandbox may forbid that, too. It was looked for just now.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
                 process::kill(pid, signal)
@@ -160,10 +165,19 @@ pub(crate) fn signal_below(pid: Pid, signal: i32) -> io::Result<()> {
             sent => sent,
         },
         // A sandbox, or an old kernel.
-        Err(error) if error.raw_os_error() != Some(libc::ESRCH) && (is_below_this(pid) || is_child(pid)) => {
-            process::kill(pid, signal)
-        }
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) && is_ours(pid) => process::kill(pid, signal),
         _ => gone(),
+    }
+}
+
+/// The same, to a process that was [opened](process::open) and then found below this one: takes no descriptor.
+pub(crate) fn signal_known(known: BorrowedFd<'_>, pid: Pid, signal: i32) -> io::Result<()> {
+    match process::signal(known, signal) {
+        // A sandbox.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+            signal_below(pid, signal)
+        }
+        sent => sent,
     }
 }
 

@@ -3,23 +3,53 @@
 use super::{Listener, Listeners};
 use crate::custody::address::Address;
 use crate::sys::process::{self, Pid};
+use crate::sys::tcp;
 use crate::sys::{custody as sys, descriptors};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 /// What a process has of a program's sockets.
+#[derive(Default)]
 pub(in crate::custody) struct Sockets {
     /// Listening ones that another process has made.
     pub(in crate::custody) shares: bool,
     /// Listening ones that it has made itself.
     pub(in crate::custody) listens: bool,
-    /// Connections with clients, and whether those have come to a listening socket that it has.
-    pub(in crate::custody) clients: Vec<(OwnedFd, bool)>,
+    /// Connections with clients.
+    pub(in crate::custody) clients: Vec<Client>,
+    /// There may be more clients: this process had no descriptor left to look at them.
+    pub(in crate::custody) is_cut: bool,
 }
 
-/// The sockets that a process has open: their numbers there, and by what they are known. None: that cannot be seen.
-fn sockets(pid: Pid) -> Option<impl Iterator<Item = (RawFd, u64)>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
-    Some(entries.filter_map(|entry| {
+/// What is known of a connection. It is no copy: a process may have more of them than this one has descriptors left.
+pub(in crate::custody) struct Client {
+    /// Its number in the process that has it.
+    number: RawFd,
+    pub(in crate::custody) cookie: u64,
+    /// It has come to a listening socket that the process has.
+    pub(in crate::custody) is_own: bool,
+    /// Nothing was read from it, or written to it.
+    pub(in crate::custody) is_untouched: bool,
+    /// See [`tcp::is_under_way`].
+    pub(in crate::custody) is_under_way: bool,
+}
+
+impl Client {
+    /// A copy of it. None if the process has closed it, or has read or written since.
+    pub(in crate::custody) fn copy(&self, process: BorrowedFd<'_>) -> Option<OwnedFd> {
+        let copy = sys::copy_of(process, self.number).ok()?;
+        (sys::cookie(copy.as_fd()) == self.cookie && tcp::is_untouched(copy.as_fd())).then_some(copy)
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// The sockets that a process has open: their numbers there, and by what they are known.
+fn sockets(pid: Pid) -> io::Result<impl Iterator<Item = (RawFd, u64)>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+    Ok(entries.filter_map(|entry| {
         let link = std::fs::read_link(entry.path()).ok()?;
         let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
         Some((entry.file_name().to_str()?.parse().ok()?, inode))
@@ -33,7 +63,7 @@ pub(super) fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64
         if inodes.is_empty() {
             break;
         }
-        let Some(sockets) = sockets(pid) else {
+        let Ok(sockets) = sockets(pid) else {
             if sys::is_exiting(pid) {
                 continue;
             }
@@ -93,25 +123,47 @@ pub(super) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
 impl Listeners {
     /// Those of a process. None: that cannot be seen.
     pub(in crate::custody) fn sockets_of(&self, process: BorrowedFd<'_>, pid: Pid) -> Option<Sockets> {
-        let (mut own, mut shares, mut listens, mut clients) = (Vec::new(), false, false, Vec::new());
-        for (number, inode) in sockets(pid)? {
+        let all = match sockets(pid) {
+            Ok(all) => all,
+            Err(error) if is_out_of_descriptors(&error) => {
+                return Some(Sockets { is_cut: true, ..Sockets::default() });
+            }
+            Err(_) => return None,
+        };
+        let (mut found, mut own, mut clients) = (Sockets::default(), Vec::new(), Vec::new());
+        for (number, inode) in all {
             if let Some(listener) = self.all.iter().find(|listener| listener.inode == inode) {
                 own.push(&listener.address);
-                *(if listener.maker == pid { &mut listens } else { &mut shares }) = true;
+                *(if listener.maker == pid { &mut found.listens } else { &mut found.shares }) = true;
                 continue;
             }
-            let Ok(copy) = sys::copy_of(process, number) else { continue };
+            let copy = match sys::copy_of(process, number) {
+                Ok(copy) => copy,
+                Err(error) => {
+                    found.is_cut |= is_out_of_descriptors(&error);
+                    continue;
+                }
+            };
             let address = Address::parse(&sys::local_address(copy.as_fd()));
             let came = |address: &Address| {
                 let comes = |listener: &Listener| address.came_to(&listener.address);
                 self.all.iter().any(comes) && !descriptors::does_listen(copy.as_fd())
             };
             if let Some(address) = address.filter(came) {
-                clients.push((copy, address));
+                let client = Client {
+                    number,
+                    cookie: sys::cookie(copy.as_fd()),
+                    is_own: false,
+                    is_untouched: tcp::is_untouched(copy.as_fd()),
+                    is_under_way: tcp::is_under_way(copy.as_fd()),
+                };
+                clients.push((client, address));
             }
         }
         let is_own = |address: &Address| own.iter().any(|listener| address.came_to(listener));
-        let clients = clients.into_iter().map(|(copy, address)| (copy, is_own(&address))).collect();
-        Some(Sockets { shares, listens, clients })
+        let clients = clients.into_iter();
+        found.clients =
+            clients.map(|(client, address)| Client { is_own: is_own(&address), ..client }).collect();
+        Some(found)
     }
 }
