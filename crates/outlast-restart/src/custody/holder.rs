@@ -10,7 +10,7 @@ use super::table::{NotKept, Table};
 use super::untold;
 use super::{Buried, Report};
 use crate::board::{Backend, Board};
-use crate::sys::process::{self, Pid};
+use crate::sys::process::{self, Known, Pid};
 use crate::sys::{custody as sys, family};
 use rustix::event::{Timespec, epoll};
 use std::collections::BTreeMap;
@@ -61,12 +61,12 @@ pub(super) fn of_listener() -> u64 {
 #[derive(Debug)]
 pub(super) enum Command {
     Inherit {
-        from: Vec<Pid>,
+        from: Vec<Known>,
         answer: Sender<usize>,
     },
     Expect {
         supervisor: Pid,
-        processes: Vec<Pid>,
+        processes: Vec<Known>,
     },
     /// Its main process is gone.
     Clear {

@@ -8,9 +8,9 @@ use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, process};
-use left::Left;
+use left::{Left, is_in};
 use rustix::event::epoll;
-pub(super) use sockets::does_listen;
+pub(crate) use sockets::does_listen;
 pub(super) use sockets::{Client, Sockets};
 use sockets::{open_of, places};
 use std::ffi::OsStr;
@@ -48,6 +48,8 @@ struct Listener {
     link: Option<PathBuf>,
     /// It is heard of when somebody shuts it down.
     is_watched: bool,
+    /// Where an earlier supervisor's program listens with it, which may not be where this one's does.
+    network: Option<PathBuf>,
 }
 
 impl Drop for Listener {
@@ -144,6 +146,7 @@ impl Listeners {
             looks_closed,
             link,
             is_watched: false,
+            network: None,
         };
         self.all.push(listener);
         true
@@ -152,11 +155,14 @@ impl Listeners {
     /// The one at this address that none of the processes has, or is about to receive.
     fn unused(
         &self,
+        by: Pid,
         address: &Address,
         processes: &[Pid],
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Option<&Listener> {
-        let there = self.all.iter().filter(|listener| &listener.address == address);
+        let is_there =
+            |listener: &&Listener| &listener.address == address && is_in(by, listener.network.as_ref());
+        let there = self.all.iter().filter(is_there);
         let inodes: Vec<u64> = there.clone().map(|listener| listener.inode).collect();
         if inodes.is_empty() {
             return None;
@@ -199,7 +205,7 @@ impl Listeners {
         processes: &[Pid],
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Option<BorrowedFd<'_>> {
-        let inode = self.unused(address, processes, is_about_to_receive)?.inode;
+        let inode = self.unused(by, address, processes, is_about_to_receive)?.inode;
         let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
         (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
         listener.given = Some(by);

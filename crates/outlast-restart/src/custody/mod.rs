@@ -25,9 +25,10 @@ use crate::death::Death;
 use crate::sys::custody as sys;
 use crate::sys::descriptors;
 use crate::sys::mapping::Mapping;
-use crate::sys::process::{Ended, Pid};
+use crate::sys::process::{Ended, Known, Pid};
 use holder::{Command, Holder};
 pub(crate) use left_over::Remains;
+pub(crate) use listeners::does_listen;
 use name::Name;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -161,7 +162,6 @@ impl Buried {
         all.push_back(ended);
     }
 
-    /// The status of one, once.
     /// This process is looked at from here on: how earlier ones of its number have ended is not how it will.
     fn forget_earlier(&self, pid: Pid, process: &OwnedFd) {
         let mut last = None;
@@ -176,6 +176,7 @@ impl Buried {
         }
     }
 
+    /// The status of one, once.
     fn take(&self, pid: Pid) -> Option<i32> {
         let mut all = self.all();
         let at = all.iter().rposition(|ended| ended.pid == pid)?;
@@ -237,7 +238,7 @@ impl Custody {
     }
 
     /// Takes over the listening sockets of processes that an earlier supervisor has left: how many.
-    pub(crate) fn inherit(&self, from: Vec<Pid>) -> usize {
+    pub(crate) fn inherit(&self, from: Vec<Known>) -> usize {
         let (answer, count) = channel();
         self.send(Command::Inherit { from, answer });
         count.recv().unwrap_or(0)
@@ -245,7 +246,7 @@ impl Custody {
 
     /// Those processes are another supervisor's, which is gone: as soon as the program binds to an address of theirs, it
     /// gets what listens there.
-    pub(crate) fn expect(&self, supervisor: Pid, processes: Vec<Pid>) {
+    pub(crate) fn expect(&self, supervisor: Pid, processes: Vec<Known>) {
         self.send(Command::Expect { supervisor, processes });
     }
 

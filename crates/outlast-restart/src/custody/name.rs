@@ -54,8 +54,7 @@ impl Name {
     /// # Errors
     /// [`Taken`].
     pub fn take(name: &str) -> Result<Self, Taken> {
-        let world = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-        let world: String = world.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+        let world = process::world();
         let user = rustix::process::geteuid().as_raw();
         let text = format!("outlast/run/{world}/{user}/{name}");
         if text.len() > BYTES_MAX {

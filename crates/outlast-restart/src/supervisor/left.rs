@@ -1,10 +1,10 @@
 //! What goes on without its supervisor: who that was is told to the program by a variable, which all that it starts inherit.
 
 use crate::custody;
-use crate::sys::process::{self, Pid};
+use crate::sys::process::{self, Known, Pid};
 use crate::sys::{descriptors, family};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
@@ -30,24 +30,28 @@ pub struct Left {
 }
 
 /// Processes of the supervisors with this name that are gone. Of those below each other the topmost; what may not be looked
-/// at, as it is somebody else's, is not among them.
+/// at, as it is somebody else's, or is in another PID namespace, where the supervisor may live by that number, is not among
+/// them.
 #[must_use]
 pub fn without_supervisor(name: &str) -> Vec<Left> {
+    let own = process::namespace("self", "pid");
     topmost(|pid| {
         let (supervisor, _) = told(pid).filter(|(_, its_name)| its_name == name.as_bytes())?;
-        family::parent_of_living(supervisor).is_none().then_some(supervisor)
+        let is_gone = family::parent_of_living(supervisor).is_none();
+        (is_gone && process::namespace(pid, "pid") == own).then_some(supervisor)
     })
 }
 
 /// Processes whose sockets supervisors of this key have held that are gone, by those. Some write over their environment, but
 /// not over the name of the memory that they share with it.
-pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Pid>> {
-    let mut found = BTreeMap::<Pid, Vec<Pid>>::new();
+pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Known>> {
+    let mut found = BTreeMap::<Pid, Vec<Known>>::new();
     for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
+        let Ok(known) = Known::open(pid) else { continue };
         if let Some(supervisor) = custody::supervisor_of(pid, key)
             && family::parent_of_living(supervisor).is_none()
         {
-            found.entry(supervisor).or_default().push(pid);
+            found.entry(supervisor).or_default().push(known);
         }
     }
     found
@@ -56,28 +60,28 @@ pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Pid>> {
 /// Has those of one of them end, while the caller goes on. Gives one, and how many they are.
 pub(super) fn end_of(key: &str, supervisor: Pid, number: i32) -> Option<(Pid, usize)> {
     let all = held_by(key).remove(&supervisor)?;
-    let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
+    let (first, count) = (all.first()?.pid, all.len());
     let thread = std::thread::Builder::new().name("taken over".into());
-    thread.spawn(move || end(&known, number, GRACE)).ok()?;
-    Some((*all.first()?, all.len()))
+    thread.spawn(move || end(&all, number, GRACE)).ok()?;
+    Some((first, count))
 }
 
 /// Tells processes to end, and kills them if they do not in time.
-pub(super) fn end(processes: &[OwnedFd], number: i32, grace: Duration) {
+pub(super) fn end(processes: &[Known], number: i32, grace: Duration) {
     for (number, time) in [(number, grace.min(GRACE)), (libc::SIGKILL, KILL_GRACE)] {
         for known in processes {
-            let _ = process::signal(known.as_fd(), number);
+            let _ = process::signal(known.process.as_fd(), number);
             // One that was stopped would not hear it.
-            let _ = process::signal(known.as_fd(), libc::SIGCONT);
+            let _ = process::signal(known.process.as_fd(), libc::SIGCONT);
         }
         let until = Instant::now() + time;
         for known in processes {
             let left = until.saturating_duration_since(Instant::now());
-            if !descriptors::wait_readable(known, left) {
+            if !descriptors::wait_readable(&known.process, left) {
                 break;
             }
         }
-        if processes.iter().all(|known| descriptors::wait_readable(known, Duration::ZERO)) {
+        if processes.iter().all(|known| descriptors::wait_readable(&known.process, Duration::ZERO)) {
             return;
         }
     }
@@ -85,7 +89,9 @@ pub(super) fn end(processes: &[OwnedFd], number: i32, grace: Duration) {
 
 /// Whoever runs below this supervisor.
 pub(super) fn below_this() -> Vec<Left> {
-    topmost(|pid| told(pid).map(|(supervisor, _)| supervisor).filter(|it| *it == process::pid()))
+    // A supervisor of another PID namespace may have the same number.
+    let is_ours = |supervisor: &Pid, pid| *supervisor == process::pid() && family::is_below_this(pid);
+    topmost(|pid| told(pid).map(|(supervisor, _)| supervisor).filter(|it| is_ours(it, pid)))
 }
 
 pub(super) fn value(name: &str) -> String {

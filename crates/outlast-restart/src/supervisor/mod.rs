@@ -18,14 +18,15 @@ mod traces;
 
 use crate::Error;
 use crate::board::Board;
-use crate::custody::Custody;
 use crate::custody::name::{Name, Taken};
 pub use crate::custody::table::NotKept;
 pub use crate::custody::untold::Untold;
+use crate::custody::{self, Custody};
 use crate::death::Death;
 use crate::policy::Inheritance;
+use crate::sys::process::{self, Known};
 use crate::sys::signals::{Mask, Waited};
-use crate::sys::{family, process, signals};
+use crate::sys::{family, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, OUTLIVES_ENVIRONMENT, without_supervisor};
 use rest::{Rest, Spared};
@@ -353,6 +354,8 @@ pub struct TakenOver {
     pub pids: Vec<u32>,
     /// How many of their listening sockets stay open for the next program.
     pub sockets: usize,
+    /// Some of them listened, and none of that stays open.
+    pub refuses: bool,
 }
 
 /// A start of the program that is about to be tried.
@@ -387,10 +390,13 @@ impl Supervisor {
     ///
     /// # Errors
     /// The system does not let us.
-    pub fn new(settings: Settings) -> Result<Self, Error> {
+    pub fn new(mut settings: Settings) -> Result<Self, Error> {
         let mask = signals::hold_all().map_err(|error| Error::system("hold signals back", error))?;
         family::adopt_orphans().map_err(|error| Error::system("adopt orphans", error))?;
-        let board = traces::name_of_board(settings.key.as_deref().unwrap_or(""));
+        let own_key = settings.key.take();
+        settings.key = own_key.as_deref().map(traces::known_as);
+        let key = settings.key.as_deref().unwrap_or("");
+        let board = traces::name_of_board(key);
         let (memory, board) = Board::create_called(&board, &settings.policy)
             .map_err(|error| Error::system("make a board", error))?;
         if settings.own_hang_timeout {
@@ -399,8 +405,8 @@ impl Supervisor {
         let (sender, inbox) = channel();
         let rest = Rest::begin();
         let handle = Handle { board, sender, spared: rest.spared().clone() };
-        let key = settings.key.as_deref().unwrap_or("");
-        let name = if settings.is_exclusive { Name::take(key) } else { Name::any() };
+        let own_key = own_key.as_deref().unwrap_or("");
+        let name = if settings.is_exclusive { Name::take(own_key) } else { Name::any() };
         let (name, failed) = match name {
             Ok(name) => (Some(name), None),
             Err(Taken::By { pid }) => return Err(Error::Taken { pid }),
@@ -434,18 +440,18 @@ impl Supervisor {
             }
             return TakenOver::default();
         }
-        let holding: Vec<_> = held.into_values().flatten().collect();
+        let holding: Vec<Known> = held.into_values().flatten().collect();
         let mut all = traces::left_of(key);
-        all.extend(holding.iter().filter(|pid| !all.contains(pid)).copied().collect::<Vec<_>>());
-        // Known from here on, whoever gets their numbers.
-        let known: Vec<OwnedFd> = all.iter().filter_map(|pid| process::open(*pid).ok()).collect();
-        let pids = all.iter().map(|pid| pid.cast_unsigned()).collect();
+        all.retain(|known| !holding.iter().any(|holding| holding.pid == known.pid));
+        all.extend(holding.iter().cloned());
+        let pids = all.iter().map(|known| known.pid.cast_unsigned()).collect();
         let sockets = match &self.custody {
             Some(custody) if !holding.is_empty() => custody.inherit(holding),
             _ => 0,
         };
-        left::end(&known, self.settings.stop_signal, self.settings.stop_timeout.unwrap_or(Duration::MAX));
-        TakenOver { pids, sockets }
+        let refuses = sockets == 0 && all.iter().any(|known| custody::does_listen(known.pid));
+        left::end(&all, self.settings.stop_signal, self.settings.stop_timeout.unwrap_or(Duration::MAX));
+        TakenOver { pids, sockets, refuses }
     }
 
     /// Why no sockets are held, though [`Settings::hold`] asks for it.
@@ -473,6 +479,9 @@ impl Supervisor {
     ///
     /// The calling thread has to live for as long as the process does: for the kernel it is the program's parent
     /// ([`Settings::orphan_signal`]).
+    ///
+    /// If a service manager has passed sockets to this process (sd_listen_fds(3)), an `arg0` or an `env_clear` of what `make`
+    /// makes has no effect, as no such command can be asked for them: use `env_remove`.
     ///
     /// # Errors
     /// The system does not let us wait.

@@ -44,7 +44,8 @@ pub struct Settings {
     /// By which others find what is left of it ([`without_supervisor`](super::without_supervisor)).
     pub name: String,
     /// What a supervisor of this key has left that was killed is taken over: with [`Settings::is_exclusive`] when this one
-    /// begins, or else when its program binds to an address where that listens. None: nothing is.
+    /// begins, or else when its program binds to an address where that listens. None: nothing is. Supervisors of another PID
+    /// namespace, as in a container, have keys of their own.
     pub key: Option<String>,
     /// Nobody else of this user may supervise by this key at the same time.
     pub is_exclusive: bool,

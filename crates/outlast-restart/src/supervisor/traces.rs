@@ -8,7 +8,7 @@
 use super::left;
 use crate::custody;
 use crate::sys::family;
-use crate::sys::process::{self, Pid};
+use crate::sys::process::{self, Known, Pid};
 use std::collections::BTreeMap;
 
 /// The variable with the [key](super::Settings::key) of the supervisor.
@@ -18,25 +18,32 @@ const BOARD: &str = "outlast-board:";
 /// A supervisor has few descriptors when it makes its board: it is one of the first.
 const NUMBER_MAX: i32 = 256;
 
+/// As what a supervisor of this key is known to the next one. The number that it has means something in its own PID
+/// namespace only: in another one, such as a container's, it looks gone while it lives.
+pub(super) fn known_as(key: &str) -> String {
+    format!("{} {key}", process::world())
+}
+
 /// What the memory of this process's board is called.
 pub(super) fn name_of_board(key: &str) -> std::ffi::CString {
     std::ffi::CString::new(custody::name_of_memory(BOARD, std::process::id(), key)).unwrap_or_default()
 }
 
 /// All that supervisors of this key have left which are gone, but for what outlives its program on purpose.
-pub(super) fn left_of(key: &str) -> Vec<Pid> {
-    let mut found = BTreeMap::<Pid, Vec<Pid>>::new();
+pub(super) fn left_of(key: &str) -> Vec<Known> {
+    let mut found = BTreeMap::<Pid, Vec<Known>>::new();
     for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
+        let Ok(known) = Known::open(pid) else { continue };
         if let Some(supervisor) = by_environment(pid, key).or_else(|| by_board(pid, key))
             && family::parent_of_living(supervisor).is_none()
             && family::parent_of_living(pid).is_some()
         {
-            found.entry(supervisor).or_default().push(pid);
+            found.entry(supervisor).or_default().push(known);
         }
     }
-    found.retain(|_, pids| !pids.iter().any(|pid| uses_library(*pid)));
-    let mut all: Vec<Pid> = found.into_values().flatten().collect();
-    all.retain(|pid| left::outlives(*pid) != Some(true));
+    found.retain(|supervisor, all| !all.iter().any(|known| uses_library(known.pid, *supervisor, key)));
+    let mut all: Vec<Known> = found.into_values().flatten().collect();
+    all.retain(|known| left::outlives(known.pid) != Some(true));
     all
 }
 
@@ -60,9 +67,10 @@ fn by_board(pid: Pid, key: &str) -> Option<Pid> {
     })
 }
 
-/// Whether it looks after itself.
-fn uses_library(pid: Pid) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(BOARD))
+/// Whether it looks after itself: it has this supervisor's board mapped. Another supervisor has its own.
+fn uses_library(pid: Pid, supervisor: Pid, key: &str) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| custody::supervisor_in(line, BOARD, key) == Some(supervisor))
 }
 
 #[cfg(test)]
@@ -97,7 +105,8 @@ mod tests {
                 std::thread::yield_now();
             }
         }
-        let (found, expected) = (left_of(&key), pid(0));
+        let found: Vec<Pid> = left_of(&key).iter().map(|known| known.pid).collect();
+        let expected = pid(0);
         for child in &mut all {
             child.kill().unwrap();
             child.wait().unwrap();

@@ -41,7 +41,8 @@ unsafe impl Send for Image {}
 unsafe impl Sync for Image {}
 
 /// Has the program find the sockets that were passed to this process, if there are some, as its own. To be called when all
-/// else of the command is said: nothing that is done in the new process comes after this.
+/// else of the command is said: nothing that is done in the new process comes after this. The command's own `arg0` and
+/// `env_clear` cannot be asked for, and have no effect then.
 ///
 /// # Errors
 /// An argument or a variable has a zero in it.

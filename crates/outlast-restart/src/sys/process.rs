@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A process of the kernel.
@@ -169,6 +171,32 @@ pub(crate) fn open(pid: Pid) -> io::Result<OwnedFd> {
         Ok(descriptor) if descriptor >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// A process that was [opened](open), and the number that it has as long as it lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) pid: Pid,
+    pub(crate) process: Arc<OwnedFd>,
+}
+
+impl Known {
+    /// What is to be found out of a process by its number is to be asked after this: then it is the one that was opened, or
+    /// that has ended, and nothing is done to whoever has its number next.
+    pub(crate) fn open(pid: Pid) -> io::Result<Self> {
+        Ok(Self { pid, process: Arc::new(open(pid)?) })
+    }
+}
+
+/// The namespace of this kind (`pid`, `net`) that a process is in, or `self`: namespaces(7). None where that cannot be seen.
+pub(crate) fn namespace(process: impl std::fmt::Display, kind: &str) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()
+}
+
+/// The number of the PID namespace that this process is in. Empty where that cannot be seen.
+pub(crate) fn world() -> String {
+    let namespace = namespace("self", "pid").unwrap_or_default();
+    namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect()
 }
 
 /// Sends a signal to a process that was [opened](open).

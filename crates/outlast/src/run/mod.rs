@@ -234,13 +234,16 @@ fn taken(name: &str, error: outlast_restart::Error) -> anyhow::Error {
 }
 
 /// Of an earlier supervisor of this name.
-fn say_what_is_taken_over(name: &str, TakenOver { pids, sockets }: &TakenOver) {
+fn say_what_is_taken_over(name: &str, TakenOver { pids, sockets, refuses }: &TakenOver) {
     let shown = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     match (pids.is_empty(), sockets) {
         (true, _) => {}
+        (false, 0) if *refuses => tracing::warn!(
+            "{name} of before still ran without its supervisor (process {shown}), and its listening sockets could not be \
+             taken over: it was ended, and clients are refused until the new one listens"
+        ),
         (false, 0) => tracing::warn!(
-            "{name} of before still ran without its supervisor (process {shown}), and has no listening sockets that could \
-             be taken over: it was ended, and clients are refused until the new one listens"
+            "{name} of before still ran without its supervisor (process {shown}): it was ended"
         ),
         (false, sockets) => tracing::warn!(
             "{name} of before still ran without its supervisor (process {shown}): {sockets} of its listening sockets are \

@@ -74,6 +74,7 @@ fn a_server_that_does_not_tell_where_it_listens_is_ended_for_the_next_one() {
     let mut next = start(folder.path(), &by, UNTOLD, &[&port_text]);
     let line = next.wait_for("of before still ran without its supervisor");
     assert!(line.contains(&format!("(process {old}")) && line.contains("it was ended"), "{line}");
+    assert!(line.contains("clients are refused until"), "{line}");
     ends(old.parse().unwrap());
     eventually("the next one does not serve", || TcpStream::connect(("127.0.0.1", port)).ok());
     assert_ne!(Client::connect(port).get(), old);

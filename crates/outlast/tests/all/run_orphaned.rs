@@ -144,6 +144,8 @@ fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
         let next = output(folder.path(), &["run", "--name", name, "--stop-timeout", "100ms", "--", "true"]);
         let said = String::from_utf8(next.stderr).unwrap();
         assert_eq!(next.status.code(), Some(0), "{said}");
+        // None of it listens: nobody can be refused.
+        assert!(!said.contains("refused"), "{said}");
         // What it runs just then may be among them.
         said.contains(&format!("{name} of before still ran without its supervisor (process {deaf}"))
     };
@@ -151,6 +153,27 @@ fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
     assert!(ended_by("deaf"));
     ends(deaf);
     assert!(!told_of("deaf"));
+}
+
+/// It has a board of its own, as a server with the library has the board of its supervisor.
+#[test]
+fn another_supervisor_among_what_is_left_is_ended_with_the_rest() {
+    let folder = folder();
+    let script = "\"$@\" & exec sleep 600";
+    let inner = [env!("CARGO_BIN_EXE_outlast"), "run", "--name", "below", "--", "sh", "-c"];
+    let program = ["echo begun $PPID $$ >&2; exec sleep 600"];
+    let run = ["run", "--name", "above", "--stop-timeout", "100ms", "--"];
+    let mut above =
+        Outlast::start(folder.path(), &[&run[..], &["sh", "-c", script, "sh"], &inner, &program].concat());
+    let begun = above.wait_for("begun");
+    let left: Vec<u32> = begun.split(' ').skip(1).map(|pid| pid.parse().unwrap()).collect();
+    above.signal("KILL");
+    above.ended();
+    assert!(left.iter().all(|pid| is_running(*pid)), "{left:?}");
+    let next = output(folder.path(), &[&run[..], &["true"]].concat());
+    let said = String::from_utf8(next.stderr).unwrap();
+    assert!(said.contains("above of before still ran without its supervisor"), "{said}");
+    left.into_iter().for_each(ends);
 }
 
 /// Started, as many daemons are, by a parent that ends.

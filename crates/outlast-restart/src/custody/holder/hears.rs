@@ -28,7 +28,7 @@ impl Holder {
             match command {
                 Command::Inherit { from, answer } => {
                     self.puts_back_until = Some(Instant::now() + PUTS_BACK);
-                    let count = from.into_iter().map(|pid| self.listeners.inherit(pid, self.table)).sum();
+                    let count = from.iter().map(|known| self.listeners.inherit(known, self.table)).sum();
                     let _ = answer.send(count);
                 }
                 Command::Expect { supervisor, processes } => {
@@ -120,7 +120,7 @@ impl Holder {
                 self.answer(control, &answer, understood.then(|| self.memory.as_fd()));
             }
             Verb::Bind => {
-                let left = address.as_ref().and_then(|it| self.listeners.take_left(it, self.table));
+                let left = address.as_ref().and_then(|it| self.listeners.take_left(pid, it, self.table));
                 if let Some((supervisor, sockets)) = left {
                     self.puts_back_until = Some(Instant::now() + PUTS_BACK);
                     self.report(Report::TookOver { supervisor, sockets });

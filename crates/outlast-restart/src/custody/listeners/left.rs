@@ -6,10 +6,10 @@ use crate::custody::address::Address;
 use crate::custody::message::AddressBytes;
 use crate::custody::owner_of_table;
 use crate::custody::table::Table;
-use crate::sys::process::{self, Pid};
+use crate::sys::process::{self, Known, Pid};
 use crate::sys::{custody as sys, descriptors};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +18,9 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Left {
     supervisor: Pid,
-    processes: Vec<(OwnedFd, Pid)>,
-    addresses: Vec<Address>,
+    processes: Vec<Known>,
+    /// And the network that each is in.
+    addresses: Vec<(Address, Option<PathBuf>)>,
     /// Other names of UNIX sockets' files: the next program may remove those before it binds.
     links: Vec<PathBuf>,
 }
@@ -34,34 +35,47 @@ impl Drop for Left {
 
 /// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
 /// may be a stranger's. All of them if that memory is this user's: the process has given its rights away since.
-fn listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
+fn listening(Known { pid, process }: &Known) -> Vec<OwnedFd> {
     let user = rustix::process::geteuid().as_raw();
-    let is_ours = owner_of_table(pid) == Some(user);
-    let mut copies = all_listening(process, pid);
+    let is_ours = owner_of_table(*pid) == Some(user);
+    let mut copies = all_listening(process.as_fd(), *pid);
     copies.retain(|copy| is_ours || rustix::fs::fstat(copy).is_ok_and(|socket| socket.st_uid == user));
     copies
 }
 
+/// The network in which a process listens at this address. None: that cannot be seen, or it is a file, for all networks.
+fn network_of(pid: Pid, address: &Address) -> Option<PathBuf> {
+    if address.path().is_some() { None } else { process::namespace(pid, "net") }
+}
+
+/// Whether a process is in this network, if there is one: it cannot listen in another.
+pub(super) fn is_in(pid: Pid, network: Option<&PathBuf>) -> bool {
+    network.is_none_or(|network| process::namespace(pid, "net").as_ref() == Some(network))
+}
+
 impl Listeners {
     /// Copies of those that a process has.
-    pub(in crate::custody) fn inherit(&mut self, pid: Pid, table: &Table) -> usize {
-        let Ok(process) = process::open(pid) else { return 0 };
-        let mut count = 0;
-        for socket in listening(process.as_fd(), pid) {
-            let bytes = AddressBytes::new(&sys::local_address(socket.as_fd()));
-            let by = (pid, None);
-            count += usize::from(bytes.is_some_and(|bytes| self.add(socket, bytes, by, table)));
+    pub(in crate::custody) fn inherit(&mut self, known: &Known, table: &Table) -> usize {
+        let before = self.all.len();
+        for socket in listening(known) {
+            if let Some(bytes) = AddressBytes::new(&sys::local_address(socket.as_fd())) {
+                self.add(socket, bytes, (known.pid, None), table);
+            }
         }
-        count
+        for new in self.all.iter_mut().skip(before) {
+            new.network = network_of(known.pid, &new.address);
+        }
+        self.all.len() - before
     }
 
     /// Those processes of another supervisor have listening sockets that the program may ask for.
-    pub(in crate::custody) fn expect(&mut self, supervisor: Pid, processes: Vec<Pid>, table: &Table) {
-        let open = |pid: Pid| process::open(pid).ok().map(|process| (process, pid));
-        let processes: Vec<(OwnedFd, Pid)> = processes.into_iter().filter_map(open).collect();
-        let sockets = processes.iter().flat_map(|(process, pid)| listening(process.as_fd(), *pid));
+    pub(in crate::custody) fn expect(&mut self, supervisor: Pid, processes: Vec<Known>, table: &Table) {
+        let of_one = |known: &Known| {
+            listening(known).into_iter().map(|socket| (known.pid, socket)).collect::<Vec<_>>()
+        };
+        let sockets = processes.iter().flat_map(of_one);
         let (mut addresses, mut links) = (Vec::new(), Vec::new());
-        for socket in sockets {
+        for (pid, socket) in sockets {
             let Some(address) = Address::parse(&sys::local_address(socket.as_fd())) else { continue };
             links.extend(
                 address
@@ -70,20 +84,29 @@ impl Listeners {
                     .and_then(|(path, inode)| link(Path::new(OsStr::from_bytes(path)), inode)),
             );
             table.note_address(&address);
-            addresses.push(address);
+            let network = network_of(pid, &address);
+            addresses.push((address, network));
         }
         if !addresses.is_empty() {
             self.left.push(Left { supervisor, processes, addresses, links });
         }
     }
 
-    /// Copies of all that those processes have of which some are at this address, where there are some: whose, and how many.
-    pub(in crate::custody) fn take_left(&mut self, address: &Address, table: &Table) -> Option<(Pid, usize)> {
-        let at = self.left.iter().position(|left| left.addresses.contains(address))?;
+    /// Copies of all that those processes have of which some are at this address, in the network of the process that binds
+    /// to it, where there are some: whose, and how many.
+    pub(in crate::custody) fn take_left(
+        &mut self,
+        by: Pid,
+        address: &Address,
+        table: &Table,
+    ) -> Option<(Pid, usize)> {
+        let is_it =
+            |(its, network): &(Address, Option<PathBuf>)| its == address && is_in(by, network.as_ref());
+        let at = self.left.iter().position(|left| left.addresses.iter().any(is_it))?;
         let mut left = self.left.swap_remove(at);
-        let lives = |process: &OwnedFd| !descriptors::wait_readable(process, Duration::ZERO);
-        let living = left.processes.iter().filter(|(process, _)| lives(process));
-        let count = living.map(|(_, pid)| self.inherit(*pid, table)).sum();
+        let lives = |known: &&Known| !descriptors::wait_readable(&known.process, Duration::ZERO);
+        let living = left.processes.iter().filter(lives);
+        let count = living.map(|known| self.inherit(known, table)).sum();
         let taken: Vec<&PathBuf> = self.all.iter().filter_map(|listener| listener.link.as_ref()).collect();
         left.links.retain(|link| !taken.contains(&link));
         Some((left.supervisor, count))

@@ -92,7 +92,7 @@ pub(super) fn all_listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
 }
 
 /// Whether a process listens at sockets that this one has not given to it.
-pub(in crate::custody) fn does_listen(pid: Pid) -> bool {
+pub(crate) fn does_listen(pid: Pid) -> bool {
     let Ok(process) = process::open(pid) else { return false };
     let inodes: Vec<u64> = all_listening(process.as_fd(), pid)
         .iter()
