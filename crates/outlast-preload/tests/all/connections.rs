@@ -200,3 +200,75 @@ fn a_program_that_closes_its_listener_can_bind_there_again_at_once() {
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// Reads the first 24 bytes of a request, then the rest; says the head of an answer by halves.
+const BY_PIECES: &str = r#"
+import re, socket, socketserver, sys
+class H(socketserver.BaseRequestHandler):
+    def handle(s):
+        c, said, room = s.request, b"", 24
+        while True:
+            got = c.recv(room)
+            if not got: return
+            said, room = said + got, 4096
+            while True:
+                whole = re.match(rb"(\r\n)*([A-Z]+) .*?\r\n\r\n", said, re.S)
+                if not whole: break
+                head, end = whole[0].lower(), whole.end()
+                if b"chunked" in head:
+                    end = said.find(b"0\r\n\r\n", end) + 5
+                    if end < 5: break
+                said = said[end:]
+                room = 24
+                c.sendall(b"HTTP/1.1 200 OK\r\nContent-Le")
+                c.sendall(b"ngth: 6\r\n"); c.sendall(b"\r\n"); c.sendall(b"hello\n")
+class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    allow_reuse_address = True; daemon_threads = True; request_queue_size = 50
+T(("127.0.0.1", int(sys.argv[1])), H).serve_forever()
+"#;
+
+#[test]
+fn connections_are_kept_however_requests_are_read_and_answers_written() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("pieces"));
+    let file = folder.join("pieces.py");
+    std::fs::write(&file, BY_PIECES).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string());
+    let server = Server::start(&command, true);
+    let get = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let requests = [
+        (get.to_owned(), 1),
+        (format!("GET / HTTP/1.1\r\nCookie: {}\r\n\r\n", "x".repeat(6000)), 1),
+        (format!("\r\n{get}"), 1),
+        (get.repeat(3), 3),
+        ("PROPFIND / HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 1),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n".to_owned(), 1),
+    ];
+    let mut clients: Vec<Client> = requests.iter().map(|_| Client::connect(port)).collect();
+    for crash in 0..3 {
+        for (client, (request, answers)) in clients.iter_mut().zip(&requests) {
+            client.0.write_all(request.as_bytes()).unwrap();
+            let (mut said, mut room) = (Vec::new(), [0; 4096]);
+            while said.windows(6).filter(|window| window == b"hello\n").count() < *answers {
+                let count = client.0.read(&mut room).unwrap();
+                assert_ne!(count, 0, "crash {crash}: {request:.40?} is not answered");
+                said.extend_from_slice(&room[..count]);
+            }
+        }
+        let ports: Vec<u16> = clients.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
+        eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+        let main = server.main();
+        kill(main, libc::SIGKILL);
+        eventually("the next one is not there", || (server.main() != main).then_some(()));
+    }
+    for (client, (request, _)) in clients.iter_mut().zip(&requests) {
+        assert!(client.get("/"), "{request:.40?}: its connection is closed");
+    }
+    assert_eq!(server.said("kept: 6, closed: 0").len(), 3, "{:?}", server.said("PartEnded"));
+    assert!(server.said("Other").is_empty(), "{:?}", server.said("Other"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}

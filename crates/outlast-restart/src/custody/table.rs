@@ -84,8 +84,11 @@ pub struct Slot {
     pub state: AtomicU32,
     phase: AtomicU32,
     /// How far its requests and answers have come, for the program alone.
-    pub exchange: [AtomicU64; 3],
+    pub exchange: [AtomicU64; 5],
 }
+
+// One line of the processor's cache: two connections never share one.
+const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
     /// As it was set last.

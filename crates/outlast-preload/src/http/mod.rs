@@ -1,0 +1,297 @@
+//! Whether all requests of HTTP/1 are answered in full: pure, from the bytes that are read and written.
+//!
+//! Between the parts of an answer a server may wait for long, just as it waits for the next request. What the bytes say
+//! tells the one from the other, however they are cut. Whatever is not understood here is not kept.
+
+mod body;
+mod head;
+#[cfg(test)]
+mod tests;
+
+use body::Body;
+use head::Head;
+use outlast_restart::custody::table::NotKept;
+
+/// The methods by which a request is known before its first line is complete. All but the first eight are WebDAV's.
+const METHODS: [&[u8]; 16] = [
+    b"GET",
+    b"HEAD",
+    b"POST",
+    b"PUT",
+    b"DELETE",
+    b"OPTIONS",
+    b"PATCH",
+    b"TRACE",
+    b"PROPFIND",
+    b"PROPPATCH",
+    b"MKCOL",
+    b"COPY",
+    b"MOVE",
+    b"LOCK",
+    b"UNLOCK",
+    b"REPORT",
+];
+/// What follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is more to come, of a request or of its answer.
+    Busy,
+    /// All requests are answered.
+    Answered,
+    /// It is not understood, or the connection ends with this answer.
+    Unclear,
+    /// It is no HTTP/1 from here on, as the client has asked for (WebSocket).
+    Switched,
+}
+
+/// What comes next in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Side {
+    /// A head, or an empty line before a request.
+    #[default]
+    Between,
+    /// The line feed of that empty line.
+    EmptyLine,
+    /// The rest of a head.
+    Head(Head),
+    /// The rest of a body.
+    Body(Body),
+}
+
+impl Side {
+    fn to_numbers(self) -> [u64; 2] {
+        let (kind, [state, rest]) = match self {
+            Self::Between => (0, [0, 0]),
+            Self::EmptyLine => (1, [0, 0]),
+            Self::Head(head) => (2, head.to_numbers()),
+            Self::Body(body) => (3, body.to_numbers()),
+        };
+        [state << 2 | kind, rest]
+    }
+
+    fn from_numbers([state, rest]: [u64; 2]) -> Self {
+        match state & 3 {
+            0 => Self::Between,
+            1 => Self::EmptyLine,
+            2 => Self::Head(Head::from_numbers([state >> 2, rest])),
+            _ => Self::Body(Body::from_numbers([state >> 2, rest])),
+        }
+    }
+
+    fn of_body(body: Body) -> Self {
+        if body.is_done() { Self::Between } else { Self::Body(body) }
+    }
+}
+
+/// The requests whose answers are not complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Queue {
+    count: u8,
+    /// Which of them are HEAD: the lowest bit is the oldest.
+    only_heads: u16,
+}
+
+impl Queue {
+    /// So many requests may wait: one bit of `only_heads` stays free.
+    const MAX: u8 = 15;
+
+    fn push(&mut self, is_only_head: bool) -> Option<()> {
+        self.only_heads |= u16::from(is_only_head) << Some(self.count).filter(|count| *count < Self::MAX)?;
+        self.count += 1;
+        Some(())
+    }
+
+    fn pop(&mut self) {
+        self.count = self.count.saturating_sub(1);
+        self.only_heads >>= 1;
+    }
+}
+
+/// One connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchange {
+    request: Side,
+    answer: Side,
+    queue: Queue,
+}
+
+impl Exchange {
+    /// As five numbers, for shared memory.
+    pub fn to_numbers(self) -> [u64; 5] {
+        let ([request, request_rest], [answer, answer_rest]) =
+            (self.request.to_numbers(), self.answer.to_numbers());
+        let queue = u64::from(self.queue.count) | u64::from(self.queue.only_heads) << 8;
+        [request, request_rest, answer, answer_rest, queue]
+    }
+
+    /// From [`to_numbers`](Self::to_numbers).
+    pub fn from_numbers([request, request_rest, answer, answer_rest, queue]: [u64; 5]) -> Self {
+        let (count, only_heads) = ((queue & 0xff) as u8, (queue >> 8 & 0xffff) as u16);
+        Self {
+            request: Side::from_numbers([request, request_rest]),
+            answer: Side::from_numbers([answer, answer_rest]),
+            queue: Queue { count, only_heads },
+        }
+    }
+
+    /// So much was read.
+    pub fn on_read<'a>(&mut self, mut parts: impl Iterator<Item = &'a [u8]>) -> Verdict {
+        match parts.try_for_each(|part| self.read(part)) {
+            Some(()) => self.verdict(),
+            None => Verdict::Unclear,
+        }
+    }
+
+    /// None: it is not understood.
+    fn read(&mut self, mut bytes: &[u8]) -> Option<()> {
+        while let Some(&first) = bytes.first() {
+            let taken = match self.request {
+                // RFC 9112, 2.2: a server ignores it.
+                Side::Between if first == b'\r' => {
+                    self.request = Side::EmptyLine;
+                    1
+                }
+                Side::EmptyLine => {
+                    self.request = Some(Side::Between).filter(|_| first == b'\n')?;
+                    1
+                }
+                Side::Between => {
+                    let (head, begun) = Head::of_request(bytes)?;
+                    begun + self.read_head(head, bytes.get(begun..)?)?
+                }
+                Side::Head(head) => self.read_head(head, bytes)?,
+                Side::Body(mut body) => {
+                    let taken = body.take(bytes)?;
+                    self.request = Side::of_body(body);
+                    taken
+                }
+            };
+            bytes = bytes.get(taken..)?;
+        }
+        Some(())
+    }
+
+    fn read_head(&mut self, mut head: Head, bytes: &[u8]) -> Option<usize> {
+        let taken = head.take(bytes)?;
+        self.request = if head.is_complete() {
+            self.queue.push(head.is_only_head)?;
+            let length = head.length.unwrap_or(0);
+            Side::of_body(if head.is_chunked { Body::chunked() } else { Body::of_length(length) })
+        } else {
+            Side::Head(head)
+        };
+        Some(taken)
+    }
+
+    /// So much was written.
+    pub fn on_write<'a>(&mut self, mut parts: impl Iterator<Item = &'a [u8]>) -> Verdict {
+        match parts.try_for_each(|part| self.write(part)) {
+            Ok(()) => self.verdict(),
+            Err(verdict) => verdict,
+        }
+    }
+
+    /// A verdict, if there is nothing to follow from here on.
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), Verdict> {
+        while !bytes.is_empty() {
+            let taken = match self.answer {
+                // Nobody has asked for that.
+                _ if self.queue.count == 0 => None,
+                Side::Between => self.write_head(Head::of_answer(), bytes)?,
+                Side::Head(head) => self.write_head(head, bytes)?,
+                Side::Body(mut body) => {
+                    let taken = body.take(bytes);
+                    self.go_on(body);
+                    taken
+                }
+                Side::EmptyLine => None,
+            };
+            bytes = taken.and_then(|taken| bytes.get(taken..)).ok_or(Verdict::Unclear)?;
+        }
+        Ok(())
+    }
+
+    fn write_head(&mut self, mut head: Head, bytes: &[u8]) -> Result<Option<usize>, Verdict> {
+        let taken = head.take(bytes);
+        self.answer = Side::Head(head);
+        if head.is_complete() {
+            self.begin_answer(&head)?;
+        }
+        Ok(taken)
+    }
+
+    /// So much was written that cannot be looked at, such as of a file.
+    pub fn on_write_unseen(&mut self, bytes: u64) -> Verdict {
+        if bytes > 0 {
+            let Side::Body(mut body) = self.answer else { return Verdict::Unclear };
+            let Some(()) = body.take_unseen(bytes) else { return Verdict::Unclear };
+            self.go_on(body);
+        }
+        self.verdict()
+    }
+
+    fn verdict(&self) -> Verdict {
+        match self.request {
+            _ if self.queue.count > 0 => Verdict::Busy,
+            Side::Between => Verdict::Answered,
+            Side::EmptyLine | Side::Head(_) => Verdict::Busy,
+            // The program may still read the rest, or leave it for somebody who takes it for a request.
+            Side::Body(_) => Verdict::Unclear,
+        }
+    }
+
+    /// With this rest of the answer.
+    fn go_on(&mut self, body: Body) {
+        self.answer = Side::of_body(body);
+        if self.answer == Side::Between {
+            self.queue.pop();
+        }
+    }
+
+    /// A verdict, if the head does not tell how long the answer is.
+    fn begin_answer(&mut self, head: &Head) -> Result<(), Verdict> {
+        let body = match head.status {
+            101 => return Err(Verdict::Switched),
+            100..200 => {
+                // The answer itself is still to come.
+                self.answer = Side::Between;
+                return Ok(());
+            }
+            200.. if !head.closes => match head.length {
+                _ if matches!(head.status, 204 | 304) || self.queue.only_heads & 1 == 1 => Body::default(),
+                _ if head.is_chunked => Body::chunked(),
+                Some(length) => Body::of_length(length),
+                // It ends with the connection.
+                None => return Err(Verdict::Unclear),
+            },
+            _ => return Err(Verdict::Unclear),
+        };
+        self.go_on(body);
+        Ok(())
+    }
+}
+
+/// Whether a connection begins with a request: its first line tells. Others have commands like GET, too.
+pub fn is_request(mut head: &[u8]) -> bool {
+    while let Some(rest) = head.strip_prefix(b"\r\n") {
+        head = rest;
+    }
+    match head.iter().position(|&byte| byte == b'\n').and_then(|end| head.get(..end)) {
+        Some(line) => head::is_request_line(line.strip_suffix(b"\r").unwrap_or(line)),
+        // Of a line that is not complete the rest is guessed: if that is wrong, the connection is not kept.
+        None => {
+            METHODS.iter().any(|method| head.strip_prefix(*method).is_some_and(|rest| rest.starts_with(b" ")))
+        }
+    }
+}
+
+/// What a connection is that does not begin with a request. None: nothing of it can be seen.
+pub fn stranger(head: &[u8]) -> Option<NotKept> {
+    match head {
+        [] => None,
+        // A record of TLS with a handshake in it.
+        [0x16, 3, ..] => Some(NotKept::Tls),
+        _ if head.starts_with(b"PRI * HTTP/2") => Some(NotKept::Http2),
+        _ => Some(NotKept::Other),
+    }
+}
