@@ -234,9 +234,8 @@ impl Exchange {
         match self.request {
             _ if self.queue.count > 0 => Verdict::Busy,
             Side::Between => Verdict::Answered,
-            Side::EmptyLine | Side::Head(_) => Verdict::Busy,
-            // The program may still read the rest, or leave it for somebody who takes it for a request.
-            Side::Body(_) => Verdict::Unclear,
+            // An answer may come before the rest of a body, which the program may read, or leave.
+            Side::EmptyLine | Side::Head(_) | Side::Body(_) => Verdict::Busy,
         }
     }
 
