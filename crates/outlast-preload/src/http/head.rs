@@ -17,6 +17,8 @@ const ANSWER: &[u8] = b"HTTP/1.1 ";
 
 /// The fields that matter, in small letters.
 const NAMES: [&[u8]; 3] = [b"connection", b"content-length", b"transfer-encoding"];
+/// What [`CONNECTION`] says of a connection that is kept.
+const KEEP_ALIVE: &[u8] = b"keep-alive";
 const CONNECTION: u16 = 0;
 const CONTENT_LENGTH: u16 = 1;
 const TRANSFER_ENCODING: u16 = 2;
@@ -153,17 +155,16 @@ impl Head {
         while self.place != Place::End && !rest.is_empty() {
             let before = rest;
             let piece = before.get(..rest.skip_until(b'\n').ok()?)?;
-            self.bytes = Some(self.bytes + piece.len() as u64).filter(|bytes| *bytes <= HEAD_BYTES)?;
+            let is_whole = piece.ends_with(b"\n");
             match self.place {
-                Place::Line if piece.ends_with(b"\n") => self.line(piece)?,
-                Place::Status if self.at == 0 && piece.ends_with(b"\n") => self.status_line(piece)?,
+                Place::Line if is_whole => self.line(piece)?,
+                Place::Status if is_whole && self.at == 0 => self.status_line(piece)?,
                 _ => self.scan(piece)?,
             }
-            if piece.ends_with(b"\n") {
-                (self.at, self.names) = (0, 0);
-            }
         }
-        Some(bytes.len() - rest.len())
+        let taken = bytes.len() - rest.len();
+        self.bytes = Some(self.bytes + taken as u64).filter(|bytes| *bytes <= HEAD_BYTES)?;
+        Some(taken)
     }
 
     /// A whole line: each of every head comes through here.
@@ -184,7 +185,10 @@ impl Head {
         match line.split_at_checked(name.len()) {
             Some((its, [next, value @ ..])) if its.eq_ignore_ascii_case(name) => {
                 self.behind_name(field, *next)?;
-                self.scan(value)
+                match self.place {
+                    Place::Value if field == CONNECTION => self.connection(value),
+                    _ => self.scan(value),
+                }
             }
             _ => self.pass(line),
         }
@@ -206,13 +210,30 @@ impl Head {
         Some(())
     }
 
+    /// All of the field's value, as [`word`](Self::word) reads it.
+    fn connection(&mut self, value: &[u8]) -> Option<()> {
+        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+        let from = value.iter().position(|byte| !is_space(byte))?;
+        let keeps = value.get(from..)?.split_at_checked(KEEP_ALIVE.len()).is_some_and(|(word, behind)| {
+            let end = behind.iter().position(|byte| !is_space(byte)).and_then(|end| behind.get(end..));
+            word.eq_ignore_ascii_case(KEEP_ALIVE) && end == Some(b"\r\n")
+        });
+        self.closes |= !keeps;
+        (self.at, self.names) = (0, 0);
+        self.pass(value)
+    }
+
     /// A piece of a line, or all of it.
     fn scan(&mut self, piece: &[u8]) -> Option<()> {
         for (number, &byte) in piece.iter().enumerate() {
             if matches!(self.place, Place::Rest | Place::RestEnd) {
-                return self.pass(piece.get(number..)?);
+                self.pass(piece.get(number..)?)?;
+                break;
             }
             self.byte(byte)?;
+        }
+        if piece.ends_with(b"\n") {
+            (self.at, self.names) = (0, 0);
         }
         Some(())
     }
@@ -367,7 +388,7 @@ impl Head {
 
     /// A byte of a field whose value is one word, of which `at` bytes were there.
     fn word(&mut self, byte: u8) -> Option<()> {
-        let word: &[u8] = if self.names == CONNECTION { b"keep-alive" } else { b"chunked" };
+        let word: &[u8] = if self.names == CONNECTION { KEEP_ALIVE } else { b"chunked" };
         let at = usize::from(self.at);
         match byte {
             b' ' | b'\t' if at == 0 || at == word.len() => {}

@@ -213,9 +213,10 @@ impl Exchange {
 
     fn write_head(&mut self, mut head: Head, bytes: &[u8]) -> Result<Option<usize>, Verdict> {
         let taken = head.take(bytes);
-        self.answer = Side::Head(head);
         if head.is_complete() {
             self.begin_answer(&head)?;
+        } else {
+            self.answer = Side::Head(head);
         }
         Ok(taken)
     }
