@@ -51,6 +51,14 @@ impl MemoryGroup {
         shell
     }
 
+    /// How many processes of the group the kernel has killed for their memory. None if it does not tell.
+    #[must_use]
+    pub fn killed(&self) -> Option<u64> {
+        let told = ["memory.oom_control", "memory.events"];
+        let text = told.into_iter().find_map(|name| std::fs::read_to_string(self.0.join(name)).ok())?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    }
+
     fn processes(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }

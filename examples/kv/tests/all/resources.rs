@@ -8,10 +8,13 @@ use outlast_lab::MemoryGroup;
 use outlast_restart::board::{Board, Cause, ENVIRONMENT};
 use outlast_restart::policy::Policy;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::process::Command;
 
 /// How often a request is dealt with that crashes everybody, before it is refused.
 const TRIES: usize = 3;
+/// How often it is tried whether the kernel kills only whoever takes the memory.
+const ATTEMPTS: usize = 5;
 
 /// As below a supervisor, which says what it wants on a board.
 fn supervised(board: OwnedFd, arguments: &[&str]) -> Server {
@@ -74,17 +77,28 @@ fn and_in_the_time_that_its_operator_gives_it() {
 
 #[test]
 fn who_takes_all_memory_is_killed_by_the_kernel_and_refused() {
-    let Ok(group) = MemoryGroup::new(256 << 20) else {
-        let why = "no group of processes with a limit of memory can be made here (root, cgroups)";
-        assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{why}");
-        eprintln!("SKIPPED: who_takes_all_memory_is_killed_by_the_kernel_and_refused: {why}");
+    for _ in 0..ATTEMPTS {
+        let Ok(group) = MemoryGroup::new(256 << 20) else {
+            let why = "no group of processes with a limit of memory can be made here (root, cgroups)";
+            assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{why}");
+            eprintln!("SKIPPED: who_takes_all_memory_is_killed_by_the_kernel_and_refused: {why}");
+            return;
+        };
+        let (memory, board) = Board::create(&patient(0)).unwrap();
+        let mut command = group.command(env!("CARGO_BIN_EXE_outlast-kv"));
+        command.stdin(memory).env(ENVIRONMENT, "0");
+        let server = Server::start_by(command, &["--crashes", "--memory-mib", "64"]);
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| crash(&server, "oom")));
+        // The first one's memory was not free yet when another process needed a page: the kernel killed that one as well, and
+        // may have left nobody.
+        if group.killed().is_some_and(|killed| killed > TRIES as u64) {
+            continue;
+        }
+        if let Err(failure) = outcome {
+            std::panic::resume_unwind(failure);
+        }
+        assert_eq!(causes(board), [Cause::OutOfMemory; TRIES]);
         return;
-    };
-    let (memory, board) = Board::create(&patient(0)).unwrap();
-    let mut command = group.command(env!("CARGO_BIN_EXE_outlast-kv"));
-    command.stdin(memory).env(ENVIRONMENT, "0");
-    let server = Server::start_by(command, &["--crashes", "--memory-mib", "64"]);
-    crash(&server, "oom");
-    assert_eq!(causes(board), [Cause::OutOfMemory; TRIES]);
-    drop(server);
+    }
+    panic!("the kernel has killed others as well, {ATTEMPTS} times");
 }
