@@ -294,7 +294,7 @@ impl Connections {
     }
 
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
-        let unread = local::unread(held.socket.as_raw_fd()).unwrap_or(0);
+        let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
             && !has_ended(held.socket.as_fd())
             && tcp::waits_for_request(held.socket.as_fd(), unread)

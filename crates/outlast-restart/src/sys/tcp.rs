@@ -92,10 +92,10 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
 }
 
 /// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
-/// is no TCP connection.
-pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: u64) -> bool {
+/// is no TCP connection. What is `unread` is asked for last: a request that comes meanwhile would look as if it had been read.
+pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: impl FnOnce() -> u64) -> bool {
     info(socket).map_or(true, |info| {
-        info.state == ESTABLISHED && (unread > 0 || info.last_data_sent_ms <= info.last_data_received_ms)
+        info.state == ESTABLISHED && (info.last_data_sent_ms <= info.last_data_received_ms || unread() > 0)
     })
 }
 
