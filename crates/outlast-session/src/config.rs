@@ -6,6 +6,8 @@
 use crate::error::{Error, Result};
 use crate::outages::Outages;
 use crate::proto::{LinkMode, Psk, SecurityKind};
+use outlast_stream::Backoff;
+use rand::RngExt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,6 +221,12 @@ impl Default for Config {
 }
 
 impl Config {
+    /// A fresh back-off for one outage, or one opening.
+    pub fn backoff(&self) -> Backoff {
+        let seed = self.seed.unwrap_or_else(|| rand::rng().random());
+        Backoff::new(self.backoff_base, self.backoff_max, seed)
+    }
+
     /// Says what cannot work together, before anything is started.
     ///
     /// # Errors

@@ -19,9 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
-/// Delays between attempts at the first connection: at first, and at the most.
-const RETRY_MIN: Duration = Duration::from_millis(250);
-const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A server has connected to a destination by then, or cannot. Default 15 s: an attempt takes at most 10 s.
 const REPLY_EXPECTED: Duration = Duration::from_secs(15);
 
@@ -198,7 +195,7 @@ impl Carrier {
         narrator: &Narrator,
     ) -> Result<Session, NoSession> {
         let started = Instant::now();
-        let mut delay = RETRY_MIN;
+        let mut backoff = self.plan.config.backoff();
         let mut told = false;
         loop {
             let attempt = tokio::select! {
@@ -212,6 +209,7 @@ impl Carrier {
                 }
                 Err(error) => error,
             };
+            let delay = backoff.next_delay();
             let in_time = match self.plan.config.patience {
                 Patience::Forever => true,
                 Patience::For(limit) => started.elapsed() + delay < limit,
@@ -230,7 +228,6 @@ impl Carrier {
                 () = tokio::time::sleep(delay) => {}
                 () = local.hung_up() => return Err(NoSession::Abandoned),
             }
-            delay = (delay * 2).min(RETRY_MAX);
         }
     }
 

@@ -7,7 +7,6 @@ use crate::error::Error;
 use crate::proto::State;
 use crate::targets::Targets;
 use outlast_stream::Backoff;
-use rand::RngExt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -52,8 +51,7 @@ impl Engine {
 
     /// A fresh back-off for one outage.
     pub(crate) fn backoff(&self) -> Backoff {
-        let seed = self.config.seed.unwrap_or_else(|| rand::rng().random());
-        Backoff::new(self.config.backoff_base, self.config.backoff_max, seed)
+        self.config.backoff()
     }
 
     /// The network changed: an attempt that waits is made now.
