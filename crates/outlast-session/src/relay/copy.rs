@@ -160,8 +160,11 @@ fn detach(pump: Pump, session: Session, local: Local) -> Ended {
         return Ended { info, outcome: Outcome::Stopped { delivered: false } };
     };
     let ended = if rest.up_ended { session.end_writing() } else { Ok(()) };
+    let ended_both = rest.up_ended && rest.down_ended && !rest.broken;
     let outcome = match ended.and_then(|()| session.detach()) {
         Ok(session) => Outcome::Detached(Box::new(DetachedRelay { session, local, rest })),
+        // The last confirmation came just now. A reset would take from the local side what it has not read yet.
+        Err(Error::Closed { .. }) if ended_both => Outcome::Completed,
         Err(error) => {
             local.abort();
             Outcome::SessionFailed(error)
