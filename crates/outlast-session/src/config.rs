@@ -15,7 +15,8 @@ use std::time::Duration;
 /// How a sender learns that a byte needs no longer be retained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckMode {
-    /// `kernel` where the path is proven to be end-to-end TCP, `inband` everywhere else.
+    /// `kernel` where the path is proven to be end-to-end TCP, `inband` everywhere else. At a client: another one where the
+    /// server offers neither.
     #[default]
     Auto,
     /// One mode, or a refusal that says why it cannot be had.
@@ -179,6 +180,9 @@ pub struct Config {
     pub handshakes_max: usize,
     /// Server: whose connections are taken; others are reset before anything is read from them. Default: everybody's.
     pub peer_filter: Option<PeerFilter>,
+    /// Server: whether `security` asks clients for certificates, as far as that is known. A listener that does not takes over no
+    /// session that belongs to a certificate: its client could not come back. Default: not known.
+    pub client_certificates: Option<bool>,
     /// Whether urgent data are told apart on links, for a relay to pass on. Only for tasks; a peer that does not know of it gets
     /// them as any other bytes. Default: false.
     pub urgent: bool,
@@ -212,6 +216,7 @@ impl Default for Config {
             sessions_per_peer_max: 1_000,
             handshakes_max: 1_024,
             peer_filter: None,
+            client_certificates: None,
             urgent: false,
             seed: None,
             local_address: None,
@@ -225,6 +230,17 @@ impl Config {
     pub fn backoff(&self) -> Backoff {
         let seed = self.seed.unwrap_or_else(|| rand::rng().random());
         Backoff::new(self.backoff_base, self.backoff_max, seed)
+    }
+
+    /// What has to be retained in mode `window`: Linux doubles what it is told, on both sides, and one segment more may be
+    /// under way.
+    const fn window_bytes(&self) -> usize {
+        self.window_buffer_bytes.saturating_mul(4).saturating_add(128 << 10)
+    }
+
+    /// Whether that much is.
+    pub(crate) const fn ring_holds_window(&self) -> bool {
+        self.window_bytes() <= self.retain_bytes_max
     }
 
     /// Says what cannot work together, before anything is started.
@@ -255,9 +271,8 @@ impl Config {
                 self.retain_bytes_max
             )));
         }
-        // Linux doubles what it is told, on both sides, and one segment more may be under way.
-        let window_bytes = self.window_buffer_bytes.saturating_mul(4).saturating_add(128 << 10);
-        if self.ack == AckMode::Fixed(LinkMode::Window) && window_bytes > self.retain_bytes_max {
+        let window_bytes = self.window_bytes();
+        if self.ack == AckMode::Fixed(LinkMode::Window) && !self.ring_holds_window() {
             return Err(Error::Config(format!(
                 "acknowledgement mode window with buffers of {} bytes needs retain_bytes_max of at least {window_bytes}, \
                  not {}",

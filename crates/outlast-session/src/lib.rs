@@ -39,6 +39,8 @@ mod outages;
 #[cfg(feature = "io")]
 pub mod relay;
 #[cfg(feature = "io")]
+mod scoped;
+#[cfg(feature = "io")]
 mod sys;
 #[cfg(feature = "io")]
 mod targets;
@@ -51,6 +53,7 @@ pub use crate::{
     engine::{Event, EventKind, Events, Info, Memory, Role, SessionState},
     error::{Blame, Errno, Error, Result},
     outages::{Outage, OutageNews, Outages},
+    scoped::Scoped,
     targets::Targets,
 };
-pub use proto::{Detached, LAST_WORD_BYTES, LastWord, LinkMode, Psk, Refusal, SessionId};
+pub use proto::{Detached, LAST_WORD_BYTES, LastWord, LinkMode, Modes, Psk, Refusal, SessionId};

@@ -1,6 +1,7 @@
 //! Where a client connects to: one or several servers, by name or address, tried in turn.
 
 use crate::error::{Error, Result};
+use crate::scoped::Scoped;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -32,7 +33,10 @@ impl Targets {
 
     /// The host part of a text: a name or address without brackets and port.
     pub(crate) fn host_of(text: &str) -> &str {
-        text.rsplit_once(':').map_or(text, |(host, _)| host.trim_start_matches('[').trim_end_matches(']'))
+        let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        // No certificate names an interface of ours.
+        host.split_once('%').map_or(host, |(address, _)| address)
     }
 }
 
@@ -42,10 +46,16 @@ fn check(text: &str) -> Result<()> {
     if host.is_empty() {
         return Err(wrong("no host"));
     }
+    if Scoped::parse(text).is_some_and(|scoped| scoped.port() != 0) {
+        return Ok(());
+    }
+    if host.contains('%') {
+        return Err(wrong("an address with an interface is written [fe80::1%eth0]:port"));
+    }
     if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
         return Err(wrong("an IPv6 address goes in brackets"));
     }
-    if host.chars().any(|c| c.is_whitespace() || c.is_control() || c == '/') {
+    if host.chars().any(|c| c.is_whitespace() || c.is_control() || "/*?".contains(c)) {
         return Err(wrong("the host has characters that no name has"));
     }
     match port.parse::<u16>() {
@@ -79,18 +89,19 @@ mod tests {
 
     #[test]
     fn addresses_names_and_lists_are_taken() {
-        for text in ["a:1", "127.0.0.1:65535", "[::1]:22", "a.example:7,b.example:8"] {
+        for text in ["a:1", "127.0.0.1:65535", "[::1]:22", "[fe80::1%eth0]:7", "a.example:7,b.example:8"] {
             assert_eq!(text.parse::<Targets>().unwrap().to_string(), text);
         }
         assert_eq!(Targets::host_of("[::1]:22"), "::1");
+        assert_eq!(Targets::host_of("[fe80::1%eth0]:22"), "fe80::1");
         assert_eq!(Targets::host_of("a.example:7"), "a.example");
     }
 
     #[test]
     fn what_cannot_be_an_address_is_refused_with_a_reason() {
-        for text in
-            ["", "a", "a:", ":1", "a:0", "a:65536", "a:b", "::1:22", "a b:1", "http://a:1", "a:1,,b:2"]
-        {
+        let wrong =
+            ["", "a", "a:", ":1", "a:0", "a:65536", "a:b", "::1:22", "a b:1", "http://a:1", "a:1,,b:2"];
+        for text in wrong.into_iter().chain(["fe80::1%lo:1", "[fe80::1%lo]:0", "a%lo:1", "[fe80::1%]:1"]) {
             let error = text.parse::<Targets>().unwrap_err();
             assert!(error.to_string().contains("give host:port"), "{text:?}: {error}");
         }

@@ -6,6 +6,7 @@ use crate::engine::{
     Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
+use crate::scoped::Scoped;
 use crate::targets::Targets;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -60,14 +61,14 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     let rounds = if put_off.is_empty() { 1 } else { 2 };
     for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
         let late = index >= late_from;
-        let addresses = match target.to_socket_addrs() {
+        let addresses = match resolve(target) {
             Ok(addresses) => addresses,
             Err(error) => {
                 last = format!("{target}: {error}");
                 continue;
             }
         };
-        for address in addresses.filter(|address| put_off.contains(address) == late) {
+        for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
             match attempt_address(engine, target, address, kind) {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
@@ -80,6 +81,13 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
         }
     }
     Verdict::Again { error: last, after: Duration::ZERO }
+}
+
+fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {
+    match Scoped::parse(target) {
+        Some(scoped) => Ok(vec![scoped.resolve()?]),
+        None => Ok(target.to_socket_addrs()?.collect()),
+    }
 }
 
 fn attempt_address(

@@ -6,6 +6,7 @@
 //! service and the Welcome will be found by the first read. [`Begun::Shake`]: send, receive and feed until
 //! [`client_feed`](Engine::client_feed) gives a [`Verdict`], or call [`client_give_up`](Engine::client_give_up).
 
+mod modes;
 mod state;
 
 pub(crate) use state::{ClientState, OpeningAttempts};
@@ -13,7 +14,7 @@ pub(crate) use state::{ClientState, OpeningAttempts};
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
 use super::{Ctl, Engine, Link, Role, Waiting, set_link_options};
-use crate::config::{AckMode, Security};
+use crate::config::Security;
 use crate::error::{Error, Result};
 use crate::proto::{
     BINDING_LABEL, ClientHandshake, ClientStep, Credentials, HANDSHAKE_BYTES_MAX, HandshakeError, Happening,
@@ -159,7 +160,8 @@ impl Engine {
         let mut hello = Hello::open(self.id, link.mode());
         hello.epoch = link.epoch;
         hello.intent = if ctl.welcomed { Intent::Resume } else { Intent::Open };
-        hello.auto = ctl.client.auto;
+        // Whoever can do with another mode says so, whichever this link has.
+        hello.auto = ctl.client.choice.is_free();
         hello.takes_urgent = link.takes_urgent(&self.config);
         hello.next_offset = position.next_offset;
         hello.retained_offset = position.retained_offset;
@@ -387,28 +389,11 @@ impl Engine {
         let (refusal, why) = (*refusal, why.clone());
         let (peer, id) = (link.peer_addr.to_string(), self.id);
         let error = Error::Refused { peer, id, refusal, why: why.clone() };
-        {
+        let error = {
             let mut ctl = self.ctl.lock();
             // What this link has asked for decides: the next one may be on its way before its refusal is acted on, and is
             // refused as well.
-            if refusal == Refusal::NotDirect
-                && self.config.ack == AckMode::Auto
-                && link.mode() != LinkMode::Inband
-            {
-                let (first, peer) = (ctl.client.auto, link.peer_addr);
-                ctl.client.fall_back();
-                if first && ctl.client.was_direct {
-                    let lasts = ctl.client.fallbacks >= NOT_DIRECT_MAX;
-                    let then = if lasts { "from now on" } else { "for the next link" };
-                    tracing::warn!(
-                        session = %self.id, %peer,
-                        "the path was direct, and the server cannot see that it still is: using inband {then}"
-                    );
-                } else if first {
-                    tracing::info!(session = %self.id, %peer, "the path is not direct: using inband");
-                }
-                // Not what the refusal says: to use another mode is what happens.
-                let error = "the path is not direct, the next link is inband".to_owned();
+            if let Some(error) = self.other_mode(&mut ctl, refusal, link) {
                 return Verdict::Again { error, after: Duration::ZERO };
             }
             if let Refusal::Ended { offset } = refusal
@@ -446,7 +431,8 @@ impl Engine {
                 let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or(pause_ms));
                 return Verdict::Again { error: error.to_string(), after };
             }
-        }
+            self.with_modes(&ctl, error)
+        };
         self.fatal(error)
     }
 

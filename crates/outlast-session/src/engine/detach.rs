@@ -149,7 +149,8 @@ impl Acceptor {
     /// Goes on with a session that another process has detached.
     ///
     /// # Errors
-    /// [`Error::Config`] if it was opened under another security than this listener's, or is here already.
+    /// [`Error::Config`] if it was opened under another security than this listener's, belongs to a certificate that this
+    /// listener does not ask for, or is here already.
     pub(crate) fn adopt(&self, detached: &Detached) -> Result<Arc<Engine>> {
         let id = detached.id;
         if detached.security != self.config.security_kind() {
@@ -157,6 +158,12 @@ impl Acceptor {
                 "session {id} was opened with security {}, this listener has {}",
                 detached.security,
                 self.config.security_kind()
+            )));
+        }
+        // PROTOCOL 6.10: it stays the certificate's, and nobody could show that here.
+        if detached.owner.is_some() && self.config.client_certificates == Some(false) {
+            return Err(Error::Config(format!(
+                "session {id} belongs to the certificate of its client, and this listener asks for none (--tls-client-ca)"
             )));
         }
         let engine = Engine::adopt(detached, self.config.clone());

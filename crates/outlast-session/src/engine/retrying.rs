@@ -2,7 +2,7 @@
 
 use super::client::Verdict;
 use super::{Ctl, Engine, EventKind, Helper};
-use crate::config::{AckMode, Patience};
+use crate::config::Patience;
 use crate::error::Error;
 use crate::proto::State;
 use crate::targets::Targets;
@@ -18,8 +18,7 @@ impl Engine {
     /// Whether the last refusal changed the mode, so that another attempt at once makes sense.
     pub(crate) fn has_other_mode(&self) -> bool {
         let ctl = self.ctl.lock();
-        let tls = matches!(self.config.security, crate::config::Security::Tls(_));
-        self.config.ack == AckMode::Auto && !tls && !ctl.client.auto && !ctl.welcomed
+        ctl.client.has_changed_mode() && !ctl.welcomed
     }
 
     /// Whether the server has welcomed the session.

@@ -23,7 +23,7 @@ use super::{Engine, Event, Events, Info, Link};
 use crate::config::{AckMode, Config, Security};
 use crate::error::{Error, Result};
 use crate::proto::{
-    BINDING_LABEL, Demand, HANDSHAKE_BYTES_MAX, LinkMode, Policy, Progress, Refusal, Registry,
+    BINDING_LABEL, Demand, HANDSHAKE_BYTES_MAX, LinkMode, Modes, Policy, Progress, Refusal, Registry,
     RegistryLimits, ServerHandshake, ServerStep, SessionId, Shortage,
 };
 use crate::sys;
@@ -82,6 +82,8 @@ pub(crate) struct Acceptor {
     accept_warned_ms: AtomicU64,
     /// By what there was too little of.
     full_warned_ms: [AtomicU64; Shortage::KINDS],
+    /// About clients that insist on a mode that is not offered.
+    mode_warned_ms: AtomicU64,
     /// For telling clients that there are no others.
     spare: Mutex<sys::SpareDescriptor>,
     /// Connections from addresses that are not to come.
@@ -136,16 +138,12 @@ impl Acceptor {
             ..RegistryLimits::default()
         };
         let tls = matches!(config.security, Security::Tls(_));
-        let mut modes = [true; 4];
-        for mode in [LinkMode::Kernel, LinkMode::Window, LinkMode::Udp, LinkMode::Inband] {
-            let offered = match config.ack {
-                AckMode::Auto => true,
-                AckMode::Fixed(fixed) => mode == fixed,
-            };
-            if let Some(slot) = modes.get_mut(mode as usize - 1) {
-                *slot = offered && (!tls || mode == LinkMode::Inband);
-            }
-        }
+        let modes = match config.ack {
+            AckMode::Auto if tls => Modes::only(LinkMode::Inband),
+            AckMode::Auto if !config.ring_holds_window() => Modes::ALL.without(LinkMode::Window),
+            AckMode::Auto => Modes::ALL,
+            AckMode::Fixed(fixed) => Modes::only(fixed),
+        };
         let policy = Policy { modes, busy_retry_after_ms: RETRY_AFTER_MS, ..Policy::default() };
         let acceptor = Arc::new_cyclic(|this: &Weak<Self>| Self {
             config,
@@ -163,6 +161,7 @@ impl Acceptor {
             crowd_warned_ms: AtomicU64::new(0),
             accept_warned_ms: AtomicU64::new(0),
             full_warned_ms: Default::default(),
+            mode_warned_ms: AtomicU64::new(0),
             spare: Mutex::new(sys::SpareDescriptor::take()),
             denied_peers: AtomicU64::new(0),
             has_early_connections: AtomicBool::new(false),

@@ -87,6 +87,6 @@ pub use shortage::Shortage;
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
 pub use wire::{
     Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,
-    Message, OFFSET_MAX, PREFIX_BYTES, RETRY_AFTER_MS_MAX, Refusal, Refuse, SecurityKind, SessionId, VERSION,
-    VERSION_MIN, WireError, decode,
+    Message, Modes, OFFSET_MAX, PREFIX_BYTES, RETRY_AFTER_MS_MAX, Refusal, Refuse, SecurityKind, SessionId,
+    VERSION, VERSION_MIN, WireError, decode,
 };

@@ -22,7 +22,7 @@ use super::direct::DirectVerdict;
 use super::handshake::Auth;
 use super::hello::{Hello, Intent};
 use super::shortage::Shortage;
-use super::wire::{LinkMode, REASON_BYTES_MAX, Refusal, SessionId, truncated};
+use super::wire::{Modes, REASON_BYTES_MAX, Refusal, SessionId, truncated};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -67,8 +67,8 @@ impl Default for RegistryLimits {
 /// What a server is willing to do at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The modes on offer, by [`LinkMode`] number minus one; [`Policy::allows`].
-    pub modes: [bool; 4],
+    /// The modes on offer.
+    pub modes: Modes,
     /// Modes that need a direct path need the proof, even from clients that insist on the mode.
     pub proof_required: bool,
     /// No new sessions are taken, because the server is about to stop; try again after so many milliseconds.
@@ -85,20 +85,13 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            modes: [true; 4],
+            modes: Modes::ALL,
             proof_required: true,
             draining_retry_after_ms: None,
             short_of: None,
             sessions_per_block_max: usize::MAX,
             busy_retry_after_ms: 1000,
         }
-    }
-}
-
-impl Policy {
-    /// Whether the mode is on offer.
-    pub fn allows(&self, mode: LinkMode) -> bool {
-        self.modes.get(usize::from(mode as u8 - 1)) == Some(&true)
     }
 }
 
@@ -306,8 +299,8 @@ impl<T: Clone> Registry<T> {
         if let (None, Some(retry_after_ms)) = (&value, policy.draining_retry_after_ms) {
             return Err(Refusal::Draining { retry_after_ms });
         }
-        if !policy.allows(hello.mode) {
-            return Err(Refusal::ModeRefused);
+        if !policy.modes.has(hello.mode) {
+            return Err(Refusal::ModeRefused { offered: policy.modes });
         }
         // PROTOCOL 7.1: what is not proven is not direct. Clients that can do with another mode always hear of it.
         let proof_required = policy.proof_required || hello.auto;

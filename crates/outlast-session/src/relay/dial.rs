@@ -3,6 +3,7 @@
 use super::access::{DestinationPolicy, Verdict};
 use super::preamble::Status;
 use super::{DIAL_TIMEOUT, Destination, Host, Local, TcpLocal};
+use crate::Scoped;
 use crate::sys::begin_connect;
 use std::fmt;
 use std::io;
@@ -19,6 +20,8 @@ const UNIX_PATH_BYTES_MAX: usize = 107;
 pub enum Service {
     /// By TCP. Names are resolved for every session.
     Tcp(Destination),
+    /// By TCP, at an address that means something on one network only.
+    Scoped(Scoped),
     /// By a UNIX stream socket.
     Unix(PathBuf),
 }
@@ -28,6 +31,9 @@ impl FromStr for Service {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return unix_path(path).map(Service::Unix);
+        }
+        if let Some(scoped) = Scoped::parse(text).filter(|scoped| scoped.port() != 0) {
+            return Ok(Service::Scoped(scoped));
         }
         text.parse().map(Service::Tcp).map_err(|error| format!("unusable address {text:?}: {error}"))
     }
@@ -53,6 +59,7 @@ impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Service::Tcp(destination) => destination.fmt(f),
+            Service::Scoped(scoped) => scoped.fmt(f),
             Service::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -83,6 +90,10 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
             let addresses = resolve(destination).await?;
             first_of(destination, addresses).await.map(Local::Tcp)
         }
+        Service::Scoped(scoped) => match scoped.resolve() {
+            Ok(address) => first_of(scoped, vec![address]).await.map(Local::Tcp),
+            Err(error) => Err(failed(&scoped.to_string(), &error)),
+        },
         Service::Unix(path) => match within(UnixStream::connect(path)).await {
             Ok(stream) => Ok(stream.into()),
             Err(error) => Err(failed(&format!("unix:{}", path.display()), &error)),
@@ -146,7 +157,10 @@ fn unknown(name: &str, why: &str) -> DialError {
     }
 }
 
-async fn first_of(destination: &Destination, addresses: Vec<SocketAddr>) -> Result<TcpLocal, DialError> {
+async fn first_of(
+    destination: &impl fmt::Display,
+    addresses: Vec<SocketAddr>,
+) -> Result<TcpLocal, DialError> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
         match within(connect(address)).await {
@@ -200,7 +214,7 @@ mod tests {
 
     #[test]
     fn services_are_addresses_or_paths() {
-        for text in ["127.0.0.1:22", "db.example:5432", "unix:/run/x.sock"] {
+        for text in ["127.0.0.1:22", "db.example:5432", "[fe80::1%eth0]:22", "unix:/run/x.sock"] {
             assert_eq!(text.parse::<Service>().unwrap().to_string(), text);
         }
         for text in ["", "unix:", "22", "unix:/".to_owned().as_str(), &format!("unix:/{}", "x".repeat(120))] {

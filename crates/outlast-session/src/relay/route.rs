@@ -43,6 +43,11 @@ impl FromStr for Route {
     fn from_str(text: &str) -> Result<Self, String> {
         let (pattern, targets) = match text.split_once('=') {
             Some((pattern, targets)) => (Some(pattern.parse()?), targets),
+            None if text.starts_with('*') => {
+                return Err(format!(
+                    "unusable --via {text:?}: a pattern is followed by its server, as in {text}=server:7000"
+                ));
+            }
             None => (None, text),
         };
         let targets = targets.parse::<Targets>().map_err(|error| error.to_string())?;
@@ -184,7 +189,9 @@ mod tests {
 
     #[test]
     fn unusable_routes_are_refused() {
-        for text in ["", "=a:1", "a b=c:1", "*.=c:1", "x:0=c:1", "x=c", "x=", "a*b=c:1"] {
+        for text in
+            ["", "=a:1", "a b=c:1", "*.=c:1", "x:0=c:1", "x=c", "x=", "a*b=c:1", "*:443", "*.x:1", "a*b:1"]
+        {
             assert!(text.parse::<Route>().is_err(), "{text:?}");
         }
     }

@@ -6,6 +6,7 @@ use crate::engine::{
     Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
+use crate::scoped::Scoped;
 use crate::sys;
 use crate::targets::Targets;
 use ::tokio::runtime::Handle;
@@ -64,8 +65,8 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
     let rounds = if put_off.is_empty() { 1 } else { 2 };
     for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
         let late = index >= late_from;
-        let addresses: Vec<SocketAddr> = match ::tokio::net::lookup_host(target).await {
-            Ok(addresses) => addresses.collect(),
+        let addresses: Vec<SocketAddr> = match resolve(target).await {
+            Ok(addresses) => addresses,
             Err(error) => {
                 last = format!("{target}: {error}");
                 continue;
@@ -84,6 +85,13 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
         }
     }
     Verdict::Again { error: last, after: Duration::ZERO }
+}
+
+async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {
+    match Scoped::parse(target) {
+        Some(scoped) => Ok(vec![scoped.resolve()?]),
+        None => Ok(::tokio::net::lookup_host(target).await?.collect()),
+    }
 }
 
 async fn attempt_address(

@@ -1,12 +1,12 @@
 //! What the attempts of one session remember from each other: numbers, modes, addresses.
 
+use super::modes::Choice;
 use super::{LAST_WORD_EPOCH, NOT_DIRECT_MAX, Verdict};
-use crate::config::{AckMode, Config, Security};
+use crate::config::Config;
 use crate::engine::place::Place;
 use crate::engine::{Engine, Link};
 use crate::error::Error;
 use crate::proto::{LastWord, LinkMode};
-use crate::sys;
 use outlast_stream::Backoff;
 use rand::RngExt;
 use std::io;
@@ -23,9 +23,11 @@ const PUT_OFF_MAX: usize = 64;
 /// What the attempts of one session remember from each other.
 #[derive(Debug)]
 pub(crate) struct ClientState {
-    /// Mode for the next link; changes from `kernel` to `inband` when a path is not direct.
+    /// Mode for the next link; changes when a path is not direct, or the server does not offer it.
     pub(super) mode: LinkMode,
+    /// It is `kernel` because that is what `auto` likes best.
     pub(in crate::engine) auto: bool,
+    pub(in crate::engine) choice: Choice,
     /// Numbers given to links so far.
     epochs: u64,
     /// The nonce of all openings of this session (over TLS it becomes the session's key).
@@ -54,15 +56,13 @@ pub(crate) struct ClientState {
 
 impl ClientState {
     pub(crate) fn new(config: &Config) -> Self {
-        let tls = matches!(config.security, Security::Tls(_));
-        let (mode, auto) = match config.ack {
-            AckMode::Fixed(mode) => (mode, false),
-            AckMode::Auto if tls || !sys::can_freeze() => (LinkMode::Inband, false),
-            AckMode::Auto => (LinkMode::Kernel, true),
-        };
+        let choice = Choice::new(config);
+        let mode = choice.best().unwrap_or(LinkMode::Inband);
+        let auto = choice.is_free() && mode == LinkMode::Kernel;
         Self {
             mode,
             auto,
+            choice,
             epochs: 0,
             open_nonce: rand::rng().random(),
             owed_abort: None,
@@ -93,6 +93,7 @@ impl ClientState {
     /// The server has welcomed a link. Whether the next one is `kernel` again.
     pub(in crate::engine) fn welcomed(&mut self, link: &Link) -> bool {
         self.put_off.retain(|address| *address != link.peer_addr);
+        self.choice.welcomed();
         match link.mode() {
             LinkMode::Kernel if self.auto => {
                 self.was_direct = true;
@@ -110,12 +111,22 @@ impl ClientState {
     }
 
     /// The path is not direct, or seems not to be.
-    pub(super) fn fall_back(&mut self) {
+    pub(super) fn fall_back(&mut self, next: LinkMode) {
         if self.auto {
             self.fallbacks += 1;
         }
-        self.auto = false;
-        self.mode = LinkMode::Inband;
+        self.use_mode(next);
+    }
+
+    /// For the next link, and for all after one that is welcomed.
+    pub(super) fn use_mode(&mut self, next: LinkMode) {
+        self.auto = next == LinkMode::Kernel;
+        self.mode = next;
+    }
+
+    /// Whether the next link asks for another mode than the first one did, or would have if the kernel could freeze.
+    pub(in crate::engine) const fn has_changed_mode(&self) -> bool {
+        self.choice.is_narrowed() || self.choice.is_free() && !self.auto
     }
 
     /// The last attempt's connection carried its handshake damaged: as good as broken.

@@ -3,8 +3,8 @@
 
 use super::super::{Role, SessionState};
 use super::*;
-use crate::config::Config;
-use crate::proto::{Decoded, Message, Welcome, decode, refuse};
+use crate::config::{AckMode, Config};
+use crate::proto::{Decoded, Message, Modes, Welcome, decode, refuse};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
@@ -26,7 +26,11 @@ struct Resume {
 impl Pair {
     /// A session that was welcomed, has received nothing and has lost its link.
     fn lost() -> Self {
-        let config = Config { ack: AckMode::Fixed(LinkMode::Kernel), ..Config::default() };
+        Self::lost_in(AckMode::Fixed(LinkMode::Kernel))
+    }
+
+    fn lost_in(ack: AckMode) -> Self {
+        let config = Config { ack, ..Config::default() };
         let engine = Engine::new(new_session_id(), Role::Client, Arc::new(config));
         let pair = Self { engine, listener: TcpListener::bind("127.0.0.1:0").unwrap() };
         let (link, mut server) = pair.connect();
@@ -97,6 +101,49 @@ fn a_server_that_says_nothing_is_tried_again_with_a_later_link() {
     assert!(!pair.engine.is_over());
     // PROTOCOL 3.4
     assert!(pair.resume().hello.epoch > hello.epoch);
+}
+
+/// What the server says to the next link, which asks for `mode`.
+fn refuse_next(pair: &Pair, mode: LinkMode, refusal: Refusal) -> Verdict {
+    let Resume { link, shake, hello, .. } = pair.resume();
+    assert_eq!(hello.mode, mode);
+    let bytes = Message::Refuse(refusal.into()).to_bytes();
+    pair.engine.client_feed(shake, &link, &bytes)
+}
+
+#[test]
+fn in_auto_a_server_that_refuses_a_mode_is_asked_for_another() {
+    if !sys::can_freeze() {
+        return;
+    }
+    let said = |offered| Refusal::ModeRefused { offered };
+    let pair = Pair::lost_in(AckMode::Auto);
+    // PROTOCOL 3.13: one that does not say what it offers is asked for all.
+    for mode in [LinkMode::Kernel, LinkMode::Inband, LinkMode::Udp] {
+        let verdict = refuse_next(&pair, mode, said(Modes::NONE));
+        let Verdict::Again { after: Duration::ZERO, .. } = verdict else { panic!("{verdict:?}") };
+    }
+    // One that does is asked for that, also for what a process before it has refused.
+    for (mode, offered) in [(LinkMode::Window, LinkMode::Udp), (LinkMode::Udp, LinkMode::Kernel)] {
+        let verdict = refuse_next(&pair, mode, said(Modes::only(offered)));
+        let Verdict::Again { .. } = verdict else { panic!("{verdict:?}") };
+    }
+    // Where there is no other mode, a proof that a lost packet has spoilt is no reason to end the session.
+    let verdict = refuse_next(&pair, LinkMode::Kernel, Refusal::NotDirect);
+    let Verdict::Again { after, .. } = verdict else { panic!("{verdict:?}") };
+    assert!(!after.is_zero());
+    assert_eq!(pair.resume().hello.mode, LinkMode::Kernel);
+    assert!(!pair.engine.is_over());
+}
+
+#[test]
+fn a_mode_that_was_asked_for_is_not_exchanged_and_the_error_says_what_both_sides_want() {
+    let pair = Pair::lost();
+    let refusal = Refusal::ModeRefused { offered: Modes::only(LinkMode::Inband) };
+    let verdict = refuse_next(&pair, LinkMode::Kernel, refusal);
+    let Verdict::Fatal(error) = verdict else { panic!("{verdict:?}") };
+    let said = error.to_string();
+    assert!(said.contains("allows inband only") && said.contains("(--ack kernel here)"), "{said}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ impl Acceptor {
     pub(super) fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
         let hello = &greeted.hello;
         if hello.mode == LinkMode::Udp && (self.mailbox.get().is_none() || hello.udp_port.is_none()) {
-            return self.turn_away(Some(&link), Refusal::ModeRefused);
+            return self.refuse_mode(&link, hello, self.modes().without(LinkMode::Udp));
         }
         let direct = if hello.mode.needs_direct_path() {
             judge(&link, hello.direct_proof, hello.source_port)
@@ -32,7 +32,7 @@ impl Acceptor {
             && let Err(error) = link.pin_buffers(self.config.window_buffer_bytes)
         {
             tracing::warn!(%error, "cannot fix the buffers of a link");
-            return self.turn_away(Some(&link), Refusal::ModeRefused);
+            return self.refuse_mode(&link, hello, self.modes().without(LinkMode::Window));
         }
         if hello.mode == LinkMode::Window && hello.intent == Intent::Open && memory::is_scarce() {
             // A window needs all of its ring at any time.
@@ -43,7 +43,7 @@ impl Acceptor {
             && !Engine::holds_window(&self.config, &link, hello.receive_buffer_bytes)
         {
             // PROTOCOL 3.6: what the peer claims is compared with what is held here.
-            return self.turn_away(Some(&link), Refusal::ModeRefused);
+            return self.refuse_mode(&link, hello, self.modes().without(LinkMode::Window));
         }
         let link = Arc::new(link);
         match self.book(&link, greeted, direct) {
@@ -94,6 +94,7 @@ impl Acceptor {
         let policy = Policy {
             draining_retry_after_ms: draining.then_some(DRAINING_RETRY_AFTER_MS),
             short_of,
+            modes: self.modes(),
             sessions_per_block_max: files.sessions_per_block_max(used).max(meant),
             ..self.policy
         };
@@ -106,6 +107,9 @@ impl Acceptor {
                 drop(registry);
                 if let Some(shortage) = shortage {
                     self.note_full(link, hello.id, shortage);
+                }
+                if let Refusal::ModeRefused { offered } = refusal {
+                    self.note_mode_refused(link, hello, offered);
                 }
                 tracing::info!(
                     session = %hello.id, peer = %link.peer_addr, refusal = refusal.name(), proof = ?auth, "refused"

@@ -4,7 +4,8 @@ use super::super::Link;
 use super::{Acceptor, Outcome, RETRY_AFTER_MS, is_due};
 use crate::config::Security;
 use crate::proto::{
-    Descriptors, Door, DoorLimits, LinkMode, Message, Refusal, Refuse, SessionId, Shortage, TurnedAway,
+    Descriptors, Door, DoorLimits, Hello, LinkMode, Message, Modes, Refusal, Refuse, SessionId, Shortage,
+    TurnedAway,
 };
 use crate::sys;
 use std::io;
@@ -70,6 +71,33 @@ impl Acceptor {
             tracing::warn!(%session, %peer, "no new session, the client has to try again: {shortage} (rate-limited)");
         } else {
             tracing::info!(%session, %peer, "no new session, the client has to try again: {shortage}");
+        }
+    }
+
+    /// The modes on offer now.
+    pub(super) fn modes(&self) -> Modes {
+        if self.mailbox.get().is_some() {
+            self.policy.modes
+        } else {
+            self.policy.modes.without(LinkMode::Udp)
+        }
+    }
+
+    /// This mode is not on offer, or not to this client.
+    pub(super) fn refuse_mode(&self, link: &Link, hello: &Hello, offered: Modes) -> Outcome {
+        self.note_mode_refused(link, hello, offered);
+        self.turn_away(Some(link), Refusal::ModeRefused { offered })
+    }
+
+    /// A client that can do with another mode asks for that next; one that cannot is set up in another way than this server.
+    pub(super) fn note_mode_refused(&self, link: &Link, hello: &Hello, offered: Modes) {
+        if !hello.auto && is_due(&self.mode_warned_ms) {
+            tracing::warn!(
+                session = %hello.id, peer = %link.peer_addr,
+                "refused: the client insists on the acknowledgement mode {} (--ack there), --ack here allows {offered} \
+                 (rate-limited)",
+                hello.mode
+            );
         }
     }
 

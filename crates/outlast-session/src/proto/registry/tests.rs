@@ -1,3 +1,4 @@
+use super::super::wire::LinkMode;
 use super::*;
 use crate::proto::direct::NotDirect;
 use alloc::collections::BTreeMap;
@@ -77,7 +78,7 @@ fn a_session_is_aborted_by_its_client_only_and_only_once() {
     assert_eq!(refusal(decide(&mut registry, 0, &abort(3))), Refusal::StaleEpoch { current: 3 });
     let refused = registry.stats().refused_total();
     // PROTOCOL 3.11: neither mode nor path matter, nor whether the server takes new links.
-    let nothing = Policy { modes: [false; 4], draining_retry_after_ms: Some(5), ..Policy::default() };
+    let nothing = Policy { modes: Modes::NONE, draining_retry_after_ms: Some(5), ..Policy::default() };
     let decision = registry.decide(at(0), &abort(4), OTHER_PEER, Auth::Proven, RELAYED, &nothing);
     assert_eq!(decision, Decision::Abort(10));
     registry.end(&id(1), 77, None, at(1));
@@ -368,8 +369,9 @@ fn modes_that_need_a_direct_path_get_one_or_are_refused() {
     for mode in [LinkMode::Udp, LinkMode::Inband] {
         assert_eq!(ask(mode, false, RELAYED, &policy), Decision::Create);
     }
-    let inband_only = Policy { modes: [false, false, false, true], ..policy };
-    assert_eq!(ask(LinkMode::Kernel, false, DIRECT, &inband_only), Decision::Refuse(Refusal::ModeRefused));
+    let inband_only = Policy { modes: Modes::only(LinkMode::Inband), ..policy };
+    let refused = Refusal::ModeRefused { offered: inband_only.modes };
+    assert_eq!(ask(LinkMode::Kernel, false, DIRECT, &inband_only), Decision::Refuse(refused));
     assert_eq!(ask(LinkMode::Inband, false, DIRECT, &inband_only), Decision::Create);
     let draining = Policy { draining_retry_after_ms: Some(5), ..policy };
     let refused = ask(LinkMode::Inband, false, DIRECT, &draining);

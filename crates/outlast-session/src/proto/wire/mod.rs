@@ -6,11 +6,13 @@
 mod fields;
 mod foreign;
 mod id;
+mod modes;
 mod refusal;
 
 pub(crate) use fields::{Fields, REASON_BYTES_MAX, Writer, printable, truncated};
 pub use foreign::ForeignProtocol;
 pub use id::{IdError, LinkMode, SecurityKind, SessionId};
+pub use modes::Modes;
 pub use refusal::{RETRY_AFTER_MS_MAX, Refusal, Refuse};
 
 use super::hello::{Hello, Welcome};

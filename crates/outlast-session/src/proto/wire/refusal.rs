@@ -2,7 +2,7 @@
 
 use super::super::hello::TAG_REASON;
 use super::fields::checked_offset;
-use super::{Fields, SecurityKind, WireError, Writer, printable};
+use super::{Fields, Modes, SecurityKind, WireError, Writer, printable};
 use alloc::string::String;
 use core::fmt;
 
@@ -44,7 +44,10 @@ pub enum Refusal {
         max: u8,
     },
     /// The server does not offer the acknowledgement mode.
-    ModeRefused,
+    ModeRefused {
+        /// What it offers; none: it does not say.
+        offered: Modes,
+    },
     /// The server wants another security.
     SecurityRequired {
         /// Which one.
@@ -83,7 +86,7 @@ impl Refusal {
             Self::Ended { .. } => 6,
             Self::StaleEpoch { .. } => 7,
             Self::Version { .. } => 8,
-            Self::ModeRefused => 9,
+            Self::ModeRefused { .. } => 9,
             Self::SecurityRequired { .. } => 10,
             Self::OffsetOutOfRange => 11,
             Self::Quota => 12,
@@ -104,7 +107,7 @@ impl Refusal {
             Self::Ended { .. } => "ended",
             Self::StaleEpoch { .. } => "stale_epoch",
             Self::Version { .. } => "version",
-            Self::ModeRefused => "mode_refused",
+            Self::ModeRefused { .. } => "mode_refused",
             Self::SecurityRequired { .. } => "security_required",
             Self::OffsetOutOfRange => "offset_out_of_range",
             Self::Quota => "quota",
@@ -147,6 +150,7 @@ impl Refusal {
             Self::Ended { offset } => offset,
             Self::StaleEpoch { current } => current,
             Self::Version { min, max } => (min as u64) << 8 | max as u64,
+            Self::ModeRefused { offered } => offered.to_wire(),
             Self::SecurityRequired { wanted } => wanted as u64,
             _ => 0,
         }
@@ -166,7 +170,8 @@ impl Refusal {
             6 => Self::Ended { offset: checked_offset("ended offset", value)? },
             7 => Self::StaleEpoch { current: checked_offset("epoch", value)? },
             8 => Self::Version { min, max },
-            9 => Self::ModeRefused,
+            // PROTOCOL 1.10
+            9 => Self::ModeRefused { offered: Modes::from_wire(value) },
             10 => {
                 let wanted = SecurityKind::from_u8(max).ok_or(WireError::Value("wanted security"))?;
                 Self::SecurityRequired { wanted }
@@ -250,9 +255,13 @@ impl fmt::Display for Refusal {
                 f,
                 "the server speaks protocol versions {min} to {max} only: update the older of the two"
             ),
-            Self::ModeRefused => {
-                f.write_str("the server does not offer this acknowledgement mode: use auto or inband")
+            Self::ModeRefused { offered } if offered.is_empty() => {
+                f.write_str("the server does not offer the acknowledgement mode: look at --ack there")
             }
+            Self::ModeRefused { offered } => write!(
+                f,
+                "the server does not offer the acknowledgement mode: its --ack allows {offered} only"
+            ),
             Self::SecurityRequired { wanted: SecurityKind::Open } => f.write_str(
                 "the server has no key and does not speak tls: leave --psk-file and --tls away here, or set them up there",
             ),
