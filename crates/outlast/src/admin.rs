@@ -269,6 +269,8 @@ async fn ask_some(path: Option<&Path>, request: &Request, of_everybody: bool) ->
                 io::ErrorKind::ConnectionRefused => {}
                 // An instance that has just ended is none.
                 io::ErrorKind::NotFound => {}
+                // It has let go of its socket, and then of those who waited there.
+                _ if !path.exists() => {}
                 _ => tracing::warn!("{} does not answer: {}", path.display(), plain(&error)),
             },
         }

@@ -6,12 +6,12 @@ mod run;
 
 pub use applies::{command, for_completions, refuse_what_does_not};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use outlast_session::AckMode;
 use outlast_session::relay::Route;
 use outlast_session::relay::access::{Cidr, DestinationRule};
 use outlast_session::relay::dial::Service;
+use outlast_session::{AckMode, Scoped};
 pub use run::{KeepConnections, KeepLogArgs, Preload, RunArgs, UpgradeArgs, When};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::filter::LevelFilter;
@@ -86,7 +86,7 @@ pub struct ProcessArgs {
     #[arg(long, global = true, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
     /// Serve Prometheus metrics at this address, under /metrics
-    #[arg(long, global = true, value_name = "ADDRESS")]
+    #[arg(long, global = true, value_name = "ADDRESS", value_parser = own_address)]
     pub metrics: Option<SocketAddr>,
     /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends), wait this long for sessions to end by themselves; a second signal ends the wait [default: 0s at `listen`, which hands its sessions to the next one; 30s where no other process can take them over]
     #[arg(long, global = true, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
@@ -370,6 +370,14 @@ fn log_filter(text: &str) -> Result<String, String> {
         }
     }
     Ok(text.to_owned())
+}
+
+/// An address without a name to resolve.
+fn own_address(text: &str) -> Result<SocketAddr, String> {
+    match Scoped::parse(text) {
+        Some(scoped) => scoped.resolve().map_err(|error| error.to_string()),
+        None => text.parse().map_err(|error: AddrParseError| error.to_string()),
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -3,6 +3,7 @@
 //! A section is turned into the arguments it stands for and read by the same parser as the command line. So
 //! there is one list of settings, one set of checks and one set of messages; only the line number is added.
 
+mod faults;
 mod merge;
 mod names;
 
@@ -12,9 +13,9 @@ use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use crate::usage;
 use anyhow::Result;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use faults::entry_meant;
 use merge::{joined, merged};
 use names::{keys_of, similar, without_dashes};
-use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -75,6 +76,8 @@ const VALUE_BYTES_MIN: usize = 3;
 struct Fault {
     error: anyhow::Error,
     key: Option<String>,
+    /// The message as it is said of flags.
+    said: String,
 }
 
 impl ConfigFile {
@@ -136,69 +139,29 @@ impl ConfigFile {
 
     /// Reads the settings of the process, with the flags in `given` taking precedence.
     pub fn process(&self, given: &ArgMatches) -> Result<ProcessArgs> {
+        self.read_process(&self.process, given).map_err(|fault| fault.error)
+    }
+
+    fn read_process(&self, entries: &[Entry], given: &ArgMatches) -> Result<ProcessArgs, Fault> {
         let keys = keys_of(&Cli::command());
-        for entry in &self.process {
-            if !keys.contains(&entry.key) {
-                return Err(fault(&self.path, entry.line, &unknown_key(&entry.key, &keys)));
-            }
+        if let Some(Entry { key, line, .. }) = entries.iter().find(|entry| !keys.contains(&entry.key)) {
+            let said = unknown_key(key, &keys);
+            return Err(Fault { error: fault(&self.path, *line, &said), key: Some(key.clone()), said });
         }
-        let arguments = merged(&self.process, given, &Cli::command());
-        let cli = self.read(None, &self.process, arguments).map_err(|fault| fault.error)?;
-        Ok(cli.process)
+        let arguments = merged(entries, given, &Cli::command());
+        Ok(self.read(None, entries, arguments)?.process)
     }
 
     /// All the sections.
     #[cfg(test)]
     fn jobs(&self) -> Result<Vec<(Place, Job)>> {
-        let (jobs, faults) = self.all_jobs();
+        let (jobs, faults) = self.plan_all(Ok);
         faults.into_iter().next().map_or(Ok(jobs), Err)
     }
 
     /// Whether there is anything to do.
     pub fn has_sections(&self) -> bool {
         !(self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty())
-    }
-
-    /// The sections in which nothing is wrong so far, and everything that is wrong with the others.
-    pub fn all_jobs(&self) -> (Vec<(Place, Job)>, Vec<anyhow::Error>) {
-        if !self.has_sections() {
-            let why = "there is nothing to do: add a [[listen]], [[connect]] or [[run]] section";
-            return (Vec::new(), vec![Failure::usage(format!("{}: {why}", self.path.display()))]);
-        }
-        let (mut jobs, mut faults) = (Vec::new(), Vec::new());
-        let all = [&self.listen, &self.connect, &self.run];
-        for (name, sections) in SECTIONS.into_iter().zip(all) {
-            for section in sections {
-                match self.job_or_all_faults(name, section) {
-                    Ok(job) => jobs.push((Place { name, line: section.line }, job)),
-                    Err(found) => faults.extend(found),
-                }
-            }
-        }
-        (jobs, faults)
-    }
-
-    /// What is wrong with one key is told, and the others are read without it.
-    fn job_or_all_faults(&self, name: &str, section: &Section) -> Result<Job, Vec<anyhow::Error>> {
-        let mut left = section.clone();
-        let mut faults = Vec::new();
-        loop {
-            match self.job(name, &left, &ArgMatches::default()) {
-                Ok(job) if faults.is_empty() => return Ok(job),
-                Ok(_) => return Err(faults),
-                Err(Fault { error, key }) => {
-                    let wrong = left.entries.iter().position(|entry| Some(&entry.key) == key.as_ref());
-                    // What is missing may be what was wrong before.
-                    if wrong.is_some() || faults.is_empty() {
-                        faults.push(error);
-                    }
-                    match wrong {
-                        Some(at) => drop(left.entries.remove(at)),
-                        None => return Err(faults),
-                    }
-                }
-            }
-        }
     }
 
     /// What is wrong with the file and with no section in particular.
@@ -222,8 +185,8 @@ impl ConfigFile {
         let name = self.path.display().to_string();
         let line = self
             .section_at(place)
-            .and_then(|section| line_meant(&section.entries, &said))
-            .unwrap_or(place.line);
+            .and_then(|section| entry_meant(&section.entries, &said))
+            .map_or(place.line, |entry| entry.line);
         let said = without_dashes(&said, &keys_of(&subcommand(place.name)));
         let said = if said.starts_with(&name) { said } else { format!("{name}:{line}: {said}") };
         Failure::new(crate::exit::code_of(error), said).into()
@@ -296,7 +259,7 @@ impl ConfigFile {
             } else {
                 continue;
             };
-            return Err(Fault { error: fault(&self.path, *line, &why), key: Some(key.clone()) });
+            return Err(Fault { error: fault(&self.path, *line, &why), key: Some(key.clone()), said: why });
         }
         let arguments = merged(&section.entries, given, &command);
         let cli = self.read(Some((name, section.line)), &section.entries, arguments)?;
@@ -304,7 +267,10 @@ impl ConfigFile {
             Some(Command::Listen(listen)) => Ok(Job::Listen(listen)),
             Some(Command::Connect(connect)) => Ok(Job::Connect(connect)),
             Some(Command::Run(run)) => Ok(Job::Run(run)),
-            _ => Err(Fault { error: anyhow::anyhow!("no command named {name}"), key: None }),
+            _ => {
+                let said = format!("no command named {name}");
+                Err(Fault { error: anyhow::anyhow!("{said}"), key: None, said })
+            }
         }
     }
 
@@ -333,9 +299,9 @@ impl ConfigFile {
                 keys.extend(section.into_iter().flat_map(|(name, _)| keys_of(&subcommand(name))));
                 fault(&self.path, line, &without_dashes(&message, &keys))
             }
-            None => Failure::usage(message),
+            None => Failure::usage(message.clone()),
         };
-        Err(Fault { error, key: entry.map(|entry| entry.key.clone()) })
+        Err(Fault { error, key: entry.map(|entry| entry.key.clone()), said: message })
     }
 }
 
@@ -344,32 +310,6 @@ impl ConfigFile {
 pub struct Place {
     name: &'static str,
     line: usize,
-}
-
-/// The line of what a message names first: a flag, or the value of one. None if it names nothing of the section.
-fn line_meant(entries: &[Entry], said: &str) -> Option<usize> {
-    let named = entries.iter().flat_map(|entry| {
-        let flag = format!("--{}", entry.key);
-        let ends = |at: usize| {
-            !said
-                .get(at + flag.len()..)
-                .is_some_and(|rest| rest.starts_with(|c: char| c == '-' || c.is_alphanumeric()))
-        };
-        let flag_at =
-            said.match_indices(&flag).map(|(at, _)| at).find(|at| ends(*at)).map(|at| (at, flag.len()));
-        let texts = match &entry.values {
-            Values::Texts(texts) => texts.as_slice(),
-            Values::Flag(_) => &[],
-        };
-        let long_enough = texts.iter().filter(|text| text.len() >= VALUE_BYTES_MIN);
-        let values_at = long_enough.filter_map(|text| Some((said.find(text.as_str())?, text.len())));
-        flag_at
-            .into_iter()
-            .chain(values_at)
-            .map(|(at, length)| (at, Reverse(length), entry.line))
-            .collect::<Vec<_>>()
-    });
-    named.min().map(|(_, _, line)| line)
 }
 
 fn is_section(value: &Spanned<DeValue<'_>>) -> bool {

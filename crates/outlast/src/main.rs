@@ -27,6 +27,7 @@ mod outages;
 mod plan;
 mod registry;
 mod run;
+mod self_loop;
 mod server;
 mod service;
 mod signals;

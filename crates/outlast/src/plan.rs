@@ -2,13 +2,13 @@
 
 use crate::cli::{ConnectArgs, ListenArgs, SessionArgs};
 use crate::exit::Failure;
-use crate::keys;
 use crate::watcher::{TlsFiles, Watch};
+use crate::{keys, self_loop};
 use anyhow::Result;
 use outlast_session::relay::access::{AccessList, DestinationPolicy};
 use outlast_session::relay::dial::{Service, plain, unix_path};
 use outlast_session::relay::{Credentials, Routes};
-use outlast_session::{Config, Outages, Patience, PeerFilter, Security};
+use outlast_session::{Config, Outages, Patience, PeerFilter, Scoped, Security};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -114,6 +114,7 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
         let client_authorities = args.tls_client_ca.as_deref();
         config.security =
             Security::Tls(keys::server_tls(&keys::ServerTls { certificate, key, client_authorities })?);
+        config.client_certificates = Some(client_authorities.is_some());
     }
     config.check()?;
     if !args.allow_to.is_empty() && !args.to_any {
@@ -173,6 +174,7 @@ pub fn connect(args: &ConnectArgs) -> Result<ConnectPlan> {
             "a --via with a pattern needs --socks5, --http-connect or --transparent: nothing else knows destinations",
         ));
     }
+    self_loop::refuse(&fronts, &routes)?;
     let mut config = base_config(&args.session)?;
     if let Some(patience) = args.patience {
         config.patience = patience;
@@ -301,12 +303,18 @@ fn without_psk(args: &SessionArgs, flag: &str) -> Result<()> {
 }
 
 /// A local address. A name is resolved once, now.
-fn socket_address(text: &str) -> Result<SocketAddr> {
+pub fn socket_address(text: &str) -> Result<SocketAddr> {
     let unusable = |why: &str| Failure::usage(format!("unusable address {text:?}: {why}; give host:port"));
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
+    if let Some(scoped) = Scoped::parse(text) {
+        return scoped.resolve().map_err(|error| unusable(&error.to_string()));
+    }
     let (host, port) = text.rsplit_once(':').ok_or_else(|| unusable("no port"))?;
+    if host.contains('%') {
+        return Err(unusable("an address with an interface is written [fe80::1%eth0]:port"));
+    }
     if host.is_empty() {
         return Err(unusable("no host (0.0.0.0 or [::] for all addresses)"));
     }
@@ -342,6 +350,8 @@ mod tests {
             "listen 0.0.0.0:7000 --to-any --allow-to any",
             "connect 127.0.0.1:2222 --via server:7000,[::1]:7000",
             "connect unix:/tmp/x --via server:7000",
+            "connect 127.0.0.1:0 --via [fe80::1%eth0]:7000",
+            "listen [fe80::1%lo]:7000 --to [fe80::2%lo]:22",
             "connect --stdio --via server:7000 --bind-from 127.0.0.1",
             "connect --socks5 127.0.0.1:1080 --http-connect 127.0.0.1:3128 --via *.x=server:7000",
         ] {
@@ -361,6 +371,11 @@ mod tests {
             ("listen 127.0.0.1:0 --to a:1 --retain 1K", "retain"),
             ("listen 127.0.0.1:0 --to a:1 --memory 1M", "at least 16777216"),
             ("listen 127.0.0.1:0 --to a:1 --psk-file /nowhere", "/nowhere: no such file"),
+            ("listen fe80::1%lo:7000 --to a:1", "[fe80::1%eth0]:port"),
+            ("listen [fe80::1%nothing0]:7000 --to a:1", "no interface called \"nothing0\""),
+            ("connect 127.0.0.1:1 --via 127.0.0.1:1", "leads back to this process"),
+            ("connect 127.0.0.1:1 --via b:1,localhost:1", "leads back to this process"),
+            ("connect --socks5 [::]:1 --via *.x=127.0.0.1:1", "which itself listens on [::]:1"),
             ("connect --via a:1", "nothing to carry"),
             ("connect 127.0.0.1:1", "no server"),
             ("connect 127.0.0.1:1 --via a:1 --via b:1", "more than one --via"),

@@ -315,6 +315,9 @@ async fn conclude(
         }
         Outcome::Completed => tracing::info!(session = %id, "completed"),
         Outcome::LocalFailed(error) => tracing::info!(session = %id, "{target} ended it: {}", plain(&error)),
+        Outcome::SessionFailed(Error::Closed { .. }) => tracing::warn!(
+            session = %id, "lost its link just when this listener stopped, and was not handed over; {}", undelivered(&info)
+        ),
         Outcome::SessionFailed(error) => report(&error),
         Outcome::Misdirected(destination) => tracing::warn!(
             session = %id,

@@ -16,7 +16,7 @@ const ONLY_FOR: [(&str, &[&str]); 5] = [
     ("admin_socket", &WITH_A_SOCKET),
     ("metrics", &RELAYS),
     ("drain_timeout", &RELAYS),
-    ("hand_over_timeout", &RELAYS),
+    ("hand_over_timeout", &["listen"]),
 ];
 
 /// The command line, with what applies in the help of each command.
@@ -161,6 +161,10 @@ mod tests {
             ("outlast --hand-over-timeout 1s run -- true", "--hand-over-timeout means nothing to run"),
             ("outlast hold /x --admin-socket /y", "--admin-socket means nothing to hold"),
             ("outlast status --metrics 127.0.0.1:1", "--metrics means nothing to status"),
+            (
+                "outlast connect a:1 --via b:2 --hand-over-timeout 1s",
+                "--hand-over-timeout means nothing to connect: it is for listen",
+            ),
             ("outlast run --metrics 127.0.0.1:1 -- true", "`outlast status --json` tells of programs"),
         ] {
             let said = told(line).unwrap_err().to_string();

@@ -4,14 +4,13 @@ use crate::cli::ProcessArgs;
 use crate::config_file::{ConfigFile, Job, Place};
 use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
-use crate::plan::{self, FrontPlan};
+use crate::plan::{self, ConnectPlan, FrontPlan, ListenPlan};
 use crate::service::{self, Plans};
 use anyhow::Result;
 use clap::ArgMatches;
 use outlast_restart::Death;
 use outlast_restart::supervisor::Ended;
 use std::ffi::{OsStr, OsString};
-use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -72,7 +71,7 @@ fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
 /// Reads a file and everything that it names, and looks whether its programs could be run. Everything that is wrong is told.
 pub fn check(path: &Path) -> Result<Code> {
     let (file, mut faults) = ConfigFile::load_all(path)?;
-    faults.extend(file.process(&ArgMatches::default()).err());
+    faults.extend(file.process_or_all_faults(&ArgMatches::default()).err().into_iter().flatten());
     let (Everything { relays, runs }, wrong) = all_of(&file);
     // A section by a wrong name is one all the same.
     if faults.is_empty() || file.has_sections() {
@@ -123,32 +122,34 @@ fn everything(file: &ConfigFile) -> Result<Everything> {
     faults.into_iter().next().map_or(Ok(everything), Err)
 }
 
+/// What a section asks for.
+enum Planned {
+    Listen(Box<ListenPlan>),
+    Connect(Box<ConnectPlan>),
+    Run(Box<crate::run::Plan>),
+}
+
 /// As much as can be planned, and everything that is wrong with the rest.
 fn all_of(file: &ConfigFile) -> (Everything, Vec<anyhow::Error>) {
     let (mut plans, mut runs) = (Plans::default(), Vec::new());
-    let (jobs, mut faults) = file.all_jobs();
-    for (place, job) in jobs {
-        let planned = match job {
-            Job::Listen(args) => plan::listen(&args).map(|plan| plans.listen.push(plan)),
-            Job::Connect(args) => plan::connect(&args).map(|plan| plans.connect.push(plan)),
-            Job::Run(args) => crate::run::plan(&args).map(|plan| runs.push((place, plan))),
-        };
-        faults.extend(planned.err().map(|error| file.at(place, &error)));
+    let (planned, mut faults) = file.plan_all(|job| {
+        Ok(match job {
+            Job::Listen(args) => Planned::Listen(Box::new(plan::listen(&args)?)),
+            Job::Connect(args) => Planned::Connect(Box::new(plan::connect(&args)?)),
+            Job::Run(args) => Planned::Run(Box::new(crate::run::plan(&args)?)),
+        })
+    });
+    for (place, planned) in planned {
+        match planned {
+            Planned::Listen(plan) => plans.listen.push(*plan),
+            Planned::Connect(plan) => plans.connect.push(*plan),
+            Planned::Run(plan) => runs.push((place, *plan)),
+        }
     }
     if plans.connect.iter().any(|plan| plan.fronts.contains(&FrontPlan::Stdio)) {
         faults.push(file.as_a_whole("stdio in a file needs `outlast --config FILE connect`"));
     }
-    let addresses: Vec<SocketAddr> = plans
-        .listen
-        .iter()
-        .map(|plan| plan.address)
-        .chain(plans.connect.iter().flat_map(|plan| plan.fronts.iter().filter_map(FrontPlan::address)))
-        .filter(|address| address.port() != 0)
-        .collect();
-    if let Some(address) = repeated(&addresses) {
-        faults
-            .push(file.as_a_whole(&format!("two sections listen on {address}: choose another port for one")));
-    }
+    faults.extend(file.repeated_addresses());
     let names: Vec<&str> = runs.iter().map(|(_, plan)| plan.name()).collect();
     if let Some(name) = repeated(&names) {
         faults.push(file.as_a_whole(&format!(

@@ -201,8 +201,8 @@ fn everything_that_is_wrong_is_told_at_once() {
     let text = "lgo = 'info'\n[[lisen]]\n[[listen]]\nadress = 'a:1'\nkeep = 'long'\nto = { a = 1 }\n\
                 [[run]]\nprogram = 'true'\nwindow = '2s'\nlimit = 'nofile=few'\nmetrics = 'x'\n";
     let (file, mut faults) = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
-    faults.extend(file.process(&ArgMatches::default()).err());
-    faults.extend(file.all_jobs().1);
+    faults.extend(file.process_or_all_faults(&ArgMatches::default()).err().into_iter().flatten());
+    faults.extend(file.plan_all(Ok).1);
     let mut said: Vec<String> = faults.iter().map(ToString::to_string).collect();
     said.sort_by_key(|line| line.split(':').nth(1).unwrap().parse::<usize>().unwrap());
     let expected = [

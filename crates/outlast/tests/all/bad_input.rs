@@ -147,6 +147,49 @@ fn a_check_tells_everything_that_is_wrong_in_the_order_of_the_file() {
     assert_complaint(&output(folder.path(), &["config", "check", &file]), 7, ":3: limit: nofile=20000000000");
 }
 
+/// One mistake hides no other.
+#[test]
+fn a_check_tells_what_is_wrong_beside_something_that_is() {
+    let folder = folder();
+    let top = "log = 'loud'\nmetrics = '127.0.0.1:99999'\nunknown = 3\n";
+    let ok = "[[listen]]\naddress = '127.0.0.1:2255'\nto = '127.0.0.1:1'\n";
+    let cases: [(String, &[&str]); 4] = [
+        (
+            format!("{top}{ok}"),
+            &[
+                ":1: invalid value 'loud' ",
+                ":2: invalid value '127.0.0.1:99999' ",
+                ":3: unknown key \"unknown\"",
+            ],
+        ),
+        (
+            format!("{ok}keep = '5'\n{ok}"),
+            &[":4: invalid value '5' ", ":6: two sections listen on 127.0.0.1:2255"],
+        ),
+        (
+            "[[connect]]\naddress = 'nonsense'\nvia = ['127.0.0.1:1']\ntls-ca = '/nonexistent'\n".into(),
+            &[
+                ":1: the following required arguments were not provided: tls",
+                ":2: unusable address \"nonsense\"",
+            ],
+        ),
+        (
+            "[[listen]]\nkeep = '5'\naddress = '127.0.0.1:0'\npsk-file = '/nonexistent'\n".into(),
+            &[":1: no service to connect sessions to", ":2: invalid value '5' ", ":4: unusable key file /nonexistent"],
+        ),
+    ];
+    for (text, expected) in cases {
+        let file = write(folder.path(), "outlast.toml", &text);
+        let checked = output(folder.path(), &["config", "check", &file]);
+        let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), expected.len(), "{text}: {said}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.starts_with(&format!("outlast: {file}{expected}")), "{expected}: {said}");
+        }
+    }
+}
+
 /// Whatever is wrong with a value: the line is the value's, not that of its section.
 #[test]
 fn every_wrong_value_is_told_at_its_line() {

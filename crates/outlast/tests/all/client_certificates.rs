@@ -1,7 +1,8 @@
-//! Client certificates that end while their owner is connected.
+//! Client certificates that end, or are asked for no longer, while their owner is connected.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Pair, check_echo, echo, folder, secret_file};
+use crate::common::restarts::{connect, listen, open, say, stop};
+use crate::common::{Outlast, Pair, check_echo, echo, folder, nobody, secret_file};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, SystemTime};
@@ -50,4 +51,39 @@ fn an_expired_certificate_opens_no_session() {
     stream.write_all(b"x").ok();
     let read = stream.read(&mut [0]);
     assert!(!matches!(read, Ok(1)), "a session was opened with a certificate that has expired");
+}
+
+/// A session is its certificate's: a listener that asks for none could not let its client back in.
+#[test]
+fn a_listener_that_asks_for_no_certificate_does_not_take_certified_sessions_over() {
+    let folder = folder();
+    let runtime = folder.path();
+    let write = |name: &str, content: &str| secret_file(runtime, name, content);
+    let made = |name: &str| {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+        let key = write(&format!("{name}.key"), &made.signing_key.serialize_pem());
+        (write(&format!("{name}.pem"), &made.cert.pem()), key)
+    };
+    let ((certificate, key), (own, own_key)) = (made("server.example"), made("client.example"));
+    let (address, to) = (nobody(), echo().to_string());
+    let without = ["--tls-cert", &certificate, "--tls-key", &key];
+    let with = [&without[..], &["--tls-client-ca", &own]].concat();
+    let mut server = listen(runtime, address, &to, &with);
+    let identity = ["--tls-cert", &own, "--tls-key", &own_key];
+    let trust = ["--tls", "--tls-ca", &certificate, "--tls-name", "server.example"];
+    let (_client, front) = connect(runtime, address, &[&trust[..], &identity].concat());
+    let mut stream = open(front);
+    stop(&mut server, 1);
+    let at = address.to_string();
+    let start = [&["listen", &at, "--to", &to][..], &without].concat();
+    let mut wrong = Outlast::start(runtime, &start);
+    assert_eq!(wrong.ended().code(), Some(2));
+    let said = wrong.said();
+    assert!(
+        said.contains("belongs to the certificate of its client") && said.contains("--tls-client-ca"),
+        "{said}"
+    );
+    let mut server = listen(runtime, address, &to, &with);
+    server.wait_for("going on with 1 session");
+    say(&mut stream, b"still there");
 }

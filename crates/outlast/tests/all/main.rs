@@ -27,6 +27,8 @@ mod interop;
 mod kernel_memory;
 mod key_memory;
 mod killed_relays;
+mod link_local;
+mod modes;
 mod nohup;
 mod notify;
 mod outages;
