@@ -175,7 +175,11 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
         ),
         (
             "[[listen]]\nkeep = '5'\naddress = '127.0.0.1:0'\npsk-file = '/nonexistent'\n".into(),
-            &[":1: no service to connect sessions to", ":2: invalid value '5' ", ":4: unusable key file /nonexistent"],
+            &[
+                ":1: no service to connect sessions to",
+                ":2: invalid value '5' ",
+                ":4: unusable key file /nonexistent",
+            ],
         ),
     ];
     for (text, expected) in cases {
