@@ -162,7 +162,7 @@ fn an_unread_refusal_changes_the_mode_of_the_next_link() {
             newcomer.answer_and_reset(&refuse(Refusal::NotDirect));
             let mut newcomer = greet(&listener);
             let hello = &newcomer.hello;
-            assert_eq!((hello.intent, hello.mode, hello.auto), (Intent::Open, LinkMode::Inband, false));
+            assert_eq!((hello.intent, hello.mode, hello.auto), (Intent::Open, LinkMode::Inband, true));
             let welcome = newcomer.welcome();
             newcomer.stream.write_all(&welcome).unwrap();
             newcomer.stream

@@ -20,7 +20,8 @@ impl Modes {
 
     /// As it is on the wire; modes of later versions are left out.
     pub(crate) const fn from_wire(value: u64) -> Self {
-        Self((value & Self::ALL.0 as u64) as u8)
+        let [.., last] = value.to_be_bytes();
+        Self(last & Self::ALL.0)
     }
 
     /// PROTOCOL 1.10: bit 0 is mode 1, bit 3 is mode 4.

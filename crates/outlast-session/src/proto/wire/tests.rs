@@ -78,7 +78,6 @@ fn refusals() -> Vec<Refusal> {
         Refusal::Ended { offset: 7 },
         Refusal::StaleEpoch { current: 8 },
         Refusal::Version { min: 2, max: 5 },
-        Refusal::ModeRefused { offered: Modes::NONE },
         Refusal::ModeRefused { offered: Modes::only(LinkMode::Udp) },
         Refusal::SecurityRequired { wanted: SecurityKind::Tls },
         Refusal::OffsetOutOfRange,
