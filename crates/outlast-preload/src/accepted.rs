@@ -44,7 +44,7 @@ pub fn on_receive(descriptor: RawFd) {
 fn swap(descriptor: RawFd) -> bool {
     let Some(address) = AddressBytes::new(sys::name(descriptor, true).as_ref()) else { return false };
     let question = Message { descriptor, address, ..Message::new(Verb::Swap) };
-    let Some((answer, Some(held))) = holder::ask(&question) else { return false };
+    let Some((answer, Some(held))) = holder::ask(&question, None) else { return false };
     if answer.verb != Verb::Yes || !sys::replace(descriptor, held.as_fd()) {
         return false;
     }

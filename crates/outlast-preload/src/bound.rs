@@ -5,7 +5,7 @@ use crate::marks;
 use crate::sys;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// The address, if the holder may have a socket there.
 fn asked(address: &[u8]) -> Option<Message> {
@@ -13,6 +13,11 @@ fn asked(address: &[u8]) -> Option<Message> {
     let table = holder::attach()?;
     let verb = Verb::Bind;
     table.may_have(&parsed).then_some(Message { address: AddressBytes::new(address)?, ..Message::new(verb) })
+}
+
+/// A UNIX socket's: what a path means is known to this process alone, as it may be relative, or below a root of its own.
+fn folder(address: &[u8]) -> Option<OwnedFd> {
+    Address::parse(address)?.path().and_then(|_| sys::folder(address))
 }
 
 /// The program binds. Whether its socket listens there by now: one that was left takes its place.
@@ -42,7 +47,8 @@ fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
         return false;
     }
     let Some(question) = asked(address) else { return false };
-    match holder::ask(&question) {
+    let folder = folder(address);
+    match holder::ask(&question, folder.as_ref().map(AsFd::as_fd)) {
         Some((answer, Some(socket))) if answer.verb == Verb::Yes => sys::replace(descriptor, socket.as_fd()),
         _ => false,
     }
@@ -76,7 +82,10 @@ pub fn on_listen(descriptor: RawFd) {
         table.note_address(&parsed);
         // Not waited for: what is under way is read, also if this process crashes right now.
         let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
-        holder::say(&message, Some(descriptor), true);
+        match folder(name) {
+            Some(folder) => holder::say(&message, &[descriptor, folder.as_raw_fd()], true),
+            None => holder::say(&message, &[descriptor], true),
+        }
     }
 }
 
@@ -89,8 +98,10 @@ pub fn on_connect(address: &[u8]) -> bool {
     }
     let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
-    let Some(address) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
+    let Some(bytes) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
     marks::begin();
-    let question = Message { address, ..Message::new(Verb::Probe) };
-    holder::ask(&question).is_some_and(|(answer, _)| answer.verb == Verb::Yes)
+    let question = Message { address: bytes, ..Message::new(Verb::Probe) };
+    let folder = folder(address);
+    holder::ask(&question, folder.as_ref().map(AsFd::as_fd))
+        .is_some_and(|(answer, _)| answer.verb == Verb::Yes)
 }

@@ -6,7 +6,7 @@ use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
 use outlast_restart::custody::{ENVIRONMENT, MARK_ENVIRONMENT};
 use std::ffi::CString;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -113,7 +113,7 @@ pub fn attach() -> Option<&'static Table> {
 /// Says that this process is there. Gives the table's memory.
 fn introduce() -> Option<OwnedFd> {
     let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
-    let (answer, memory) = ask(&hello)?;
+    let (answer, memory) = ask(&hello, None)?;
     let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
     let (known, own) = (answer.descriptor, sys::pid());
     NUMBER.store(if known > 0 { known } else { own }, Ordering::Relaxed);
@@ -170,14 +170,15 @@ fn abandon(socket: RawFd) {
 }
 
 /// Asks, and waits for the answer. In a child made by `vfork`, whose memory is its parent's: nothing.
-pub fn ask(message: &Message) -> Option<(Message, Option<OwnedFd>)> {
+pub fn ask(message: &Message, with: Option<BorrowedFd<'_>>) -> Option<(Message, Option<OwnedFd>)> {
     if !marks::is_own() {
         return None;
     }
     let _turn = Turn::take()?;
     let socket = socket()?;
     let mut bytes = [0; BYTES];
-    let asked = sys::send(socket, &message.encode(), None, true);
+    let with = with.map(|with| with.as_raw_fd());
+    let asked = sys::send(socket, &message.encode(), with.as_slice(), true);
     let answered = asked.and_then(|()| sys::receive(socket, &mut bytes));
     match answered {
         Ok((length, descriptor)) => match bytes.get(..length).and_then(Message::decode) {
@@ -195,13 +196,13 @@ pub fn ask(message: &Message) -> Option<(Message, Option<OwnedFd>)> {
 }
 
 /// Says something that is not answered. With `waits` it is not lost where there is no room for it now.
-pub fn say(message: &Message, descriptor: Option<RawFd>, waits: bool) {
+pub fn say(message: &Message, descriptors: &[RawFd], waits: bool) {
     if !marks::is_own() {
         return;
     }
     let Some(_turn) = Turn::take() else { return };
     let Some(socket) = socket() else { return };
-    if let Err(error) = sys::send(socket, &message.encode(), descriptor, waits)
+    if let Err(error) = sys::send(socket, &message.encode(), descriptors, waits)
         && error.kind() != std::io::ErrorKind::WouldBlock
     {
         abandon(socket);

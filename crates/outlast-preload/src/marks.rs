@@ -166,7 +166,7 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
             set_exchange(slot, Exchange::default());
         }
         if table.asleep.load(Ordering::Relaxed) != 0 && table.asleep.swap(0, Ordering::SeqCst) != 0 {
-            holder::say(&Message::new(Verb::Look), None, false);
+            holder::say(&Message::new(Verb::Look), &[], false);
         }
     }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
@@ -233,7 +233,7 @@ pub fn forget(descriptor: RawFd) {
         slot.cookie.store(0, Ordering::SeqCst);
     } else {
         let slot = what.saturating_sub(SLOT);
-        holder::say(&Message { slot, cookie, ..Message::new(Verb::Release) }, None, false);
+        holder::say(&Message { slot, cookie, ..Message::new(Verb::Release) }, &[], false);
     }
 }
 

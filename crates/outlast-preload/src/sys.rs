@@ -200,12 +200,13 @@ pub fn connect(address: &[u8], milliseconds: u32) -> io::Result<RawFd> {
     }
 }
 
-/// Room for one descriptor beside a message.
+/// Room for two descriptors beside a message, which is as much as one takes.
 #[repr(C, align(8))]
 struct Beside([u8; 24]);
+const BESIDE_MAX: usize = 2;
 
-/// Sends a packet, with a descriptor perhaps; it is not waited for room unless that is asked for.
-pub fn send(socket: RawFd, bytes: &[u8], descriptor: Option<RawFd>, waits: bool) -> io::Result<()> {
+/// Sends a packet, with one or two descriptors perhaps; it is not waited for room unless that is asked for.
+pub fn send(socket: RawFd, bytes: &[u8], descriptors: &[RawFd], waits: bool) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut beside = Beside([0; 24]);
     let flags = if waits { libc::MSG_NOSIGNAL } else { libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT };
@@ -213,14 +214,20 @@ pub fn send(socket: RawFd, bytes: &[u8], descriptor: Option<RawFd>, waits: bool)
     let sent = unsafe {
         let mut message = MaybeUninit::<libc::msghdr>::zeroed().assume_init();
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-        if let Some(descriptor) = descriptor {
+        let length = match descriptors.len() {
+            1 => 4,
+            BESIDE_MAX => 8,
+            _ => 0,
+        };
+        if length > 0 {
             message.msg_control = (&raw mut beside).cast();
-            message.msg_controllen = libc::CMSG_SPACE(4) as _;
+            message.msg_controllen = libc::CMSG_SPACE(length) as _;
             let head = libc::CMSG_FIRSTHDR(&raw const message);
             (*head).cmsg_level = libc::SOL_SOCKET;
             (*head).cmsg_type = libc::SCM_RIGHTS;
-            (*head).cmsg_len = libc::CMSG_LEN(4) as _;
-            libc::CMSG_DATA(head).cast::<c_int>().write_unaligned(descriptor);
+            (*head).cmsg_len = libc::CMSG_LEN(length) as _;
+            let place = libc::CMSG_DATA(head).cast::<c_int>();
+            descriptors.iter().enumerate().for_each(|(at, number)| place.add(at).write_unaligned(*number));
         }
         libc::syscall(libc::SYS_sendmsg, socket, &raw const message, flags)
     };
@@ -267,6 +274,31 @@ pub fn map_called(name: &CStr) {
         let Some(memory) = RawFd::try_from(memory).ok().filter(|memory| *memory >= 0) else { return };
         libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_NONE, libc::MAP_SHARED, memory, 0);
         close(memory);
+    }
+}
+
+/// The folder of a UNIX socket's file, by its address. None: it has no file, or there is no such folder.
+pub fn folder(address: &[u8]) -> Option<OwnedFd> {
+    const SLASH: u8 = b'/';
+    let path = address.get(2..)?;
+    let path = path.get(..path.iter().position(|byte| *byte == 0).unwrap_or(path.len()))?;
+    let last = path.iter().rposition(|byte| *byte == SLASH);
+    let parent = match last {
+        _ if path.is_empty() => return None,
+        None => b".".as_slice(),
+        // The root.
+        Some(0) => b"/".as_slice(),
+        Some(at) => path.get(..at)?,
+    };
+    let mut bytes = [0u8; 128];
+    bytes.get_mut(..parent.len())?.copy_from_slice(parent);
+    let parent = CStr::from_bytes_until_nul(&bytes).ok()?;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: reads a string that ends; a number that comes is new, and nobody else's.
+    unsafe {
+        let number = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, parent.as_ptr(), flags);
+        let number = RawFd::try_from(number).ok().filter(|number| *number >= 0)?;
+        Some(OwnedFd::from_raw_fd(number))
     }
 }
 

@@ -156,6 +156,39 @@ fn a_request_that_no_process_has_read_goes_to_the_next_one() {
 }
 
 /// The address of a client is the true one, also on a connection that was held.
+/// A client may end its side behind its request: it still waits for the answer.
+#[test]
+fn a_request_with_an_end_behind_it_that_comes_while_the_server_is_down_is_answered() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("ends"));
+    let (started, file) = (program(&folder, port), folder.join("program.py"));
+    // From the second start on it waits to be let go.
+    let text = "import os, time\nf = os.path.dirname(sys.argv[0])\nwhile os.path.exists(f + '/down') and not os.path.exists(f + '/up'): time.sleep(0.01)\n";
+    let whole = std::fs::read_to_string(&file).unwrap();
+    let (imports, rest) = whole.split_once("class H").unwrap();
+    std::fs::write(&file, format!("{imports}\n{text}class H{rest}")).unwrap();
+    let server = Server::start(&started, true);
+    let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(port)).collect();
+    clients.iter_mut().for_each(|client| assert!(client.get("/")));
+    std::thread::sleep(Duration::from_millis(150));
+    std::fs::write(folder.join("down"), "").unwrap();
+    kill(server.main(), libc::SIGKILL);
+    eventually("it has not crashed", || (!server.said("Crashed").is_empty()).then_some(()));
+    for client in &mut clients {
+        client.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        client.0.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    std::fs::write(folder.join("up"), "").unwrap();
+    for client in &mut clients {
+        assert!(client.answered().is_some());
+    }
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn a_program_that_closes_idle_connections_really_does() {
     if !is_installed("/usr/sbin/nginx") {

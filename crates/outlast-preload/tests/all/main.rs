@@ -20,3 +20,5 @@ mod forbidden_calls;
 mod own_sandbox;
 mod servers;
 mod shared_ports;
+mod strays;
+mod unix_files;

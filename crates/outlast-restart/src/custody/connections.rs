@@ -1,5 +1,7 @@
 //! Copies of idle connections: taken from the processes that serve them, kept when those crash, and given to others.
 
+mod strays;
+
 use super::address::Address;
 use super::listeners::Listeners;
 use super::table::{NEW, Phase, Slot, TAKEN, Table};
@@ -10,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
+use strays::Strays;
 
 /// A connection whose process has crashed waits so long for its client's next request: as servers do.
 const REST: Duration = Duration::from_secs(75);
@@ -71,6 +74,7 @@ pub(super) struct Connections {
     all: BTreeMap<u32, Connection>,
     /// Those that nobody serves.
     loose: BTreeSet<u32>,
+    strays: Strays,
     /// All that are served, the oldest copies first; and some that are over.
     by_age: VecDeque<(u32, u64)>,
     limit: usize,
@@ -86,13 +90,26 @@ pub(super) struct Connections {
     looked_at: u32,
 }
 
-/// Whether the peer has ended the connection, or broken it off.
-fn has_ended(socket: BorrowedFd<'_>) -> bool {
+/// How the peer has ended the connection, or broken it off, if it has.
+fn end_of(socket: BorrowedFd<'_>) -> PollFlags {
     let mut asked = [PollFd::new(&socket, PollFlags::RDHUP)];
     let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut asked, Some(&zero)).is_ok_and(|count| count > 0)
-        && asked.iter().any(|asked| asked.revents().intersects(ends))
+    let _ = poll(&mut asked, Some(&zero));
+    asked.iter().fold(PollFlags::empty(), |all, asked| all | asked.revents()) & ends
+}
+
+/// Whether it has.
+fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    !end_of(socket).is_empty()
+}
+
+/// Whether nobody waits for an answer: a client may end its side behind a request.
+fn is_over(socket: BorrowedFd<'_>) -> bool {
+    match end_of(socket) {
+        PollFlags::RDHUP => local::unread(socket.as_raw_fd()).unwrap_or(0) == 0,
+        end => !end.is_empty(),
+    }
 }
 
 impl Connections {
@@ -101,6 +118,7 @@ impl Connections {
             table,
             all: BTreeMap::new(),
             loose: BTreeSet::new(),
+            strays: Strays::default(),
             by_age: VecDeque::new(),
             limit: 0,
             given_up: 0,
@@ -339,7 +357,7 @@ impl Connections {
             return;
         }
         let _ = epoll::delete(epoll, &held.socket);
-        if has_ended(held.socket.as_fd()) {
+        if is_over(held.socket.as_fd()) {
             self.drop(number);
         } else {
             held.state = State::Ready { since: now };
@@ -369,7 +387,7 @@ impl Connections {
                     held.state = State::Ready { since: *since };
                 }
                 // A request that nobody has read yet may be a whole one.
-                State::Ready { .. } if number < UNTOUCHED && has_ended(held.socket.as_fd()) => {
+                State::Ready { .. } if number < UNTOUCHED && is_over(held.socket.as_fd()) => {
                     over.push(number)
                 }
                 State::Ready { since } if offered < OFFERS => {

@@ -314,6 +314,12 @@ impl Holder {
             return;
         }
         self.connections.sweep();
+        if self.serves && self.ending == Ending::No && !self.is_main_down() {
+            let closed = self.connections.close_strays(&self.listeners, now);
+            if closed > 0 {
+                self.report(Report::ClosedStrays { closed });
+            }
+        }
         let (listens, main) = (self.listens, self.main.and_then(|main| Pid::try_from(main).ok()));
         let untold = match main.filter(|_| self.serves) {
             Some(main) => self.untold.look_at_main(main, now),

@@ -1,5 +1,6 @@
 //! Copies of the sockets that listen.
 
+mod file;
 mod left;
 mod sockets;
 
@@ -8,16 +9,13 @@ use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, process};
+use file::{SocketFile, folder_of};
 use left::{Left, is_in};
 use rustix::event::epoll;
 pub(crate) use sockets::does_listen;
 pub(super) use sockets::{Client, Sockets};
 use sockets::{open_of, places};
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// More than any server has; further ones are not kept.
@@ -44,20 +42,12 @@ struct Listener {
     place: Option<(Pid, RawFd)>,
     /// Nobody had it when it was looked at last, though the process that had it before lives.
     looks_closed: bool,
-    /// Another name of a UNIX socket's file, which the program removes.
-    link: Option<PathBuf>,
+    /// A UNIX socket's, if it was found where the socket is bound to.
+    file: Option<SocketFile>,
     /// It is heard of when somebody shuts it down.
     is_watched: bool,
     /// Where an earlier supervisor's program listens with it, which may not be where this one's does.
     network: Option<PathBuf>,
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(link) = &self.link {
-            let _ = std::fs::remove_file(link);
-        }
-    }
 }
 
 /// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
@@ -70,23 +60,6 @@ pub(super) struct Listeners {
     left: Vec<Left>,
 }
 
-/// Another name for a UNIX socket's file, in the same folder.
-fn link(path: &Path, inode: u64) -> Option<PathBuf> {
-    if !path.is_absolute() {
-        return None;
-    }
-    let mut name = OsStr::new(".").to_owned();
-    name.push(path.file_name()?);
-    name.push(format!(".outlast-{}-{inode}", process::pid()));
-    let link = path.with_file_name(name);
-    if path.symlink_metadata().is_err() {
-        // It may have one already.
-        return link.symlink_metadata().is_ok().then_some(link);
-    }
-    let _ = std::fs::remove_file(&link);
-    std::fs::hard_link(path, &link).ok().map(|()| link)
-}
-
 impl Listener {
     /// Whether the process that was seen with it still has it. Where that cannot be asked it has, as long as it lives.
     fn is_in_place(&self) -> bool {
@@ -95,16 +68,30 @@ impl Listener {
         })
     }
 
-    /// The file is there under its name. False if somebody else's is.
-    fn put_back(&self) -> bool {
-        let (Some(path), Some(link)) = (self.address.path(), &self.link) else { return true };
-        let path = Path::new(OsStr::from_bytes(path));
-        let Ok(own) = std::fs::symlink_metadata(link) else { return false };
-        match std::fs::symlink_metadata(path) {
-            Ok(there) => there.ino() == own.ino() && there.dev() == own.dev(),
-            Err(_) => std::fs::hard_link(link, path).is_ok(),
+    /// Whether it is what a program means by this address: paths of UNIX sockets may be relative, to the folder that is given.
+    fn is_at(&self, place: &Place<'_>) -> bool {
+        if &self.address != place.address {
+            return false;
+        }
+        match (place.address.path(), &self.file, place.folder) {
+            (None, ..) | (_, None, _) => true,
+            (_, Some(file), Some(folder)) => file.is_in(folder),
+            (Some(path), Some(_), None) => path.first() == Some(&b'/'),
         }
     }
+
+    /// Whether clients reach it at its address, as soon as it may be `put_back`.
+    fn is_reached(&self) -> bool {
+        self.address.path().is_none() || self.file.as_ref().is_some_and(SocketFile::put_back)
+    }
+}
+
+/// An address as a program means it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) address: &'a Address,
+    /// That of a UNIX socket's file, as far as it is known.
+    pub(super) folder: Option<BorrowedFd<'a>>,
 }
 
 impl Listeners {
@@ -113,6 +100,7 @@ impl Listeners {
         &mut self,
         socket: OwnedFd,
         bytes: AddressBytes,
+        folder: Option<OwnedFd>,
         (maker, number): (Pid, Option<RawFd>),
         table: &Table,
     ) -> bool {
@@ -122,15 +110,22 @@ impl Listeners {
         else {
             return false;
         };
+        let find = || {
+            let path = address.path()?;
+            SocketFile::find(folder.or_else(|| folder_of(path, maker))?, path, inode)
+        };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
             (known.maker, known.place) = (maker, place);
+            if known.file.is_none() {
+                known.file = find();
+            }
             return false;
         }
         if self.all.len() == LISTENERS_MAX || !descriptors::does_listen(socket.as_fd()) {
             return false;
         }
-        let link = address.path().and_then(|path| link(Path::new(OsStr::from_bytes(path)), inode));
+        let file = find();
         table.note_address(&address);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
@@ -144,7 +139,7 @@ impl Listeners {
             maker,
             place,
             looks_closed,
-            link,
+            file,
             is_watched: false,
             network: None,
         };
@@ -156,12 +151,11 @@ impl Listeners {
     fn unused(
         &self,
         by: Pid,
-        address: &Address,
+        at: &Place<'_>,
         processes: &[Pid],
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Option<&Listener> {
-        let is_there =
-            |listener: &&Listener| &listener.address == address && is_in(by, listener.network.as_ref());
+        let is_there = |listener: &&Listener| listener.is_at(at) && is_in(by, listener.network.as_ref());
         let there = self.all.iter().filter(is_there);
         let inodes: Vec<u64> = there.clone().map(|listener| listener.inode).collect();
         if inodes.is_empty() {
@@ -174,8 +168,8 @@ impl Listeners {
 
     /// Files of UNIX sockets that a process which ends has removed: another one serves there, or will in a moment.
     pub(super) fn put_back(&self) {
-        for listener in &self.all {
-            listener.put_back();
+        for file in self.all.iter().filter_map(|listener| listener.file.as_ref()) {
+            file.put_back();
         }
     }
 
@@ -197,30 +191,40 @@ impl Listeners {
         }
     }
 
-    /// For a program that binds to this address, of which these processes run.
+    /// For a program that binds to this address, of which these processes run. A UNIX socket that clients would not reach
+    /// there is not for it, and is closed: the program's own takes its place, and clients that wait are told.
     pub(super) fn adopt(
         &mut self,
         by: Pid,
-        address: &Address,
+        at: &Place<'_>,
         processes: &[Pid],
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Option<BorrowedFd<'_>> {
-        let inode = self.unused(by, address, processes, is_about_to_receive)?.inode;
-        let listener = self.all.iter_mut().find(|listener| listener.inode == inode)?;
-        (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
-        listener.given = Some(by);
-        listener.put_back().then(|| listener.socket.as_fd())
+        loop {
+            let inode = self.unused(by, at, processes, &is_about_to_receive)?.inode;
+            let number = self.all.iter().position(|listener| listener.inode == inode)?;
+            if !self.all.get(number)?.is_reached() {
+                self.all.remove(number);
+                continue;
+            }
+            let listener = self.all.get_mut(number)?;
+            (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
+            listener.given = Some(by);
+            return Some(listener.socket.as_fd());
+        }
     }
 
-    /// Whether there is one at this address.
-    pub(super) fn has(&self, address: &Address) -> bool {
-        self.all.iter().any(|listener| &listener.address == address)
-    }
-
-    /// Whether the holder alone listens there.
-    pub(super) fn is_alone(&self, address: &Address, processes: &[Pid]) -> bool {
-        let mut there = self.all.iter().filter(|listener| &listener.address == address).peekable();
-        there.peek().is_some() && there.all(|listener| open_of(processes, &[listener.inode]).is_empty())
+    /// Whether clients who come to this address reach the holder alone.
+    pub(super) fn is_alone(&self, at: &Place<'_>, processes: impl FnOnce() -> Vec<Pid>) -> bool {
+        let leads = |listener: &&Listener| {
+            listener.address.path().is_none() || listener.file.as_ref().is_some_and(SocketFile::is_there)
+        };
+        let there: Vec<&Listener> = self.all.iter().filter(|listener| listener.is_at(at)).collect();
+        if !there.iter().any(leads) {
+            return false;
+        }
+        let processes = processes();
+        there.iter().all(|listener| open_of(&processes, &[listener.inode]).is_empty())
     }
 
     /// The program is down: clients wait in the queue.
@@ -230,7 +234,11 @@ impl Listeners {
 
     /// Where a connection has come from, to connect there once more; and whether it waits for a first byte.
     pub(super) fn origin(&self, connection: &Address) -> Option<(Vec<u8>, bool)> {
-        let listener = self.all.iter().find(|listener| connection.came_to(&listener.address))?;
+        let mut there = self.all.iter().filter(|listener| connection.came_to(&listener.address));
+        if connection.path().is_some() {
+            return there.find_map(|listener| Some((listener.file.as_ref()?.reached_at()?, false)));
+        }
+        let listener = there.next()?;
         let mut bytes = listener.bytes.as_ref().to_vec();
         if let Address::Internet { ip, .. } = &listener.address
             && ip.iter().all(|&byte| byte == 0)
@@ -308,6 +316,16 @@ impl Listeners {
             listener.closes_at = Some(now + ORPHANED);
             !in_order
         });
+    }
+
+    /// Where the program listens, as far as clients reach it there.
+    pub(super) fn served(&self) -> impl Iterator<Item = &Address> {
+        let is_reached = |listener: &&Listener| {
+            listener.address.path().is_none()
+                || listener.file.as_ref().is_some_and(|file| file.reached_at().is_some())
+        };
+        let served = self.all.iter().filter(|listener| listener.unused_since.is_none());
+        served.filter(is_reached).map(|listener| &listener.address)
     }
 
     /// Whether some look as if the program had given them up just now.

@@ -15,11 +15,12 @@ pub enum Verb {
     /// Program: give me the table. `slot` is the [`VERSION`]. Answered, with the table's descriptor; in the place of a
     /// descriptor's number is that of the process, as the holder knows it.
     Attach = 1,
-    /// Program: I bind to this address. Answered, with a socket that listens there if nobody has that any more.
+    /// Program: I bind to this address. With the folder of a UNIX socket's file. Answered, with a socket that listens there if
+    /// nobody has that any more, and clients reach it there.
     Bind = 2,
-    /// Program: this descriptor listens at this address. Not answered.
+    /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. Not answered.
     Listen = 3,
-    /// Program: does anybody but the holder listen at this address? Answered.
+    /// Program: does anybody but the holder listen at this address? With the folder, too. Answered.
     Probe = 4,
     /// Program: I have accepted a connection from this address. Answered, with a connection in its place.
     Swap = 5,

@@ -136,6 +136,10 @@ pub(crate) enum Report {
     Full {
         limit: usize,
     },
+    /// The program does not listen any more where so many kept connections had come to.
+    ClosedStrays {
+        closed: u32,
+    },
     /// The program has got listening sockets of those that this supervisor has left, which is gone.
     TookOver {
         supervisor: Pid,

@@ -218,6 +218,12 @@ pub enum Event {
         /// So many are.
         limit: usize,
     },
+    /// Connections were kept over a crash or an upgrade, and the program does not listen any more where they had come to: they
+    /// are closed.
+    ListensElsewhere {
+        /// So many.
+        closed: u32,
+    },
     /// It has got the listening sockets of processes that an earlier supervisor has left, which are told to end.
     TookOver {
         /// One of those.

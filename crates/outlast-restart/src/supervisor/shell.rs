@@ -473,6 +473,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 Event::HoldsNoConnections { pid: pid.cast_unsigned(), why }
             }
             Report::Full { limit } => Event::KeepsFewer { limit },
+            Report::ClosedStrays { closed } => Event::ListensElsewhere { closed },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;
                 let (pid, count) = left::end_of(settings.key.as_deref()?, supervisor, settings.stop_signal)?;

@@ -87,6 +87,9 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
              have: the oldest are not kept{} (ulimit -Hn, in a unit LimitNOFILE)",
             if limit == 0 { String::new() } else { format!(", about {limit} are") }
         ),
+        Event::ListensElsewhere { closed } => tracing::warn!(
+            "{name} was started again and does not listen any more where {closed} idle connections had come to: they are closed"
+        ),
         Event::TookOver { pid, count, sockets: 0 } => tracing::warn!(
             "an earlier {name} still ran without its supervisor, and none of its listening sockets could be had: clients \
              may be refused for a moment; {} told to end",

@@ -11,7 +11,7 @@ mod talk;
 use crate::common::is_installed;
 use check::{IDLE, Line, Victim, check};
 use row::{Kept, Row};
-pub use rows::nginx;
+pub use rows::{haproxy_master, nginx};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::{CONTROL, Command, Control, Ending, Holder};
 use crate::board::Backend;
 use crate::custody::Report;
 use crate::custody::address::Address;
-use crate::custody::listeners::Listeners;
+use crate::custody::listeners::{Listeners, Place};
 use crate::custody::message::{BYTES, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
@@ -134,23 +134,27 @@ impl Holder {
                     other != pid
                         && its.any(|control| local::unreceived(control.socket.as_raw_fd()).unwrap_or(0) > 0)
                 };
+                let place = |address| Place { address, folder: descriptors.first().map(AsFd::as_fd) };
                 let socket = address
-                    .and_then(|address| self.listeners.adopt(pid, &address, &processes, is_about_to_receive));
+                    .as_ref()
+                    .map(place)
+                    .and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive));
                 answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
             }
             Verb::Probe => {
                 let alone = address.is_some_and(|address| {
-                    let processes = || self.left_over.newer(family::below_this());
-                    self.listeners.has(&address) && self.listeners.is_alone(&address, &processes())
+                    let at = Place { address: &address, folder: descriptors.first().map(AsFd::as_fd) };
+                    self.listeners.is_alone(&at, || self.left_over.newer(family::below_this()))
                 });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }
             Verb::Listen => {
-                for socket in descriptors.into_iter().filter(|_| self.ending != Ending::ForGood) {
-                    let by = (pid, Some(message.descriptor));
-                    self.listeners.add(socket, message.address, by, self.table);
+                let mut descriptors = descriptors.into_iter();
+                if let Some(socket) = descriptors.next().filter(|_| self.ending != Ending::ForGood) {
+                    let (folder, by) = (descriptors.next(), (pid, Some(message.descriptor)));
+                    self.listeners.add(socket, message.address, folder, by, self.table);
                 }
                 self.listens = true;
                 self.note_serving();

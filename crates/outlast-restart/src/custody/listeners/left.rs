@@ -1,17 +1,16 @@
 //! Listening sockets of processes that an earlier supervisor has left.
 
+use super::file::{SocketFile, folder_of};
 use super::sockets::all_listening;
-use super::{Listeners, link};
+use super::{Listener, Listeners};
 use crate::custody::address::Address;
 use crate::custody::message::AddressBytes;
 use crate::custody::owner_of_table;
 use crate::custody::table::Table;
 use crate::sys::process::{self, Known, Pid};
 use crate::sys::{custody as sys, descriptors};
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Processes that an earlier supervisor has left.
@@ -21,16 +20,8 @@ pub(super) struct Left {
     processes: Vec<Known>,
     /// And the network that each is in.
     addresses: Vec<(Address, Option<PathBuf>)>,
-    /// Other names of UNIX sockets' files: the next program may remove those before it binds.
-    links: Vec<PathBuf>,
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        for link in &self.links {
-            let _ = std::fs::remove_file(link);
-        }
-    }
+    /// Those of UNIX sockets: the next program may remove them before it binds.
+    files: Vec<SocketFile>,
 }
 
 /// Copies of the listening sockets that a process has, of those that this user has made: whatever its memory is called, it
@@ -59,7 +50,7 @@ impl Listeners {
         let before = self.all.len();
         for socket in listening(known) {
             if let Some(bytes) = AddressBytes::new(&sys::local_address(socket.as_fd())) {
-                self.add(socket, bytes, (known.pid, None), table);
+                self.add(socket, bytes, None, (known.pid, None), table);
             }
         }
         for new in self.all.iter_mut().skip(before) {
@@ -74,21 +65,18 @@ impl Listeners {
             listening(known).into_iter().map(|socket| (known.pid, socket)).collect::<Vec<_>>()
         };
         let sockets = processes.iter().flat_map(of_one);
-        let (mut addresses, mut links) = (Vec::new(), Vec::new());
+        let (mut addresses, mut files) = (Vec::new(), Vec::new());
         for (pid, socket) in sockets {
             let Some(address) = Address::parse(&sys::local_address(socket.as_fd())) else { continue };
-            links.extend(
-                address
-                    .path()
-                    .zip(descriptors::inode(&socket).ok())
-                    .and_then(|(path, inode)| link(Path::new(OsStr::from_bytes(path)), inode)),
-            );
+            let find =
+                |path| SocketFile::find(folder_of(path, pid)?, path, descriptors::inode(&socket).ok()?);
+            files.extend(address.path().and_then(find));
             table.note_address(&address);
             let network = network_of(pid, &address);
             addresses.push((address, network));
         }
         if !addresses.is_empty() {
-            self.left.push(Left { supervisor, processes, addresses, links });
+            self.left.push(Left { supervisor, processes, addresses, files });
         }
     }
 
@@ -107,8 +95,12 @@ impl Listeners {
         let lives = |known: &&Known| !descriptors::wait_readable(&known.process, Duration::ZERO);
         let living = left.processes.iter().filter(lives);
         let count = living.map(|known| self.inherit(known, table)).sum();
-        let taken: Vec<&PathBuf> = self.all.iter().filter_map(|listener| listener.link.as_ref()).collect();
-        left.links.retain(|link| !taken.contains(&link));
+        let taken = |listener: &Listener, file: &mut SocketFile| {
+            listener.file.iter().for_each(|taken| file.leave_link_to(taken));
+        };
+        for file in &mut left.files {
+            self.all.iter().for_each(|listener| taken(listener, file));
+        }
         Some((left.supervisor, count))
     }
 }

@@ -9,7 +9,7 @@ mod web;
 use super::row::Row;
 use std::path::Path;
 use std::process::Command;
-pub use web::nginx;
+pub use web::{haproxy_master, nginx};
 
 /// All of them; neighbours are of one kind, so that each third has some of each.
 pub fn all() -> Vec<Row> {

@@ -78,6 +78,13 @@ fn haproxy(folder: &Path, port: u16, workers: bool) -> Command {
     command
 }
 
+/// With a master, whose command line is at this socket.
+pub fn haproxy_master(folder: &Path, port: u16, socket: &Path) -> Command {
+    let mut command = haproxy(folder, port, true);
+    command.arg("-S").arg(socket);
+    command
+}
+
 fn lighttpd(folder: &Path, port: u16) -> Command {
     std::fs::create_dir_all(folder.join("www")).unwrap();
     std::fs::write(folder.join("www/index.html"), "hello\n").unwrap();

@@ -1,0 +1,214 @@
+//! The file of a UNIX socket: clients reach the socket by it alone, and programs remove it, or give it another name.
+
+use crate::sys::process::{self, Pid};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// Of `struct sockaddr_un`, with the zero behind it.
+const PATH_BYTES_MAX: usize = 108;
+
+/// The file, and a second name of it in the same folder, by which it can be put back.
+#[derive(Debug)]
+pub(in crate::custody) struct SocketFile {
+    /// As the program sees it: a path may be relative, or within a root or a mount namespace of the program's own.
+    folder: OwnedFd,
+    name: OsString,
+    id: Id,
+    link: Option<OsString>,
+}
+
+/// One file, whatever its names.
+type Id = (u64, u64);
+
+fn id(file: &Stat) -> Id {
+    (file.st_dev, file.st_ino)
+}
+
+fn look(folder: BorrowedFd<'_>, name: &OsStr) -> Option<Stat> {
+    let file = fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    (FileType::from_raw_mode(file.st_mode) == FileType::Socket).then_some(file)
+}
+
+fn is_free(folder: BorrowedFd<'_>, name: &OsStr) -> bool {
+    fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).err() == Some(rustix::io::Errno::NOENT)
+}
+
+fn open(path: &Path) -> Option<OwnedFd> {
+    fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// The folder of a socket that a process has, where the process has not said which it is. It may have changed its root, or
+/// its working directory, since.
+pub(in crate::custody) fn folder_of(path: &[u8], pid: Pid) -> Option<OwnedFd> {
+    let path = Path::new(OsStr::from_bytes(path));
+    let (parent, name) = (path.parent()?, path.file_name()?);
+    let below = |root: &str| open(&Path::new(root).join(parent.strip_prefix("/").unwrap_or(parent)));
+    let seen = if path.is_absolute() {
+        [below(&format!("/proc/{pid}/root")), open(parent)]
+    } else {
+        [below(&format!("/proc/{pid}/cwd")), None]
+    };
+    seen.into_iter().flatten().find(|folder| look(folder.as_fd(), name).is_some())
+}
+
+fn begin_of_links(name: &OsStr) -> OsString {
+    let mut begin = OsString::from(".");
+    begin.push(name);
+    begin.push(".outlast-");
+    begin
+}
+
+impl SocketFile {
+    /// That of the listening socket with this inode, which is bound to this path. None: it is not there.
+    pub(super) fn find(folder: OwnedFd, path: &[u8], inode: u64) -> Option<Self> {
+        let name = Path::new(OsStr::from_bytes(path)).file_name()?.to_owned();
+        let mut link = begin_of_links(&name);
+        link.push(format!("{}-{inode}", process::pid()));
+        let Some(file) = look(folder.as_fd(), &name) else {
+            // It may have one already.
+            let id = id(&look(folder.as_fd(), &link)?);
+            return Some(Self { folder, name, id, link: Some(link) });
+        };
+        let _ = fs::unlinkat(&folder, &link, AtFlags::empty());
+        let linked = fs::linkat(&folder, &name, &folder, &link, AtFlags::empty()).ok();
+        match linked.and_then(|()| look(folder.as_fd(), &link)) {
+            Some(file) => Some(Self { folder, name, id: id(&file), link: Some(link) }),
+            None => Some(Self { folder, name, id: id(&file), link: None }),
+        }
+    }
+
+    /// Whether it is in this folder, by whatever path.
+    pub(super) fn is_in(&self, folder: BorrowedFd<'_>) -> bool {
+        match (fs::fstat(&self.folder), fs::fstat(folder)) {
+            (Ok(own), Ok(other)) => id(&own) == id(&other),
+            _ => false,
+        }
+    }
+
+    /// Whether clients reach the socket by its path.
+    pub(super) fn is_there(&self) -> bool {
+        look(self.folder.as_fd(), &self.name).is_some_and(|file| id(&file) == self.id)
+    }
+
+    /// Whether clients reach the socket by its path, to which it is put back if the program has removed it. A file that the
+    /// program has given another name stays there: to have it at both would be in the way of a program that renames it.
+    pub(super) fn put_back(&self) -> bool {
+        if self.is_there() {
+            return true;
+        }
+        let Some((link, file)) = self.linked() else { return false };
+        is_free(self.folder.as_fd(), &self.name)
+            && !self.has_other_names(&file)
+            && fs::linkat(&self.folder, link, &self.folder, &self.name, AtFlags::empty()).is_ok()
+    }
+
+    /// Where this process connects to reach the socket: as `struct sockaddr` has it.
+    pub(super) fn reached_at(&self) -> Option<Vec<u8>> {
+        let linked = self.linked().map(|(link, _)| link);
+        let name = linked.or_else(|| self.is_there().then_some(self.name.as_os_str()))?;
+        let mut path = format!("/proc/self/fd/{}/", self.folder.as_raw_fd()).into_bytes();
+        path.extend(name.as_bytes());
+        if path.len() >= PATH_BYTES_MAX {
+            return None;
+        }
+        let family = u16::try_from(libc::AF_UNIX).ok()?;
+        Some([&family.to_ne_bytes()[..], &path, &[0]].concat())
+    }
+
+    /// Another one has the same second name, and removes it.
+    pub(super) fn leave_link_to(&mut self, other: &Self) {
+        if self.id == other.id && self.link == other.link {
+            self.link = None;
+        }
+    }
+
+    fn linked(&self) -> Option<(&OsStr, Stat)> {
+        let link = self.link.as_deref()?;
+        let file = look(self.folder.as_fd(), link)?;
+        (id(&file) == self.id).then_some((link, file))
+    }
+
+    /// Whether it has names that are not second ones made here, or by a supervisor that was killed.
+    fn has_other_names(&self, file: &Stat) -> bool {
+        let names = u64::from(file.st_nlink);
+        names > 1 && names > self.links().unwrap_or(1)
+    }
+
+    fn links(&self) -> Option<u64> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = fs::openat(&self.folder, ".", flags, Mode::empty()).ok()?;
+        let begin = begin_of_links(&self.name);
+        let is_one = |entry: &fs::DirEntry| {
+            let name = entry.file_name().to_bytes();
+            name.starts_with(begin.as_bytes())
+                && look(self.folder.as_fd(), &OsString::from_vec(name.to_vec()))
+                    .is_some_and(|file| id(&file) == self.id)
+        };
+        let count = fs::Dir::read_from(&folder).ok()?.flatten().filter(is_one).count();
+        u64::try_from(count).ok()
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some(link) = &self.link {
+            let _ = fs::unlinkat(&self.folder, link, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    fn folder(name: &str) -> (std::path::PathBuf, OwnedFd) {
+        let path = std::env::temp_dir().join(format!("outlast-file-{name}-{}", process::pid()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        let opened = open(&path).unwrap();
+        (path, opened)
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_put_back_and_one_with_another_name_is_not() {
+        let (path, opened) = folder("back");
+        let at = path.join("s");
+        let _listener = UnixListener::bind(&at).unwrap();
+        // One that a supervisor has left that was killed does not count.
+        std::fs::hard_link(&at, path.join(".s.outlast-1-1")).unwrap();
+        let file = SocketFile::find(opened, b"s", 7).unwrap();
+        assert!(file.is_there() && file.put_back());
+        std::fs::remove_file(&at).unwrap();
+        assert!(!file.is_there() && file.put_back() && file.is_there());
+        UnixStream::connect(&at).unwrap();
+        std::fs::rename(&at, path.join("other")).unwrap();
+        assert!(!file.put_back() && !at.exists());
+        assert!(file.reached_at().is_some());
+        std::fs::remove_file(path.join("other")).unwrap();
+        let other = UnixListener::bind(&at).unwrap();
+        assert!(!file.put_back());
+        drop((file, other));
+        let left: Vec<_> =
+            std::fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_the_same_by_every_path_and_another_is_not() {
+        let ((path, opened), (other_path, other)) = (folder("same"), folder("another"));
+        let _listener = UnixListener::bind(path.join("s")).unwrap();
+        let absolute = path.join("s");
+        let found = folder_of(absolute.as_os_str().as_bytes(), process::pid()).unwrap();
+        let file = SocketFile::find(opened, b"s", 8).unwrap();
+        assert!(file.is_in(found.as_fd()) && !file.is_in(other.as_fd()));
+        assert!(SocketFile::find(other, b"s", 8).is_none());
+        drop(file);
+        std::fs::remove_dir_all(path).unwrap();
+        std::fs::remove_dir_all(other_path).unwrap();
+    }
+}
