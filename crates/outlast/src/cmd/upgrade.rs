@@ -4,7 +4,7 @@ use crate::admin::{Request, ask_all};
 use crate::cli::{ProcessArgs, UpgradeArgs};
 use crate::exit::{Code, Failure, clean};
 use crate::narrate::seconds;
-use crate::run::upgrade::TIMEOUT;
+use crate::run::upgrade::{RESTARTING, TIMEOUT};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,6 +19,9 @@ const POLL: Duration = Duration::from_millis(20);
 const LATE: Duration = Duration::from_secs(15);
 /// For the supervisor to bury the binary that did not serve, and to say how it has ended.
 const BURIAL: Duration = Duration::from_millis(500);
+
+/// For a program that has crashed to serve again.
+const RESTART: Duration = Duration::from_secs(5);
 
 /// Of a path in a message.
 const SHOWN_CHARS: usize = 200;
@@ -128,7 +131,7 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
     let name = clean(&view.runs);
     let timeout_ms = args.timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     let request = Request::Upgrade { program, force: args.force, timeout_ms };
-    let begun = Begun::deserialize(ask(&socket, &request).await?)?;
+    let begun = begin(&socket, &request, &mut interrupts).await?;
     let Some(wish) = begun.wish else { return Err(refused(&name, &begun)) };
     let timeout = args.timeout.unwrap_or(TIMEOUT);
     let (began, mut deadline) = (Instant::now(), Instant::now() + timeout + LATE);
@@ -182,8 +185,29 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
     }
 }
 
+/// Asks for it, once more after a moment as long as the program is being started again after a crash.
+async fn begin(socket: &Path, request: &Request, interrupts: &mut Interrupts) -> Result<Begun> {
+    let began = Instant::now();
+    loop {
+        let begun = Begun::deserialize(ask(socket, request).await?)?;
+        if begun.error.as_deref() != Some(RESTARTING) || began.elapsed() >= RESTART {
+            return Ok(begun);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(POLL) => {}
+            () = interrupts.next() => return Ok(begun),
+        }
+    }
+}
+
 /// Why it was not begun.
 fn refused(name: &str, begun: &Begun) -> anyhow::Error {
+    if begun.error.as_deref() == Some(RESTARTING) {
+        let what = format!(
+            "{name} is not upgraded: {RESTARTING}; try again when it serves, or --force, which does not wait for that"
+        );
+        return Failure::new(Code::NotReady, what).into();
+    }
     Failure::usage(match (begun.error.as_deref(), &begun.upgrade) {
         (Some("closes connections"), _) => {
             let why = begun.why.as_ref().map(|why| format!(" ({})", clean(why))).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use super::manager::Manager;
 use super::names::how;
-use super::upgrade::{Preloaded, TIMEOUT, Upgrades};
+use super::upgrade::{Preloaded, RESTARTING, TIMEOUT, Upgrades};
 use crate::admin::{Administered, Request};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -40,6 +40,8 @@ struct Now {
     /// Processes of the program that have ended, and not in order.
     crashes: VecDeque<Crash>,
     crashes_count: u64,
+    /// The last time that it was to be started again.
+    crashed: Option<Instant>,
 }
 
 /// The end of one process of the program.
@@ -118,6 +120,7 @@ impl State {
                 now.main_pid = pid;
             }
             Event::Stopping { for_good, .. } => now.stopping = for_good,
+            Event::Crashed { .. } => now.crashed = Some(Instant::now()),
             Event::Ended { death, .. } => {
                 (now.main_pid, now.ready) = (0, false);
                 if let Some(start) = now.starts.back_mut() {
@@ -190,9 +193,12 @@ impl State {
     }
 
     fn upgrade(&self, program: &str, force: bool, timeout: Duration) -> Value {
-        let Now { main_pid, stopping, .. } = *self.now();
+        let Now { main_pid, stopping, crashed, .. } = *self.now();
         if stopping {
             return json!({ "error": "it is ending" });
+        }
+        if !force && self.upgrades.is_restarting(main_pid, crashed.map(|at| at.elapsed())) {
+            return json!({ "error": RESTARTING });
         }
         let answer = self.upgrades.begin(main_pid, program, force, timeout);
         if answer.get("wish").is_some() {

@@ -16,6 +16,12 @@ use std::time::Duration;
 
 /// For the new binary to serve; then the old one goes on.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Said to who wants an upgrade while the program is being started again after a crash: to be asked for again in a moment.
+pub const RESTARTING: &str = "it is being started again after a crash";
+/// A program that has crashed has so long to serve again before nobody waits for that.
+const RESTARTS_FOR: Duration = Duration::from_secs(30);
+/// And so long to be started: where its supervisor pauses longer, another binary may be what it needs.
+const STARTS_FOR: Duration = Duration::from_millis(300);
 /// What the kernel says of a file that was replaced.
 const REPLACED: &str = " (deleted)";
 
@@ -99,6 +105,21 @@ impl Upgrades {
         })
     }
 
+    /// Whether the program has crashed, so long ago or just now, and has not said since what of it can be kept.
+    pub fn is_restarting(&self, main_pid: u32, crashed_ago: Option<Duration>) -> bool {
+        let is_silent = self.hold().is_some() && self.board.backend() == Backend::None;
+        match crashed_ago {
+            Some(ago) if main_pid == 0 => ago < STARTS_FOR,
+            Some(ago) if is_silent && ago < RESTARTS_FOR => true,
+            _ => main_pid != 0 && is_dead(main_pid),
+        }
+    }
+
+    /// What of its sockets is held while it is down.
+    fn hold(&self) -> Option<Hold> {
+        self.preloaded.as_ref().and_then(|preloaded| preloaded.hold)
+    }
+
     /// Begins one, or says why it does not.
     pub fn begin(&self, main_pid: u32, program: &str, force: bool, timeout: Duration) -> Value {
         if program.len() > PROGRAM_BYTES_MAX {
@@ -124,10 +145,13 @@ impl Upgrades {
             return under_way();
         };
         (now.last, now.rolled_back) = (Some((wish, program.to_owned())), None);
-        let keeps = match &self.preloaded {
+        let keeps = match (self.board.backend(), self.hold()) {
+            // What is held of a crashed one stays so.
+            (Backend::None | Backend::Exec, Some(Hold::Idle)) if !runs => "idle",
+            (Backend::None | Backend::Exec, Some(Hold::Listeners)) if !runs => "listeners",
             _ if replaced => "nothing",
-            _ if self.board.backend() == Backend::Library => "everything",
-            Some(Preloaded { hold: Some(Hold::Listeners), .. }) => "listeners",
+            (Backend::Library, _) => "everything",
+            (_, Some(Hold::Listeners)) => "listeners",
             _ => "idle",
         };
         let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
@@ -142,6 +166,9 @@ impl Upgrades {
     /// Why the program has to be stopped for another one, if so.
     fn hindrance(&self, main_pid: u32, program: &str) -> Option<String> {
         match self.board.backend() {
+            Backend::None if self.hold().is_some() => {
+                return Some("the library is preloaded, and knows of no listening socket of it".into());
+            }
             Backend::None => return Some("it does not use the library, nor is it preloaded".into()),
             Backend::Roles => return Some("it has several processes with roles".into()),
             Backend::Library => {}
@@ -210,6 +237,12 @@ impl Upgrades {
             "old_ends": self.old_ends(),
         })
     }
+}
+
+/// Whether a process has ended, and its end may not be known to its parent yet.
+fn is_dead(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// Whether the wish was under way.

@@ -55,6 +55,7 @@ mod run_surroundings;
 mod run_terminal;
 mod run_unix;
 mod run_upgrade;
+mod run_upgrade_crashed;
 mod run_upgrade_ends;
 mod run_without_proc;
 mod segments;
