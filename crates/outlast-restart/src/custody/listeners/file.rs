@@ -133,6 +133,7 @@ impl SocketFile {
 
     /// Whether it has names that are not second ones made here, or by a supervisor that was killed.
     fn has_other_names(&self, file: &Stat) -> bool {
+        #[allow(clippy::useless_conversion, reason = "of 32 bits on some processors")]
         let names = u64::from(file.st_nlink);
         names > 1 && names > self.links().unwrap_or(1)
     }
