@@ -8,7 +8,7 @@ use super::address::Address;
 use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, descriptors, process};
+use crate::sys::{custody as sys, descriptors};
 use file::{SocketFile, folder_of};
 use left::{Left, is_in};
 use rustix::event::epoll;
@@ -16,6 +16,7 @@ pub(crate) use sockets::does_listen;
 pub(super) use sockets::{Client, Sockets};
 use sockets::{open_of, places};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// More than any server has; further ones are not kept.
