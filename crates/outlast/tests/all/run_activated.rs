@@ -75,6 +75,8 @@ fn sockets_of_a_service_manager_are_each_programs_own() {
             assert!(Command::new("kill").args(["-KILL", &web.0.to_string()]).status().unwrap().success());
             crate::common::restarts::ends(web.0);
         }
+        // The next one runs: what is told to end is not one that was killed.
+        ask(addresses[0]);
         outlast.signal("TERM");
         let code = outlast.ended().code();
         assert!([Some(143), Some(0)].contains(&code), "{code:?}: {}", outlast.said());
