@@ -258,10 +258,13 @@ impl Zygote {
         if stuck.is_empty() || !self.children.contains(&serving) {
             return;
         }
+        if control.hung_generation.swap(number, Ordering::SeqCst) == number {
+            // It was killed, and has not come to its end yet: its requests were blamed for that, once.
+            return;
+        }
         for descriptor in stuck.into_iter().flatten() {
             crate::suspects::blame(control, self.origin.common.slots, descriptor);
         }
-        control.hung_generation.store(number, Ordering::SeqCst);
         // Before anybody can see that it has ended.
         board.note_end(number, None, Cause::Hang);
         let _ = process::kill(serving, libc::SIGKILL);
