@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage, Role, Shake,
-    Verdict, gap_reached, new_session_id,
+    ABORT_MAX, ARRIVAL_LOOK, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage,
+    Role, Shake, Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::scoped::Scoped;
@@ -108,10 +108,8 @@ fn attempt_address(
         match link.handshake() {
             Ok(_) => break,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero()
-                    || !link.wait(true, link.handshake_wants_write(), Some(left)).map_err(failed)?
-                {
+                let heard = wait_until_heard(&link, link.handshake_wants_write(), kind, deadline);
+                if !heard.map_err(failed)? {
                     return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT)));
                 }
             }
@@ -129,7 +127,7 @@ fn attempt_address(
     }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline)),
+        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, kind, deadline)),
     }
 }
 
@@ -166,10 +164,16 @@ fn connect_within(
 }
 
 /// Until there is a verdict.
-fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shake>, deadline: Instant) -> Verdict {
+fn shake_hands(
+    engine: &Arc<Engine>,
+    link: &Arc<Link>,
+    mut shake: Box<Shake>,
+    kind: Attempt,
+    deadline: Instant,
+) -> Verdict {
     let mut buffer = [0u8; 4096];
     loop {
-        let count = match exchange(link, &mut shake, &mut buffer, deadline) {
+        let count = match exchange(link, &mut shake, &mut buffer, kind, deadline) {
             Ok(count) => count,
             Err(error) => return engine.client_give_up(shake, link, error),
         };
@@ -181,17 +185,37 @@ fn shake_hands(engine: &Arc<Engine>, link: &Arc<Link>, mut shake: Box<Shake>, de
 }
 
 /// Sends what is to be sent and receives something.
-fn exchange(link: &Link, shake: &mut Shake, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+fn exchange(
+    link: &Link,
+    shake: &mut Shake,
+    buffer: &mut [u8],
+    kind: Attempt,
+    deadline: Instant,
+) -> io::Result<usize> {
+    loop {
+        match shake.step(link, buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if !wait_until_heard(link, !shake.output.is_empty(), kind, deadline)? {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Until there is something to be read (or sent, if wanted). False at `deadline`, or if what was sent does not arrive.
+fn wait_until_heard(link: &Link, writable: bool, kind: Attempt, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Ok(false);
         }
-        match shake.step(link, buffer) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                link.wait(true, !shake.output.is_empty(), Some(left))?;
-            }
-            other => return other,
+        if link.wait(true, writable, Some(left.min(ARRIVAL_LOOK)))? {
+            return Ok(true);
+        }
+        if kind.is_unheard(link) {
+            return Ok(false);
         }
     }
 }

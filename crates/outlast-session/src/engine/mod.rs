@@ -47,7 +47,7 @@ pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub use memory::Memory;
-pub(crate) use retrying::{Attempt, Next, Outage};
+pub(crate) use retrying::{ARRIVAL_LOOK, Attempt, Next, Outage};
 pub(crate) use rx::Rx;
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use service::ServiceLent;

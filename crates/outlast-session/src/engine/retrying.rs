@@ -1,7 +1,7 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
 use super::client::Verdict;
-use super::{Ctl, Engine, EventKind, Helper};
+use super::{Ctl, Engine, EventKind, Helper, Link};
 use crate::config::Patience;
 use crate::error::Error;
 use crate::proto::State;
@@ -189,11 +189,21 @@ impl Attempt {
         self.hurry.is_some_and(|hurry| engine.is_hurried(hurry)) || self.is_needless(engine)
     }
 
+    /// Whether to give up on the answer of a server: what it was asked does not arrive.
+    pub(crate) fn is_unheard(self, link: &Link) -> bool {
+        self.hurry.is_some() && link.is_unanswered()
+    }
+
     /// Whether the present link has answered meanwhile.
     pub(crate) fn is_needless(self, engine: &Engine) -> bool {
         self.beside && engine.link().is_some_and(|link| !link.is_dead() && !link.is_unanswered())
     }
 }
+
+/// Whoever waits for the answer of a server looks so often whether what was asked has arrived at all. The kernel's own pauses
+/// between retransmissions double: what is lost several times in a row, as by a server whose queue of new connections is
+/// full, is sent sooner on a new connection. A server that is only slow has acknowledged what it was asked.
+pub(crate) const ARRIVAL_LOOK: Duration = Duration::from_secs(1);
 
 /// One outage of a client's session, or its opening: asked after every attempt what to do next.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::engine::{
-    ABORT_MAX, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage, Role, Shake,
-    Verdict, gap_reached, new_session_id,
+    ABORT_MAX, ARRIVAL_LOOK, Attempt, Begun, Engine, Gap, Helper, Hooks, Link, Next, OpeningAttempts, Outage,
+    Role, Shake, Verdict, gap_reached, new_session_id,
 };
 use crate::error::{Error, Result};
 use crate::scoped::Scoped;
@@ -111,23 +111,25 @@ async fn attempt_address(
         Ok(link) => link?,
         Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     };
-    match timeout_at(deadline, agree_on_tls(&link)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+    match heard_by(deadline, kind, &link, agree_on_tls(&link)).await {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             return Ok(engine.tls_failed(&link, &error));
         }
-        Ok(Err(error)) => {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT)));
+        }
+        Err(error) => {
             engine.note_broken(&error);
             return Err(failed(error));
         }
-        Err(_) => return Err(failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))),
     }
     if kind.is_needless(engine) {
         return Ok(Verdict::Again { error: ANSWERED.into(), after: Duration::ZERO });
     }
     match engine.client_begin(link)? {
         Begun::Installed => Ok(Verdict::Installed),
-        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, deadline).await),
+        Begun::Shake(link, shake) => Ok(shake_hands(engine, &link, shake, kind, deadline).await),
     }
 }
 
@@ -168,19 +170,37 @@ async fn shake_hands(
     engine: &Arc<Engine>,
     link: &Arc<Link>,
     mut shake: Box<Shake>,
+    kind: Attempt,
     deadline: ::tokio::time::Instant,
 ) -> Verdict {
     // Not in the future itself, which is larger with it for openings that have nothing to wait for, too.
     let mut buffer = vec![0; HANDSHAKE_READ_BYTES];
     loop {
-        let exchanged = timeout_at(deadline, exchange(link, &mut shake, &mut buffer)).await;
-        let count = match exchanged.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        let count = match heard_by(deadline, kind, link, exchange(link, &mut shake, &mut buffer)).await {
             Ok(count) => count,
             Err(error) => return engine.client_give_up(shake, link, error),
         };
         match engine.client_feed(shake, link, buffer.get(..count).unwrap_or_default()) {
             Verdict::More(more) => shake = more,
             verdict => return verdict,
+        }
+    }
+}
+
+/// Until `answer` is there, or `deadline`, or what was sent on `link` does not arrive.
+async fn heard_by<T>(
+    deadline: ::tokio::time::Instant,
+    kind: Attempt,
+    link: &Link,
+    answer: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let mut answer = std::pin::pin!(answer);
+    loop {
+        let look = deadline.min(::tokio::time::Instant::now() + ARRIVAL_LOOK);
+        match timeout_at(look, answer.as_mut()).await {
+            Ok(result) => return result,
+            Err(_) if look >= deadline || kind.is_unheard(link) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(_) => {}
         }
     }
 }

@@ -24,6 +24,7 @@ mod echoes;
 mod example;
 mod fallback;
 mod last_words;
+mod lost_requests;
 mod namespaces;
 mod openings;
 mod pauses;
