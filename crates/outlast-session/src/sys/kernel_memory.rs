@@ -23,13 +23,14 @@ struct MemInfo {
     receive_max: u32,
     sent: u32,
     send_max: u32,
-    reserved: u32,
+    /// For a moment the kernel may have charged more than it has reserved.
+    reserved: i32,
     send_queue: u32,
 }
 
 impl MemInfo {
     fn held_bytes(self) -> u64 {
-        u64::from(self.received) + u64::from(self.send_queue) + u64::from(self.reserved)
+        (u64::from(self.received) + u64::from(self.send_queue)).saturating_add_signed(self.reserved.into())
     }
 }
 
@@ -195,7 +196,7 @@ fn parse(reply: &[u8]) -> Option<MemInfo> {
                 receive_max: word(1)?,
                 sent: word(2)?,
                 send_max: word(3)?,
-                reserved: word(4)?,
+                reserved: word(4)?.cast_signed(),
                 send_queue: word(5)?,
             });
         }
@@ -216,6 +217,21 @@ mod tests {
         assert_eq!(tcp_pages("sockets: used 108\n"), None);
         let now = TcpMemory::now().unwrap();
         assert!(now.pressure_bytes > 0, "{now:?}");
+    }
+
+    /// Counted as a number without a sign it is 4 GiB, and every session without a link would be given up.
+    #[test]
+    fn what_is_charged_before_it_is_reserved_is_not_much() {
+        let info = MemInfo { received: 8192, send_queue: 1024, reserved: -4352, ..MemInfo::default() };
+        assert_eq!(info.held_bytes(), 4864);
+        assert_eq!(MemInfo { reserved: -1, ..MemInfo::default() }.held_bytes(), 0);
+        let mut answer = vec![0; HEADER_BYTES + REPLY_BYTES];
+        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        answer.extend_from_slice(&[28, 0, 7, 0]);
+        for word in [8192_u32, 0, 0, 0, (-4352_i32).cast_unsigned(), 1024] {
+            answer.extend_from_slice(&word.to_ne_bytes());
+        }
+        assert_eq!(parse(&answer).unwrap().held_bytes(), 4864);
     }
 
     /// The kernel tells of both ends what they hold; a buffer that may not grow does not.
