@@ -24,6 +24,8 @@ pub enum Untold {
     WithoutC,
     /// It was executed with other rights than those of its real user, so that nothing may be loaded into it.
     Secure,
+    /// It is in another network namespace: its library does not reach the supervisor's holder from there.
+    OtherNetwork,
     /// It was executed without the variable that has it loaded, or is linked statically.
     NotLoaded,
 }
@@ -33,7 +35,8 @@ impl Untold {
     fn of(pid: Pid, listens_unsaid: bool) -> Option<Self> {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         if maps.contains(LIBRARY) {
-            return listens_unsaid.then_some(Self::WithoutC);
+            let why = if is_elsewhere(pid) { Self::OtherNetwork } else { Self::WithoutC };
+            return listens_unsaid.then_some(why);
         }
         Some(if is_secure(pid) { Self::Secure } else { Self::NotLoaded })
     }
@@ -44,6 +47,15 @@ fn is_secure(pid: Pid) -> bool {
     let (words, _) = vector.as_chunks::<{ size_of::<usize>() }>();
     let mut pairs = words.as_chunks::<2>().0.iter();
     pairs.any(|[what, value]| usize::from_ne_bytes(*what) == AT_SECURE && usize::from_ne_bytes(*value) != 0)
+}
+
+/// Whether a process is known to be in another network than this one.
+fn is_elsewhere(pid: Pid) -> bool {
+    let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net"));
+    match (network(&pid.to_string()), network("self")) {
+        (Ok(its), Ok(ours)) => its != ours,
+        _ => false,
+    }
 }
 
 /// What was found of one program.
@@ -116,7 +128,7 @@ mod tests {
     #[test]
     fn ordinary_programs_have_no_library_and_may_load_what_they_like() {
         let us = crate::sys::process::pid();
-        assert!(!is_secure(us) && !is_secure(Pid::MAX));
+        assert!(!is_secure(us) && !is_secure(Pid::MAX) && !is_elsewhere(us) && !is_elsewhere(Pid::MAX));
         assert_eq!((Untold::of(us, true), Untold::of(Pid::MAX, true)), (Some(Untold::NotLoaded), None));
     }
 }

@@ -111,3 +111,23 @@ fn a_listening_socket_of_another_network_is_not_taken_over() {
         next.ended();
     }
 }
+
+/// It serves, as without Outlast; what cannot be kept is said, and why.
+#[test]
+fn a_program_in_a_network_of_its_own_is_named() {
+    if !is_root() {
+        return;
+    }
+    let (folder, port, library) = (folder(), free_port().to_string(), library());
+    let preload = ["--preload", "always", "--preload-library", library.to_str().unwrap(), "--"];
+    let network = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"];
+    let server = ["/usr/bin/python3", "-c", PROGRAM, &port];
+    let mut outlast = Outlast::start(
+        folder.path(),
+        &[&["run", "--name", "apart"], &preload[..], &network, &server].concat(),
+    );
+    outlast.wait_for("is in another network namespace than `outlast run`");
+    assert!(serves(child(outlast.pid()), &port));
+    outlast.signal("TERM");
+    outlast.ended();
+}
