@@ -3,7 +3,7 @@
 //! Started when the first session needs it, one for the whole process, in both shells. It
 //! * sends what small writes left in the ring, at most [`flush_delay`](crate::Config::flush_delay) after them;
 //! * goes on sending when a full link can take more;
-//! * takes acknowledgements in while a writer waits for room and nobody reads;
+//! * takes acknowledgements in while a writer waits for room and nobody reads, of each session a bit at a time;
 //! * sees sessions to their end that the application has let go of;
 //! * gives the memory of idle rings back, once, and then leaves them alone;
 //! * hears of address and route changes and tells the clients;
@@ -37,6 +37,7 @@ type Watched = (Weak<Engine>, Arc<Link>, Interest);
 #[derive(Debug, Default)]
 struct Requests {
     flush: Vec<Weak<Engine>>,
+    pump: Vec<Weak<Engine>>,
     idle: Vec<Weak<Engine>>,
     linger: Vec<Arc<Engine>>,
     watch: Vec<Watched>,
@@ -51,9 +52,10 @@ struct Requests {
 impl Requests {
     fn is_empty(&self) -> bool {
         // All of them, by name: the thread goes to sleep if there is none.
-        let Self { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
+        let Self { flush, pump, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
             self;
         flush.is_empty()
+            && pump.is_empty()
             && idle.is_empty()
             && linger.is_empty()
             && watch.is_empty()
@@ -159,6 +161,13 @@ impl Helper {
     pub(crate) fn flush_soon(&self, engine: &Engine) {
         if !engine.flush_listed.swap(true, Ordering::AcqRel) {
             self.ask(false, |requests| requests.flush.push(engine.weak()));
+        }
+    }
+
+    /// Take more input in at the next tick.
+    pub(crate) fn pump_soon(&self, engine: &Engine) {
+        if !engine.pump_listed.swap(true, Ordering::AcqRel) {
+            self.ask(false, |requests| requests.pump.push(engine.weak()));
         }
     }
 

@@ -48,7 +48,8 @@ pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub use memory::Memory;
 pub(crate) use retrying::{ARRIVAL_LOOK, Attempt, Next, Outage};
-pub(crate) use rx::Rx;
+
+pub(crate) use rx::{Pumped, Rx};
 pub(crate) use server::{Acceptor, Greeting, Outcome, bind};
 pub(crate) use service::ServiceLent;
 pub(crate) use shaking::{Shaken, Shaking};
@@ -111,6 +112,7 @@ pub(crate) struct Engine {
     idle_listed: AtomicBool,
     /// On the helper's list of sessions to flush at the next tick.
     flush_listed: AtomicBool,
+    pump_listed: AtomicBool,
     /// A writer waits for room or a link.
     writer_waits: AtomicBool,
     /// The application reads no more; what comes is thrown away. Not under `rx`, which a reader may hold asleep.
@@ -254,6 +256,7 @@ impl Engine {
             ack_told_offset: AtomicU64::new(0),
             idle_listed: AtomicBool::new(false),
             flush_listed: AtomicBool::new(false),
+            pump_listed: AtomicBool::new(false),
             writer_waits: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             spliced_bytes: AtomicU64::new(0),

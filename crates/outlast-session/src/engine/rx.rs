@@ -2,6 +2,8 @@
 
 mod pump;
 
+pub(crate) use pump::Pumped;
+
 use super::inbox::{INBOX_READ_BYTES, Inbox};
 use super::memory::FrozenBytes;
 use super::opening::{HandshakeEnd, Opening};
@@ -10,6 +12,7 @@ use crate::error::{Error, Result, in_words};
 use crate::proto::{Control, Piece, Receiver};
 use crate::sys;
 use parking_lot::MutexGuard;
+use pump::STEPS_MAX;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -232,7 +235,12 @@ impl Engine {
         buffer: &mut [u8],
         waiting: &mut Waiting<'_, '_>,
     ) -> Result<Progress<usize>> {
+        let mut steps = 0;
         loop {
+            steps += 1;
+            if steps > STEPS_MAX && matches!(waiting, Waiting::Task(_)) {
+                return Ok(Self::ask_again(waiting));
+            }
             if rx.backlog.is_empty()
                 && rx.inbox.is_empty()
                 && let Some(flush) = self.flush_before_read()

@@ -8,6 +8,7 @@
     clippy::print_stdout
 )]
 
+mod control_frames;
 mod crowds;
 mod descriptors;
 mod floods;

@@ -1,7 +1,7 @@
 //! How the helper looks at one session.
 
 use super::super::memory::ROOM_BYTES_FIRST;
-use super::super::{Engine, Farewell, Link, Role};
+use super::super::{Engine, Farewell, Link, Pumped, Role};
 use crate::proto::{LinkMode, WindowAdvice};
 use mio::Interest;
 use std::sync::Arc;
@@ -122,12 +122,18 @@ impl Engine {
         if self.ctl().released && self.linger_step() {
             return true;
         }
-        self.pump_input();
-        // What had come before the end was taken in first: it may say why.
-        if ended && !link.is_dead() && link.is_broken() {
+        let pumped = self.pump_input();
+        // What had come before the end is taken in first: it may say why.
+        if ended && pumped != Pumped::Some && !link.is_dead() && link.is_broken() {
             self.lost(link, "connection lost while the application did nothing");
         }
         false
+    }
+
+    /// More input was there than could be taken in at once.
+    pub(super) fn pump_again(&self) {
+        self.pump_listed.store(false, Ordering::Release);
+        self.pump_input();
     }
 
     /// Whether input is looked for on the application's behalf.

@@ -76,6 +76,13 @@ fn link_token(fd: RawFd) -> Option<Token> {
     usize::try_from(fd).ok().map(|fd| Token(FIRST_WATCH + 2 * fd))
 }
 
+/// What was asked for since the last tick, and is done now.
+struct Taken {
+    flush: Vec<Weak<Engine>>,
+    pump: Vec<Weak<Engine>>,
+    watch: Vec<Watched>,
+}
+
 /// What only the thread itself touches.
 pub(super) struct Thread {
     helper: &'static Helper,
@@ -166,14 +173,14 @@ impl Thread {
     }
 
     fn tick(&mut self) {
-        let (flush, watch) = self.take_requests();
+        let Taken { flush, pump, watch } = self.take_requests();
         self.run_jobs();
         self.repeat_datagrams();
         self.silences.look();
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
         }
-        let busy = !flush.is_empty() || !watch.is_empty();
+        let busy = !flush.is_empty() || !pump.is_empty() || !watch.is_empty();
         for (engine, link, interest) in watch {
             self.watch(engine, &link, interest);
         }
@@ -182,6 +189,9 @@ impl Thread {
                 engine.flush_listed.store(false, Ordering::Release);
                 self.look_after(&engine);
             }
+        }
+        for engine in pump.iter().filter_map(Weak::upgrade) {
+            engine.pump_again();
         }
         let busy = self.linger() || busy;
         self.quiet_ticks = if busy { 0 } else { self.quiet_ticks.saturating_add(1) };
@@ -194,13 +204,23 @@ impl Thread {
         }
     }
 
-    /// Everything that was asked for since the last tick is on a list of this thread's; what to flush and to watch now is
-    /// returned.
-    fn take_requests(&mut self) -> (Vec<Weak<Engine>>, Vec<Watched>) {
+    /// Everything that was asked for since the last tick is on a list of this thread's; what to do now is returned.
+    fn take_requests(&mut self) -> Taken {
         let requests = &mut *self.helper.requests.lock();
         // All of them, by name, so that none is forgotten.
-        let Requests { flush, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
-            requests;
+        let Requests {
+            flush,
+            pump,
+            idle,
+            linger,
+            watch,
+            acceptors,
+            clients,
+            mailboxes,
+            repeats,
+            listened,
+            jobs,
+        } = requests;
         self.idle.append(idle);
         for engine in linger.drain(..) {
             let since = Instant::now();
@@ -223,7 +243,7 @@ impl Thread {
             self.silences.add(std::mem::take(listened));
         }
         self.later.append(&mut jobs.0);
-        (std::mem::take(flush), std::mem::take(watch))
+        Taken { flush: std::mem::take(flush), pump: std::mem::take(pump), watch: std::mem::take(watch) }
     }
 
     /// What need not be done with the requests' lock held.

@@ -1,9 +1,24 @@
 //! Input without a reader: what the peer acknowledges, asks and announces, for a writer that waits for it.
 
 use super::{Step, Waiting};
-use crate::engine::Engine;
+use crate::engine::{Engine, Helper};
 use crate::error::Error;
 use crate::proto::Control;
+
+/// So many steps are done for one session before others have their turn: a peer can send control frames without end, and as
+/// fast as they are handled. Others wait for less than a millisecond, and acknowledgements come by far more seldom.
+pub(super) const STEPS_MAX: u32 = 32;
+
+/// What is left of a link's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pumped {
+    /// Nothing for now.
+    All,
+    /// There may be more at once: it was others' turn.
+    Some,
+    /// Nothing more is to be expected from this link.
+    Last,
+}
 
 impl Engine {
     /// For a reader that holds `rx` and hence must not wait for `tx`. False if the slow way is needed.
@@ -41,20 +56,28 @@ impl Engine {
         }
     }
 
-    /// In the background, for a writer that waits for the peer: takes input in without the application.
-    /// Returns false if there is nothing more to be expected from this link.
-    pub(crate) fn pump_input(&self) -> bool {
+    /// In the background, for a writer that waits for the peer: takes input in without the application. What is too much for
+    /// once the helper takes in, bit by bit.
+    pub(crate) fn pump_input(&self) -> Pumped {
+        let pumped = self.pump_some();
+        if pumped == Pumped::Some {
+            Helper::get().pump_soon(self);
+        }
+        pumped
+    }
+
+    fn pump_some(&self) -> Pumped {
         self.request_ack();
         self.notice_end();
-        loop {
-            let Some(mut rx) = self.rx.try_lock() else { return true };
+        for _ in 0..STEPS_MAX {
+            let Some(mut rx) = self.rx.try_lock() else { return Pumped::All };
             let framed = rx.receiver.is_framed();
             // Behind the end of a framed stream there are still acknowledgements.
             let complete = rx.receiver.is_complete() && !framed;
             if rx.failure.is_some() || rx.backlog_bytes >= self.backlog_bytes_max() || complete {
-                return false;
+                return Pumped::Last;
             }
-            let Some(link) = rx.link.clone() else { return false };
+            let Some(link) = rx.link.clone() else { return Pumped::Last };
             let step = if rx.opening.is_some() {
                 self.handshake_step(&mut rx, link, &mut Waiting::Never)
             } else if framed || self.is_read_shut() {
@@ -73,7 +96,7 @@ impl Engine {
                 // The application reads for itself, but perhaps not now.
                 Step::Broken(link, "connection lost".into())
             } else {
-                return true;
+                return Pumped::All;
             };
             match step {
                 Step::Data(_) => {}
@@ -82,14 +105,14 @@ impl Engine {
                     drop(rx);
                     self.tell_end();
                     self.check_over();
-                    return false;
+                    return Pumped::Last;
                 }
-                Step::Wait(_) => return true,
-                Step::NoLink => return false,
+                Step::Wait(_) => return Pumped::All,
+                Step::NoLink => return Pumped::Last,
                 Step::Broken(link, cause) => {
                     drop(rx);
                     self.lost(&link, &cause);
-                    return false;
+                    return Pumped::Last;
                 }
                 Step::Control(control, acked_offset) => {
                     drop(rx);
@@ -101,5 +124,6 @@ impl Engine {
                 }
             }
         }
+        Pumped::Some
     }
 }
