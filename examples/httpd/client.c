@@ -188,8 +188,13 @@ void client_go(struct client *client)
         return;
     }
     client->active = client->phase == DRAINING ? client->active : now();
-    /* Who is interrupted goes on as soon as there is room, which is at once. */
-    uint32_t events = client->phase == WRITING || result == 1 ? EPOLLOUT : client->phase == RUNNING ? 0 : EPOLLIN;
+    /* Who is interrupted goes on as soon as there is room, which is at once. Not while a program runs, which the last
+     * step may have started: whatever is told then means that the client is gone. */
+    uint32_t events = EPOLLIN;
+    if (client->phase == RUNNING)
+        events = 0;
+    else if (client->phase == WRITING || result == 1)
+        events = EPOLLOUT;
     if (events != client->events)
         watch(client, client->fd, events, false);
 }

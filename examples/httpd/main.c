@@ -126,13 +126,17 @@ static void serve(void)
         outlast_busy();
         if (count < 0 && errno != EINTR)
             fail("wait for events");
+        bool somebody_comes = false;
         for (int i = 0; i < count; i++) {
             int fd = events[i].data.fd;
             if (fd == listener)
-                accept_all();
+                somebody_comes = true;
             else if (owners[fd])
                 on_event(owners[fd], fd);
         }
+        /* Last: who comes may get a number that was somebody else's when these events were told. */
+        if (somebody_comes)
+            accept_all();
         if (now() != last) {
             last = now();
             tick();

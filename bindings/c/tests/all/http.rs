@@ -1,12 +1,27 @@
 //! The example server speaks HTTP, built with Outlast and without it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{BIG_BYTES, Client, Httpd, Random, big, count_in, get, run};
+use crate::common::{BIG_BYTES, Client, Httpd, PATIENCE, Random, big, count_in, get, run, signal};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn each_build(name: &str, test: impl Fn(&Httpd)) {
     for build in ["httpd", "httpd-outlast"] {
         test(&Httpd::start(build, &format!("{name}-{build}")));
+    }
+}
+
+/// What there is as soon as there is something.
+fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing comes");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -124,6 +139,52 @@ fn programs() {
         assert_eq!(client.hear(true).status, 100);
         assert_eq!(client.ask("ab").text(), "POST /cgi-bin/echo   2 \nab");
     });
+}
+
+/// A client gets so many steps at a time: a program may start with the last one of them, and is waited for all the same.
+#[test]
+fn a_program_is_waited_for_behind_any_number_of_requests() {
+    each_build("behind", |server| {
+        for before in 0..20 {
+            let mut client = Client::of(server.address);
+            client.say(format!("{}{}", get("/nothing", "").repeat(before), get("/cgi-bin/status", "")));
+            for _ in 0..before {
+                assert_eq!(client.hear(false).status, 404);
+            }
+            assert_eq!(client.hear(false).status, 418, "behind {before} requests");
+        }
+    });
+}
+
+/// Events are given several at a time: what was told of a number is not about who has got that number since.
+#[test]
+fn who_comes_while_somebody_goes_is_not_taken_for_him() {
+    let server = Httpd::start("httpd", "numbers");
+    let programs = server.files.join("cgi-bin");
+    let script = "#!/bin/sh\necho $$ > its-id\nuntil [ -e go ]; do sleep 0.01; done\n";
+    std::fs::write(programs.join("waits"), script).unwrap();
+    std::fs::set_permissions(programs.join("waits"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let goes = Client::of(server.address);
+    goes.0.get_ref().write_all((get("/nothing", "") + &get("/cgi-bin/waits", "")).as_bytes()).unwrap();
+    let program = eventually(|| {
+        std::fs::read_to_string(programs.join("its-id")).ok()?.strip_suffix('\n').map(str::to_owned)
+    });
+    let is_now = |process: &str, state: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+        status.rsplit_once(") ").unwrap().1.starts_with(state).then_some(())
+    };
+    signal(server.pid(), "STOP");
+    eventually(|| is_now(&server.pid().to_string(), "T"));
+    // With something unread, that is a reset: its event is the first one, and frees the number of its program's.
+    drop(goes);
+    let early = Client::of(server.address);
+    let mut comes = Client::of(server.address);
+    comes.say(get("/cgi-bin/status", ""));
+    std::fs::write(programs.join("go"), "").unwrap();
+    eventually(|| is_now(&program, "Z"));
+    signal(server.pid(), "CONT");
+    assert_eq!(comes.hear(false).status, 418);
+    drop(early);
 }
 
 #[test]

@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stdout, reason = "a test")]
 
-use crate::common::{Answer, Client, Random, Server, Stop, Stops, number, request};
+use crate::common::{Answer, Client, PATIENCE, Random, Server, Stop, Stops, number, request};
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const CRASHES: u64 = 500;
 const COUNTERS: u64 = 24;
@@ -280,9 +280,14 @@ fn a_request_that_crashes_everybody_is_refused_and_the_others_see_nothing() {
             assert_eq!(client.hear().status, 200, "{how}");
             assert_eq!(client.hear().status, 500, "{how}");
             client.ends();
-            // Its line may come a little later.
+            // Their lines may come a little later, and one too many later still.
+            let counted = || server.generations.load(Ordering::Relaxed) - before;
+            let deadline = Instant::now() + PATIENCE;
+            while counted() < 3 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             std::thread::sleep(Duration::from_millis(100));
-            let generations = server.generations.load(Ordering::Relaxed) - before;
+            let generations = counted();
             assert_eq!(generations, 3, "{how}: that many crashes it takes");
         }
         drop(stops);

@@ -315,7 +315,8 @@ impl Client {
     /// The next answer. A HEAD has none of the body that it tells the length of.
     pub fn hear(&mut self, head_only: bool) -> Answer {
         let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
+        let length = self.0.read_line(&mut line).unwrap();
+        assert!(length > 0, "the server has ended the connection of {:?}", self.0.get_ref().local_addr());
         let status =
             line.strip_prefix("HTTP/1.1 ").unwrap_or_else(|| panic!("an answer begins with {line:?}"));
         let status = status[..3].parse().unwrap();
