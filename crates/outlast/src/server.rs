@@ -15,7 +15,7 @@ use outlast_session::relay::{
 };
 use outlast_session::tokio::{Listener, Session};
 use outlast_session::{Detached, Error, Info, Refusal, Role, SessionId};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -390,7 +390,9 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<L
             return Err(why);
         }
     };
-    match dial_any(&destination, policy).await {
+    // Without an address the link is lost: then nobody waits.
+    let client = session.info().peer_addr.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip());
+    match dial_any(&destination, client, policy).await {
         Ok(local) => {
             let answered = preamble::answer(session, Status::Connected, "").await;
             answered.map_err(|error| error.to_string())?;

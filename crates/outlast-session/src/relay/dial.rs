@@ -1,13 +1,14 @@
 //! Connecting to where a session leads: a fixed target, or a destination that the client named.
 
 use super::access::{DestinationPolicy, Verdict};
+use super::lookups::look_up;
 use super::preamble::Status;
 use super::{DIAL_TIMEOUT, Destination, Host, Local, TcpLocal};
 use crate::Scoped;
 use crate::sys::begin_connect;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use tokio::net::UnixStream;
@@ -87,7 +88,7 @@ impl fmt::Display for DialError {
 pub async fn dial(service: &Service) -> Result<Local, DialError> {
     match service {
         Service::Tcp(destination) => {
-            let addresses = resolve(destination).await?;
+            let addresses = resolve(destination, None).await?;
             first_of(destination, addresses).await.map(Local::Tcp)
         }
         Service::Scoped(scoped) => match scoped.resolve() {
@@ -101,12 +102,16 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
     }
 }
 
-/// Connects to a destination that a client named, if the policy allows the address it resolves to.
+/// Connects to a destination that the client at this address named, if the policy allows the address it resolves to.
 ///
 /// # Errors
 /// When it is not allowed, or no allowed address of it takes the connection.
-pub async fn dial_any(destination: &Destination, policy: &DestinationPolicy) -> Result<Local, DialError> {
-    let mut addresses = resolve(destination).await?;
+pub async fn dial_any(
+    destination: &Destination,
+    client: IpAddr,
+    policy: &DestinationPolicy,
+) -> Result<Local, DialError> {
+    let mut addresses = resolve(destination, Some(client)).await?;
     // RP 11: what was judged is what is connected to: the name is not resolved a second time.
     let mut why_not = Verdict::NotListed;
     addresses.retain(|address| match policy.judge(*address) {
@@ -136,13 +141,18 @@ fn not_allowed(destination: &Destination, verdict: Verdict) -> DialError {
     DialError { status: Status::NotAllowed, reason }
 }
 
-async fn resolve(destination: &Destination) -> Result<Vec<SocketAddr>, DialError> {
+/// For a client, if one has named the destination.
+async fn resolve(destination: &Destination, client: Option<IpAddr>) -> Result<Vec<SocketAddr>, DialError> {
     let name = match destination.host() {
         Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, destination.port())]),
         Host::Name(name) => name.as_str(),
     };
-    let found = within(tokio::net::lookup_host((name, destination.port()))).await;
-    match found.map(Iterator::collect::<Vec<_>>) {
+    let port = destination.port();
+    let found = match client {
+        Some(client) => within(look_up(client, name, port)).await,
+        None => within(tokio::net::lookup_host((name, port))).await.map(Iterator::collect),
+    };
+    match found {
         Ok(addresses) if !addresses.is_empty() => Ok(addresses),
         Ok(_) => Err(unknown(name, "it has no address")),
         Err(error) => Err(unknown(name, &error.to_string())),
@@ -212,6 +222,8 @@ pub fn plain(error: &io::Error) -> String {
 mod tests {
     use super::*;
 
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
     #[test]
     fn services_are_addresses_or_paths() {
         for text in ["127.0.0.1:22", "db.example:5432", "[fe80::1%eth0]:22", "unix:/run/x.sock"] {
@@ -237,10 +249,10 @@ mod tests {
         let destination = format!("localhost:{}", listener.local_addr().unwrap().port()).parse().unwrap();
         let rules = |rules: &[&str]| rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let denied = DestinationPolicy { rules: rules(&["any"]), deny: Vec::new() };
-        let error = dial_any(&destination, &denied).await.unwrap_err();
+        let error = dial_any(&destination, CLIENT, &denied).await.unwrap_err();
         assert_eq!(error.status, Status::NotAllowed);
         assert!(error.to_string().contains("leads to a loopback address"), "{error}");
         let allowed = DestinationPolicy { rules: rules(&["127.0.0.0/8", "::1"]), deny: Vec::new() };
-        assert!(dial_any(&destination, &allowed).await.is_ok());
+        assert!(dial_any(&destination, CLIENT, &allowed).await.is_ok());
     }
 }

@@ -35,6 +35,7 @@ pub mod dial;
 mod exact;
 pub mod http_connect;
 mod local;
+mod lookups;
 pub mod preamble;
 mod pump;
 pub mod reasons;
