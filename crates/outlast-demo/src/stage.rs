@@ -1,9 +1,8 @@
 //! The hosts: a client behind its home's NAT, and a server; or all on loopback.
 
 use crate::program::Host;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use outlast_lab::{Lab, Nat, Target, WireSpec};
-use std::net::TcpListener;
 use std::time::Duration;
 
 /// Fastest rate of the wire to the server. The rate makes transfers last long enough to be broken.
@@ -126,17 +125,14 @@ impl Stage {
 
 impl Ports {
     fn free() -> Result<Self> {
-        let listeners: Vec<_> = (0..6).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let port = |at: usize| -> Result<u16> {
-            Ok(listeners.get(at).context("no free port")?.local_addr()?.port())
-        };
+        let port = outlast_lab::free_port;
         Ok(Self {
-            web: port(0)?,
-            ssh: port(1)?,
-            listen: port(2)?,
-            local: port(3)?,
-            socat: port(4)?,
-            nginx: port(5)?,
+            web: port()?,
+            ssh: port()?,
+            listen: port()?,
+            local: port()?,
+            socat: port()?,
+            nginx: port()?,
         })
     }
 }

@@ -95,7 +95,7 @@ fn serve() -> Outcome<()> {
     let microseconds = |began: Instant, count: usize| began.elapsed().as_nanos() as f64 / 1e3 / count as f64;
     let mut listener = None;
     for number in 0..=BINDS {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = outlast_lab::free_port()?;
         drop(listener.take());
         let (bind, listen, socket) = times_of_listening(port)?;
         if number == 0 {

@@ -9,7 +9,7 @@ use crate::launch::{Launch, Program};
 use crate::options::Options;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -97,13 +97,13 @@ fn plan<'a>(ground: &'a Ground, options: &'a Options, server: SocketAddr, number
     Ok(Plan { ground, options, near, far, server, folder })
 }
 
-/// An address that nobody listens on at the moment.
+/// An address that nobody listens on, and whose port the kernel gives to no client meanwhile.
 pub fn free_address(ground: &Ground, end: End, ip: IpAddr) -> Result<SocketAddr> {
-    let bind = || TcpListener::bind((ip, 0)).and_then(|listener| listener.local_addr());
-    Ok(match ground.host(end) {
-        Some(host) => host.enter(bind)??,
-        None => bind()?,
-    })
+    let port = match ground.host(end) {
+        Some(host) => host.enter(outlast_lab::free_port)??,
+        None => outlast_lab::free_port()?,
+    };
+    Ok((ip, port).into())
 }
 
 /// Waits until a byte comes back through the relays.

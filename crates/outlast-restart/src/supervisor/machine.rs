@@ -25,6 +25,8 @@ pub(super) enum Input {
     CannotStart { code: i32 },
     /// The main process has died. `heir` is the one that lives on for it, if there is one.
     Died { death: Death, heir: Option<u32> },
+    /// So, in order, and nobody is left, though it has gone into the background before: nobody serves.
+    Vanished { death: Death },
     /// This process got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
     Signal { number: i32, by_process: bool },
     /// The terminal is gone that the program was started from, and the program has been told so, as it would have been
@@ -92,6 +94,8 @@ struct Running {
     hung_up_until_ms: Option<(u64, bool)>,
     /// It got this signal, of [`INTERRUPTS`], at this time, and decides itself what that means.
     interrupted: Option<(i32, u64)>,
+    /// It is not the process that was started: that has ended in order.
+    in_background: bool,
 }
 
 impl Running {
@@ -135,6 +139,8 @@ pub(super) struct Machine {
     run: u32,
     in_a_row: u32,
     was_ready: bool,
+    /// Whoever is started goes on in the background, as far as is known.
+    daemonizes: bool,
     /// When it was told to end for good.
     told_ms: Option<u64>,
     alive_at_ms: Option<u64>,
@@ -156,6 +162,7 @@ impl Machine {
             run: 0,
             in_a_row: 0,
             was_ready: false,
+            daemonizes: false,
             told_ms: None,
             actions: Vec::new(),
         }
@@ -164,6 +171,11 @@ impl Machine {
     /// The process that is taken for the program.
     pub(super) fn main(&self) -> Option<u32> {
         self.running().map(|running| running.main)
+    }
+
+    /// Whether the program is about to go into the background, if it does what it has done before.
+    pub(super) fn awaits_background(&self) -> bool {
+        self.daemonizes && self.running().is_some_and(|running| !running.in_background)
     }
 
     /// When the program was told to end for good, if it was.
@@ -269,6 +281,7 @@ impl Machine {
             (Input::Died { death, heir }, Phase::Running(running)) => {
                 self.died(running, death, heir, now_ms);
             }
+            (Input::Vanished { death }, Phase::Running(running)) => self.vanished(running, death, now_ms),
             (Input::HungUp { for_sure }, phase) => self.hung_up(phase, for_sure, now_ms),
             (Input::Signal { number, by_process }, phase) => self.signal(phase, number, by_process, now_ms),
             (Input::Ready, Phase::Running(running)) => self.ready(running, now_ms),
@@ -319,6 +332,7 @@ impl Machine {
             kill_at_ms: None,
             hung_up_until_ms: None,
             interrupted: None,
+            in_background: false,
         };
         self.phase = Phase::Running(running);
         self.act(Action::Tell(Event::Started { pid, run: self.run }));
@@ -351,7 +365,9 @@ impl Machine {
         let time = self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT);
         let interrupted = running.interrupted.zip(running.interrupted_ms(death, time, now_ms));
         if let Some(heir) = heir {
-            self.phase = Phase::Running(Running { main: heir, heard_ms: now_ms, ..running });
+            let in_background = running.in_background || self.settings.success.contains(&death);
+            self.daemonizes |= in_background;
+            self.phase = Phase::Running(Running { main: heir, heard_ms: now_ms, in_background, ..running });
             self.act(Action::Tell(Event::Succeeded { death, pid: heir }));
             // Whoever takes over has not heard what the dead one was told.
             match running.ending {
@@ -386,6 +402,16 @@ impl Machine {
             _ if self.settings.restart == Restart::Never => self.over(Outcome::Ended(death)),
             _ => self.crashed(running.began_ms, death, now_ms),
         }
+    }
+
+    fn vanished(&mut self, running: Running, death: Death, now_ms: u64) {
+        let is_usual = running.ending.is_some() || running.hung_up_until_ms.is_some();
+        if is_usual || self.settings.restart == Restart::Never {
+            return self.died(running, death, None, now_ms);
+        }
+        self.act(Action::Tell(Event::Ended { pid: running.main, death }));
+        self.act(Action::Tell(Event::Vanished));
+        self.crashed(running.began_ms, death, now_ms);
     }
 
     fn crashed(&mut self, began_ms: u64, death: Death, now_ms: u64) {

@@ -238,6 +238,8 @@ pub enum Event {
         /// Its process.
         pid: u32,
     },
+    /// It has ended in order as if it went into the background, as it did before, and nobody is there: that is a crash.
+    Vanished,
     /// Another process has ended that had this one for a parent.
     Buried {
         /// Which.

@@ -37,6 +37,8 @@ const LOOK_SOON: Duration = Duration::from_millis(5);
 const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
 /// And leaves the session of the one that has started it within this time.
 const SESSION_WAIT: Duration = Duration::from_millis(250);
+/// Both, of one that has done so before: if it is not there, nobody serves.
+const EXPECTED_WAIT: Duration = Duration::from_secs(5);
 /// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
 const CAUSE_WITHIN_MS: u64 = 100;
 
@@ -265,6 +267,12 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             if heir.is_none() && self.has_died_on_trial(death) {
                 self.inputs.push_back(Input::DiedOnTrial { death });
+            } else if heir.is_none()
+                && in_order
+                && self.machine.awaits_background()
+                && !self.is_any_left(false)
+            {
+                self.inputs.push_back(Input::Vanished { death: self.death_in_background().unwrap_or(death) });
             } else {
                 self.inputs.push_back(Input::Died { death, heir });
             }
@@ -337,17 +345,27 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// The same. Some begin to listen when they are in the background, and some fork twice: that takes a moment.
     fn awaited_in_background(&self, in_order: bool) -> Option<u32> {
         let began = Instant::now();
+        let (session_wait, wait) = match self.machine.awaits_background() {
+            true => (EXPECTED_WAIT, EXPECTED_WAIT),
+            false => (SESSION_WAIT, BACKGROUND_WAIT),
+        };
         loop {
             let found = self.in_background(in_order);
             let may_come = in_order && self.supervisor.custody.is_some() && self.machine.told_ms().is_none();
             let waited = began.elapsed();
             // Its parent may have ended before it has done anything.
-            let is_any = waited < BACKGROUND_WAIT && self.is_any_left(waited >= SESSION_WAIT);
+            let is_any = waited < wait && self.is_any_left(waited >= session_wait);
             if found.is_some() || !may_come || !is_any {
                 return found;
             }
             std::thread::sleep(LOOK_SOON);
         }
+    }
+
+    /// How whoever was to go on in the background has ended, if it has failed.
+    fn death_in_background(&self) -> Option<Death> {
+        let death = Death::from_status(process::ended()?.status);
+        (!self.supervisor.settings.success.contains(&death)).then_some(death)
     }
 
     /// Whether it has left this process's session, and is not of a server that is written for this library.

@@ -120,8 +120,12 @@ impl World {
     fn die(&mut self, death: Death, heir: Option<u32>) {
         self.doomed = None;
         self.main = heir;
-        let on_trial = heir.is_none() && self.random.one_in(4);
-        self.feed(if on_trial { Input::DiedOnTrial { death } } else { Input::Died { death, heir } });
+        let input = match self.random.below(8) {
+            0 | 1 if heir.is_none() => Input::DiedOnTrial { death },
+            2 if heir.is_none() && death == Death::Exited(0) => Input::Vanished { death },
+            _ => Input::Died { death, heir },
+        };
+        self.feed(input);
     }
 
     fn step(&mut self) {
@@ -216,6 +220,38 @@ fn whoever_lives_on_is_the_program_and_hears_what_the_dead_one_was_told() {
     assert_eq!(told.last(), Some(&Action::Signal { pid: 9, number: libc::SIGTERM }));
     let end = machine.on(Input::Died { death: Death::Signal(libc::SIGTERM), heir: None }, 8);
     assert_eq!(end.last(), Some(&Action::End(Outcome::Stopped(Death::Signal(libc::SIGTERM)))));
+}
+
+#[test]
+fn who_goes_into_the_background_and_is_not_there_has_crashed() {
+    let mut machine = machine(Settings::default());
+    let (in_order, failed) = (Death::Exited(0), Death::Exited(1));
+    assert!(!machine.awaits_background());
+    machine.on(Input::Died { death: in_order, heir: Some(8) }, 1);
+    // It is there: its end in order is one.
+    assert!(!machine.awaits_background());
+    let told = machine.on(Input::Died { death: Death::Signal(libc::SIGKILL), heir: None }, 2);
+    assert_eq!(told.last(), Some(&Action::Start));
+    machine.on(Input::Started { pid: 9 }, 3);
+    assert!(machine.awaits_background());
+    let told = machine.on(Input::Vanished { death: failed }, 4);
+    assert!(told.contains(&Action::Tell(Event::Vanished)), "{told:?}");
+    let pause_ms = machine.deadline_ms().unwrap();
+    assert_eq!(machine.on(Input::Time, pause_ms), [Action::Start]);
+    machine.on(Input::Started { pid: 10 }, pause_ms);
+    machine.on(Input::Died { death: in_order, heir: Some(11) }, pause_ms + 1);
+    let end = machine.on(Input::Died { death: in_order, heir: None }, pause_ms + 2);
+    assert_eq!(end.last(), Some(&Action::End(Outcome::Finished)));
+}
+
+#[test]
+fn who_was_told_to_end_or_is_not_to_be_started_again_has_not_crashed() {
+    let vanished = Input::Vanished { death: Death::Exited(0) };
+    let mut told = machine(Settings::default());
+    told.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 1);
+    assert_eq!(told.on(vanished, 2).last(), Some(&Action::End(Outcome::Finished)));
+    let mut once = machine(Settings { restart: Restart::Never, ..Settings::default() });
+    assert_eq!(once.on(vanished, 1).last(), Some(&Action::End(Outcome::Finished)));
 }
 
 #[test]

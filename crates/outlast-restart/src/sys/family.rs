@@ -1,5 +1,6 @@
 //! Who is whose child.
 
+use super::lineage::{self, Seen};
 use super::process::{self, Pid};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,11 +14,15 @@ pub(crate) fn adopt_orphans() -> io::Result<()> {
 
 /// The parent of a process that has not ended; none if it has, or there is none of this number.
 pub(crate) fn parent_of_living(pid: Pid) -> Option<Pid> {
+    look(pid).filter(|seen| seen.lives).map(|seen| seen.parent)
+}
+
+fn look(pid: Pid) -> Option<Seen> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(parent)
+    Some(Seen { lives: !matches!(state, "Z" | "X"), parent })
 }
 
 /// Whether a process has begun to execute a program, and its new stack is not there yet: the kernel empties what it tells
@@ -82,61 +87,31 @@ pub(crate) fn and_below(root: Pid) -> Vec<Pid> {
 
 /// The same, of several.
 pub(crate) fn and_below_each(roots: &[Pid]) -> Vec<Pid> {
-    if roots.is_empty() {
-        return Vec::new();
-    }
-    let pairs: Vec<(Pid, Pid)> =
-        all().into_iter().filter_map(|pid| Some((pid, parent_of_living(pid)?))).collect();
-    let mut found = roots.to_vec();
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        next += 1;
-        for &(pid, its_parent) in &pairs {
-            if its_parent == parent && !found.contains(&pid) {
-                found.push(pid);
-            }
-        }
-    }
-    found
+    if roots.is_empty() { Vec::new() } else { lineage::and_below(roots, all(), look) }
 }
 
 /// All living processes below the calling one, found by their parents' lists where the kernel has those.
 pub(crate) fn below_this() -> Vec<Pid> {
     let us = process::pid();
-    let mut found = Vec::new();
-    if listed_children(us, &mut found).is_none() {
-        return and_below(us).into_iter().filter(|pid| *pid != us).collect();
-    }
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        next += 1;
-        let _ = listed_children(parent, &mut found);
-    }
-    found.retain(|pid| parent_of_living(*pid).is_some());
-    found
+    let lives = |pid| parent_of_living(pid).is_some();
+    lineage::by_lists(us, listed_children, lives)
+        .unwrap_or_else(|| and_below(us).into_iter().filter(|pid| *pid != us).collect())
 }
 
-/// The children of all threads of a process. None where the kernel does not list them.
-fn listed_children(of: Pid, found: &mut Vec<Pid>) -> Option<()> {
-    for task in std::fs::read_dir(format!("/proc/{of}/task")).ok()?.flatten() {
-        let listed = std::fs::read_to_string(task.path().join("children")).ok()?;
+/// The children of all threads of a process. None where the kernel does not list them, and if one of them has ended
+/// meanwhile.
+fn listed_children(of: Pid) -> Option<Vec<Pid>> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{of}/task")).ok()? {
+        let listed = std::fs::read_to_string(task.ok()?.path().join("children")).ok()?;
         found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<Pid>().ok()));
     }
-    Some(())
+    Some(found)
 }
 
 /// Whether a living process is below the calling one, however far.
-pub(crate) fn is_below_this(mut pid: Pid) -> bool {
-    let us = process::pid();
-    // Numbers are not ordered, but no family is as deep as this.
-    for _ in 0..256 {
-        match parent_of_living(pid) {
-            Some(parent) if parent == us => return true,
-            Some(parent) if parent > 1 => pid = parent,
-            _ => return false,
-        }
-    }
-    false
+pub(crate) fn is_below_this(pid: Pid) -> bool {
+    lineage::is_below(pid, process::pid(), look)
 }
 
 /// Whether a process is below the calling one, or a child of it that is not buried: also where there is no `/proc`.

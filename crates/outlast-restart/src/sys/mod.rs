@@ -10,6 +10,7 @@ pub(crate) mod family;
 pub(crate) mod fault;
 pub(crate) mod futex;
 pub(crate) mod launch;
+mod lineage;
 pub(crate) mod local;
 pub(crate) mod mapping;
 pub(crate) mod memfd;

@@ -41,8 +41,8 @@ fn threads_go_on_with_a_session() {
     for mode in MODES {
         within(move || {
             let config = config(mode);
-            let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-            let address = socket.local_addr().unwrap();
+            let address = own_address();
+            let socket = TcpListener::bind(address).unwrap();
             let (targets, its_config) = (Targets::from(address), config.clone());
             let connect = move || std::thread::spawn(move || client(&targets, &its_config));
             // The client may be there before the listener is: the kernel has accepted it, without the proof of a
@@ -93,7 +93,7 @@ fn tasks_go_on_with_a_session() {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let config = config(mode);
-                let listener = async_face::Listener::bind_with("127.0.0.1:0", &config).await.unwrap();
+                let listener = async_face::Listener::bind_with(own_address(), &config).await.unwrap();
                 let address = listener.local_addr();
                 let (targets, its_config) = (Targets::from(address), config.clone());
                 let client = std::thread::spawn(move || client(&targets, &its_config));
@@ -127,7 +127,7 @@ fn times_go_on_in_the_next_process() {
         // By the kernel's coarse clock.
         const TICK_MS: u64 = 10;
         let config = config(LinkMode::Inband);
-        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let listener = blocking::Listener::bind_with(own_address(), &config).unwrap();
         let address = listener.local_addr();
         let opened = Instant::now();
         let mut client = blocking::Session::connect_with(&Targets::from(address), &config).unwrap();
@@ -166,6 +166,11 @@ fn a_client_cannot_be_detached() {
     let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
     let session = blocking::Session::connect_with(&Targets::from(listener.local_addr()), &config).unwrap();
     assert!(matches!(session.detach(), Err(Error::Config(_))));
+}
+
+/// Nobody else has its port while nobody listens there.
+fn own_address() -> std::net::SocketAddr {
+    (std::net::Ipv4Addr::LOCALHOST, outlast_lab::free_port().unwrap()).into()
 }
 
 /// The port, as soon as the listener before has closed it. Nobody listens there yet.

@@ -51,6 +51,11 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
         Event::InBackground { pid } => {
             tracing::info!("{name} has gone into the background: process {pid} is kept running from here on");
         }
+        Event::Vanished => {
+            tracing::warn!(
+                "{name} went into the background before, and now nobody of it is there: that counts as a crash"
+            );
+        }
         Event::PartEnded { pid, death, kept, closed } => {
             let how = death.map_or_else(|| "has ended".to_owned(), |death| format!("has {death}"));
             tracing::warn!(

@@ -3,7 +3,7 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::supervised::{pid, status, until};
-use crate::common::{Outlast, PATIENCE, command, eventually, folder};
+use crate::common::{Outlast, PATIENCE, command, eventually, eventually_or, folder};
 use crate::run_preload::{Client, PROGRAM, library, signal};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -138,8 +138,9 @@ fn what_listens_in_the_background_only_is_kept_running_each_time() {
             ["run", "--name", "data", "--preload", "always", "--preload-library", library.to_str().unwrap()];
         let redis = ["--", REDIS, "--port", &port, "--bind", "127.0.0.1", "--save", "", "--daemonize", "yes"];
         let file = folder.path().join("redis.pid");
-        let pid_file = ["--pidfile", file.to_str().unwrap()];
-        let mut outlast = Outlast::start(folder.path(), &[&run[..], &redis, &pid_file].concat());
+        let redis_log = folder.path().join("redis.log");
+        let files = ["--pidfile", file.to_str().unwrap(), "--logfile", redis_log.to_str().unwrap()];
+        let mut outlast = Outlast::start(folder.path(), &[&run[..], &redis, &files].concat());
         outlast.wait_for("data has gone into the background");
         let pid = || -> Option<u32> { std::fs::read_to_string(&file).ok()?.trim().parse().ok() };
         let answers = || {
@@ -149,16 +150,59 @@ fn what_listens_in_the_background_only_is_kept_running_each_time() {
             client.read_exact(&mut answer).ok()?;
             (&answer == b"+PONG\r\n").then_some(())
         };
-        eventually("it does not answer", answers);
-        let killed = eventually("no number", pid);
+        let scene =
+            |outlast: &mut Outlast, what| format!("{what}: {}\n{}", outlast.scene(), read(&redis_log));
+        eventually_or(answers, || scene(&mut outlast, "it does not answer"));
+        let killed = eventually_or(pid, || scene(&mut outlast, "no number"));
         kill(killed, "-9");
         outlast.wait_for("it is started again");
-        eventually("the same one", || pid().filter(|pid| *pid != killed));
-        eventually("it does not answer", answers);
+        let another = || pid().filter(|pid| *pid != killed);
+        eventually_or(another, || scene(&mut outlast, "the same one"));
+        eventually_or(answers, || scene(&mut outlast, "it does not answer again"));
         outlast.signal("TERM");
         assert!(outlast.ended().code().is_some());
         assert!(TcpStream::connect(format!("127.0.0.1:{port}")).is_err());
     }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Its first part ends in order each time: that is no end of the service.
+#[test]
+fn what_fails_in_the_background_is_started_again() {
+    const DAEMON: &str = "
+import os, socket, sys, time
+folder, port = sys.argv[1], int(sys.argv[2])
+with open(folder + '/starts', 'a') as file: file.write('x')
+starts = os.path.getsize(folder + '/starts')
+if os.fork(): os._exit(0)
+os.setsid()
+if starts == 2: os._exit(3)
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(('127.0.0.1', port)); s.listen(5)
+with open(folder + '/new', 'w') as file: file.write(str(os.getpid()))
+os.rename(folder + '/new', folder + '/pid')
+while True: s.accept()[0].sendall(b'here')
+";
+    let (folder, port, library) = (folder(), free_port(), library());
+    let run = ["run", "--name", "data", "--preload", "always", "--preload-library"];
+    let at = [folder.path().to_str().unwrap(), &port.to_string()];
+    let program = [library.to_str().unwrap(), "--", "/usr/bin/python3", "-c", DAEMON];
+    let mut outlast = Outlast::start(folder.path(), &[&run[..], &program, &at].concat());
+    outlast.wait_for("data has gone into the background");
+    let pid = || read(&folder.path().join("pid")).parse::<u32>().ok();
+    let killed = eventually_or(pid, || outlast.scene());
+    kill(killed, "-9");
+    outlast.wait_for("nobody of it is there: that counts as a crash");
+    outlast.wait_for("exited with code 3: it is started again");
+    eventually_or(|| pid().filter(|pid| *pid != killed), || outlast.scene());
+    let mut said = String::new();
+    TcpStream::connect(("127.0.0.1", port)).unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "here");
+    outlast.signal("TERM");
+    assert!(outlast.ended().code().is_some());
 }
 
 /// There it has another number than the one by which the supervisor knows it. Its workers have, too.

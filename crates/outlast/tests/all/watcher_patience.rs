@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Longer than one try of the watcher's takes. A shorter outage is a shorter test, which shows as little as less.
 const AWAY: Duration = Duration::from_secs(11);
 
-/// A way to the server that can be closed: nobody listens there then.
+/// A way to the server that can be closed: nobody listens there then, and nobody else can.
 struct Way {
     address: SocketAddr,
     server: SocketAddr,
@@ -22,8 +22,8 @@ struct Way {
 
 impl Way {
     fn to(server: SocketAddr) -> (Self, TcpListener) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        (Self { address: listener.local_addr().unwrap(), server, open: Arc::default() }, listener)
+        let address = nobody();
+        (Self { address, server, open: Arc::default() }, TcpListener::bind(address).unwrap())
     }
 
     /// Carries connections until the returned copy of `listener` is shut down.

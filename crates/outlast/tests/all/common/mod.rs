@@ -24,13 +24,20 @@ pub struct Outlast {
 }
 
 /// Waits for something to be found; `what` is said where it is not in time.
-pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
+    eventually_or(found, || what.to_owned())
+}
+
+/// The same; what is said is asked for then.
+pub fn eventually_or<T>(mut found: impl FnMut() -> Option<T>, what: impl FnOnce() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}");
+        if Instant::now() >= deadline {
+            panic!("{}", what());
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -138,6 +145,26 @@ impl Outlast {
     /// Waits for its end.
     pub fn ended(&mut self) -> ExitStatus {
         ended(&mut self.child)
+    }
+
+    /// Everything it has said by now, how it has ended, and which processes of its session there are: what each does, and
+    /// where in the kernel it waits.
+    pub fn scene(&mut self) -> String {
+        let ended = self.child.try_wait();
+        let fields = "pid,ppid,pgid,sess,stat,wchan:28,etime,args";
+        let listed = Command::new("ps").args(["-e", "-o", fields]).output().unwrap().stdout;
+        let listed = String::from_utf8_lossy(&listed).into_owned();
+        // Of this test: also what has left its parents and its session.
+        let mark = std::env::var("OUTLAST_TEST").unwrap_or_default();
+        let is_of_test = |line: &&str| {
+            let pid = line.split_ascii_whitespace().next().unwrap_or_default();
+            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            pid == "PID"
+                || line.contains(&self.child.id().to_string())
+                || !mark.is_empty() && String::from_utf8_lossy(&environ).contains(&mark)
+        };
+        let processes: Vec<&str> = listed.lines().filter(is_of_test).collect();
+        format!("\noutlast: {ended:?}\n{}\n{}", self.said_so_far(), processes.join("\n"))
     }
 
     /// Everything it has said by now.
