@@ -12,6 +12,9 @@ const FIRST: u32 = 10_000;
 /// Where clients' ports begin unless the kernel says otherwise.
 const FIRST_OF_CLIENTS: u32 = 32_768;
 
+/// Fewer ports than these are too few.
+const COUNT_LEAST: u32 = 1000;
+
 /// What keeps others from a port as long as this process lives.
 static TAKEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 
@@ -24,7 +27,9 @@ pub fn free_port() -> io::Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Processes that begin one after the other begin to look in different places.
     let begin = std::process::id().wrapping_mul(101);
-    let count = first_of_clients().saturating_sub(FIRST).max(1);
+    let below = first_of_clients().saturating_sub(FIRST);
+    // Where clients have nearly all ports, none can be kept from them.
+    let count = if below < COUNT_LEAST { FIRST_OF_CLIENTS - FIRST } else { below };
     for _ in 0..count {
         let number = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = u16::try_from(FIRST + number % count).map_err(io::Error::other)?;

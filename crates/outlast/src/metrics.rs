@@ -1,5 +1,7 @@
 //! Prometheus metrics over HTTP.
 
+mod limited;
+
 use crate::exit::Failure;
 use crate::instance::{Instance, Numbers};
 use anyhow::Result;
@@ -8,6 +10,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use limited::Limited;
 use outlast_session::relay::dial::plain;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -31,7 +34,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
 /// Answers scrapes until dropped.
 pub async fn serve(listener: TcpListener, instance: Arc<Instance>) {
     let router = axum::Router::new().route("/metrics", get(scrape)).with_state(instance);
-    if let Err(error) = axum::serve(listener, router).await {
+    if let Err(error) = axum::serve(Limited::new(listener), router).await {
         tracing::error!("metrics: {error}");
     }
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// After SIGTERM, time for sessions to end by themselves if no other process can take them over. Default 30 s: what
 /// service managers allow.
@@ -50,6 +50,8 @@ struct Leaving {
     outbox: Outbox,
     /// Those who take sessions up that the listeners have accepted.
     serving: JoinSet<()>,
+    /// The next process has the same address for it.
+    metrics: Option<JoinHandle<()>>,
 }
 
 /// What runs in a process.
@@ -119,12 +121,12 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     if let Some(admin) = admin {
         attending.spawn(admin.serve(Arc::clone(&instance)));
     }
-    if let Some(listener) = metrics_listener {
+    let metrics = metrics_listener.map(|listener| {
         if let Ok(address) = listener.local_addr() {
             narrator.announce(&format!("metrics at http://{address}/metrics"));
         }
-        attending.spawn(metrics::serve(listener, Arc::clone(&instance)));
-    }
+        tokio::spawn(metrics::serve(listener, Arc::clone(&instance)))
+    });
     for front in fronts {
         accepting.spawn(front.accept(Arc::clone(&registry), narrator.clone()));
     }
@@ -135,7 +137,7 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     }
     manager.status(&instance.serves.join("; "));
     manager.ready();
-    let leaving = Leaving { spare, inbox, outbox, serving };
+    let leaving = Leaving { spare, inbox, outbox, serving, metrics };
     let request = signals.next().await;
     manager.stopping();
     // The local listeners close; the session listeners stay for those who resume.
@@ -363,7 +365,7 @@ async fn detach(
     narrator: &Narrator,
     leaving: Leaving,
 ) -> Detached {
-    let Leaving { spare, inbox, outbox, mut serving } = leaving;
+    let Leaving { spare, inbox, outbox, mut serving, metrics } = leaving;
     let registry = &instance.registry;
     let time = hand_over_timeout(process);
     if time.is_zero() || instance.listeners.is_empty() {
@@ -377,6 +379,11 @@ async fn detach(
     };
     if let Err(error) = handover::check() {
         return if registry.open_as(Role::Server) == 0 { Detached::Unasked } else { failed(error) };
+    }
+    // Whoever finds the addresses of the listeners free finds this one free as well.
+    if let Some(metrics) = metrics {
+        metrics.abort();
+        metrics.await.ok();
     }
     // Clients that wait for a descriptor would take the spare ones. Handshakes that are under way have come too late.
     for listener in &instance.listeners {

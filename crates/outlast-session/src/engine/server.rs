@@ -176,6 +176,11 @@ impl Acceptor {
         self.origin.elapsed()
     }
 
+    /// Whether a handshake keeps a processor busy for a while: signatures take about as long as a thousand small frames.
+    pub(crate) fn calculates_long(&self) -> bool {
+        matches!(self.config.security, Security::Tls(_))
+    }
+
     /// Whether a connection that was just accepted may say anything. If not, closing it resets it: accepted sockets
     /// inherit that from the listening one.
     pub(crate) fn admits(&self, peer_addr: SocketAddr) -> bool {

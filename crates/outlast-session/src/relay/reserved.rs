@@ -38,7 +38,7 @@ const fn v6(segments: [u16; 8], prefix_bits: u8) -> Cidr {
 
 /// The reserved networks. The metadata services of most clouds are at 169.254.169.254, which is link-local; the others
 /// are listed.
-const NETWORKS: [(Reserved, Cidr); 11] = [
+const NETWORKS: [(Reserved, Cidr); 14] = [
     (Reserved::Loopback, v4(127, 0, 0, 0, 8)),
     // Linux connects to itself if it is to connect to 0.0.0.0 or [::].
     (Reserved::Loopback, v4(0, 0, 0, 0, 8)),
@@ -47,6 +47,10 @@ const NETWORKS: [(Reserved, Cidr); 11] = [
     (Reserved::LinkLocal, v4(169, 254, 0, 0, 16)),
     (Reserved::LinkLocal, v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10)),
     (Reserved::Metadata, v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128)),
+    // Credentials of pods.
+    (Reserved::Metadata, v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23], 128)),
+    (Reserved::Metadata, v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128)),
+    (Reserved::Metadata, v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128)),
     (Reserved::Metadata, v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128)),
     (Reserved::Metadata, v4(100, 100, 100, 200, 32)),
     (Reserved::Metadata, v4(168, 63, 129, 16, 32)),
@@ -113,6 +117,9 @@ mod tests {
             ("fe80::1", Some(Reserved::LinkLocal)),
             ("febf::1", Some(Reserved::LinkLocal)),
             ("fd00:ec2::254", Some(Reserved::Metadata)),
+            ("fd00:ec2::23", Some(Reserved::Metadata)),
+            ("fd00:c1::a9fe:a9fe", Some(Reserved::Metadata)),
+            ("fd00:42::42", Some(Reserved::Metadata)),
             ("100.100.100.200", Some(Reserved::Metadata)),
             ("168.63.129.16", Some(Reserved::Metadata)),
             ("10.0.0.1", None),

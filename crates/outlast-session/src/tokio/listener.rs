@@ -283,6 +283,10 @@ async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing
                     Ok(Shaken::Wait) => shared.wait_for(shaking, peer_addr),
                     shaken => shared.conclude(shaken),
                 }
+                if acceptor.calculates_long() {
+                    // Links that are in use have their turn, and the reactor hears of what has come for them.
+                    ::tokio::task::yield_now().await;
+                }
             }
             Err(error) => tracing::warn!(%error, "cannot use a connection"),
         }

@@ -2,13 +2,15 @@
 //! cron job neither: so processes of one user use several folders, and whoever looks for them looks into all.
 
 use super::{check, own_uid};
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The folder that holds the sockets, in a folder that has others as well.
 const NAME: &str = "outlast";
-/// Folders that are looked at in one place. Default 4096: in /tmp everybody may make as many as they like.
+/// Folders of one owner that are looked at in one place. Default 4096: in /tmp everybody may make as many as they like, and hide
+/// nobody else's with that.
 const LOOKED_AT_MAX: usize = 4096;
 
 /// The places for this user's new sockets, the first choice first.
@@ -143,7 +145,17 @@ fn folders_in(above: &Path, beginning: &str) -> Vec<PathBuf> {
         file.file_name().as_bytes().starts_with(beginning.as_bytes())
             && file.file_type().is_ok_and(|kind| kind.is_dir())
     };
-    files.flatten().filter(is_meant).take(LOOKED_AT_MAX).map(|file| file.path()).collect()
+    let mut of_owner = BTreeMap::new();
+    let mut found = Vec::new();
+    for folder in files.flatten().filter(is_meant).map(|file| file.path()) {
+        let Ok(metadata) = std::fs::symlink_metadata(&folder) else { continue };
+        let count = of_owner.entry(metadata.uid()).or_insert(0);
+        *count += 1;
+        if *count <= LOOKED_AT_MAX {
+            found.push(folder);
+        }
+    }
+    found
 }
 
 #[cfg(test)]

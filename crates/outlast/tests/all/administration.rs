@@ -1,9 +1,9 @@
 //! Status, kill, metrics, signals, the configuration file, manual pages and completions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, Pair, check_echo, curl, echo, folder, output, pattern};
+use crate::common::{Outlast, PATIENCE, Pair, check_echo, curl, echo, eventually, folder, output, pattern};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -186,6 +186,29 @@ fn kill_takes_a_unique_beginning_and_resets_both_ends() {
     let nonsense = output(runtime, &["kill", "xyz"]);
     assert_eq!(nonsense.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&nonsense.stderr).starts_with("outlast: \"xyz\" is no session"));
+}
+
+/// Descriptors are for sessions.
+#[test]
+fn who_asks_for_metrics_gets_few_connections() {
+    let folder = folder();
+    let mut pair = Pair::start(folder.path(), &echo().to_string(), &["--metrics", "127.0.0.1:0"], &[]);
+    let line = pair.server.wait_for("metrics at");
+    let address: SocketAddr =
+        line.split("http://").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+    let open = |pid: u32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let before = open(pair.server.pid());
+    let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    eventually("none is taken", || (open(pair.server.pid()) > before + 20).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    let taken = open(pair.server.pid()) - before;
+    assert!(taken <= 40, "{taken} of 100 connections");
+    drop(silent);
+    let mut scrape = TcpStream::connect(address).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    scrape.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("outlast_sessions"), "{answer}");
 }
 
 #[test]

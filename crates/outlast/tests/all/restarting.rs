@@ -66,13 +66,14 @@ fn a_listener_that_drains_hands_over_to_the_next_one() {
     let folder = folder();
     let runtime = folder.path();
     let (address, to) = (nobody(), echo().to_string());
-    let mut server = listen(runtime, address, &to, &["--drain-timeout", "1h"]);
+    let metrics = nobody().to_string();
+    let mut server = listen(runtime, address, &to, &["--drain-timeout", "1h", "--metrics", &metrics]);
     let (_client, front) = connect(runtime, address, &[]);
     let mut stream = open(front);
     server.signal("TERM");
     server.wait_for("draining");
     say(&mut stream, b"as long as nobody else is there");
-    let mut next = listen(runtime, address, &to, &[]);
+    let mut next = listen(runtime, address, &to, &["--metrics", &metrics]);
     assert!(server.ended().success());
     assert!(server.said().contains("the next listener is there: handing over"));
     next.wait_for("going on with 1 session");
@@ -85,13 +86,14 @@ fn the_next_listener_may_be_started_at_any_moment() {
     let folder = folder();
     let runtime = folder.path();
     let (address, to) = (nobody(), echo().to_string());
-    let mut server = listen(runtime, address, &to, &[]);
+    let metrics = nobody().to_string();
+    let mut server = listen(runtime, address, &to, &["--metrics", &metrics]);
     let (_client, front) = connect(runtime, address, &[]);
     let mut streams: Vec<TcpStream> = (0..8).map(|_| open(front)).collect();
     for delay_ms in [0, 2, 5, 10, 20, 40] {
         server.signal("TERM");
         std::thread::sleep(Duration::from_millis(delay_ms));
-        let mut next = listen(runtime, address, &to, &[]);
+        let mut next = listen(runtime, address, &to, &["--metrics", &metrics]);
         for stream in &mut streams {
             say(stream, b"still there");
         }
