@@ -32,6 +32,10 @@ const STOPPING_SHOWS_WITHIN: Duration = Duration::from_millis(300);
 
 /// Requests for destinations that are not allowed.
 static REFUSED: Sparingly = Sparingly::new();
+/// Sessions whose service cannot be reached.
+static UNSERVED: Sparingly = Sparingly::new();
+/// Sessions that name no destination where they have to, or one where they must not.
+static MISTAKEN: Sparingly = Sparingly::new();
 
 /// A listener for sessions with what is behind it.
 pub struct Server {
@@ -319,11 +323,13 @@ async fn conclude(
             session = %id, "lost its link just when this listener stopped, and was not handed over; {}", undelivered(&info)
         ),
         Outcome::SessionFailed(error) => report(&error),
-        Outcome::Misdirected(destination) => tracing::warn!(
-            session = %id,
-            "the client asks for {destination}, but sessions here lead to {target}: this listener needs --to-any instead \
-             of --to, or the client a local address instead of --socks5, --http-connect or --transparent"
-        ),
+        Outcome::Misdirected(destination) => {
+            let what = format!(
+                "the client asks for {destination}, but sessions here lead to {target}: this listener needs --to-any \
+                 instead of --to, or the client a local address instead of --socks5, --http-connect or --transparent"
+            );
+            warn_sparingly(&MISTAKEN, id, &what);
+        }
         Outcome::Stopped { delivered: true } => tracing::info!(session = %id, "ended, everything delivered"),
         Outcome::Stopped { delivered: false } => {
             tracing::warn!(session = %id, "ended; {}", undelivered(&info));
@@ -360,7 +366,7 @@ pub fn report(error: &Error) {
 async fn open(session: &mut Session, target: &Target) -> Result<Local, String> {
     match target {
         Target::Fixed(service) => dial(service).await.map_err(|error| {
-            tracing::warn!(session = %session.id(), "{error}");
+            warn_sparingly(&UNSERVED, session.id(), &error.to_string());
             format!("the server {error}")
         }),
         Target::Any(policy) => open_any(session, policy).await,
@@ -376,17 +382,17 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<L
         Ok(Err(PreambleFailure::Wrong(PreambleError::Magic) | PreambleFailure::Ended)) => {
             // RP 8: it would not understand an answer, or has not asked.
             let why = "the client names no destination: it needs --socks5, --http-connect or --transparent";
-            tracing::warn!(session = %id, "{why}");
+            warn_sparingly(&MISTAKEN, id, why);
             return Err(why.to_owned());
         }
         Ok(Err(error)) => {
-            tracing::warn!(session = %id, "{error}");
+            warn_sparingly(&MISTAKEN, id, &error.to_string());
             let _ = tell(session, Status::Malformed, &error.to_string()).await;
             return Err(error.to_string());
         }
         Err(_) => {
             let why = format!("no destination within {PREAMBLE_TIMEOUT:?}");
-            tracing::warn!(session = %id, "{why}");
+            warn_sparingly(&MISTAKEN, id, &why);
             return Err(why);
         }
     };
@@ -414,13 +420,17 @@ async fn open_any(session: &mut Session, policy: &DestinationPolicy) -> Result<L
 /// A client asks for what it may not have: a mistake in its settings or ours, or somebody who tries doors.
 fn warn_of_refusal(session: &Session, destination: &Destination, reason: &str) {
     let peer = session.info().peer_addr.map_or_else(|| "an unknown address".into(), |peer| peer.to_string());
-    match REFUSED.due(Instant::now()) {
-        Some(0) => tracing::warn!(session = %session.id(), "refused {destination} to {peer}: {reason}"),
-        Some(others) => tracing::warn!(
-            session = %session.id(),
-            "refused {destination} to {peer}: {reason} (and {others} requests since the last such line)"
-        ),
-        None => tracing::debug!(session = %session.id(), "refused {destination} to {peer}: {reason}"),
+    warn_sparingly(&REFUSED, session.id(), &format!("refused {destination} to {peer}: {reason}"));
+}
+
+/// Anybody who can connect can cause it.
+fn warn_sparingly(kind: &Sparingly, session: SessionId, what: &str) {
+    match kind.due(Instant::now()) {
+        Some(0) => tracing::warn!(%session, "{what}"),
+        Some(others) => {
+            tracing::warn!(%session, "{what} (and {others} sessions with such a line since the last one)");
+        }
+        None => tracing::debug!(%session, "{what}"),
     }
 }
 

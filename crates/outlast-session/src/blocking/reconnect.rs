@@ -54,6 +54,8 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     if gap_reached(Gap::Attempts, engine) {
         return Verdict::Again { error: last, after: Duration::ZERO };
     }
+    engine.begin_round();
+    let mut tried = 0;
     let put_off = engine.put_off();
     let targets: Vec<&str> = targets.iter().collect();
     // Once again for those that were silent.
@@ -64,11 +66,13 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
         let addresses = match resolve(target) {
             Ok(addresses) => addresses,
             Err(error) => {
+                tried += 1;
                 last = format!("{target}: {error}");
                 continue;
             }
         };
         for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
+            tried += 1;
             match attempt_address(engine, target, address, kind) {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
@@ -80,7 +84,7 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
             }
         }
     }
-    Verdict::Again { error: last, after: Duration::ZERO }
+    engine.end_round(tried).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
 }
 
 fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

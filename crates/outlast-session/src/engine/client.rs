@@ -412,6 +412,10 @@ impl Engine {
                 ctl.client.saw_epoch(current);
                 return Verdict::Again { error: error.to_string(), after: Duration::ZERO };
             }
+            // PROTOCOL 3.14: several servers may be tried, and one of them has it.
+            if refusal == Refusal::UnknownSession && ctl.client.is_stranger(link.peer_addr, &error) {
+                return Verdict::Elsewhere { error: "this server does not have the session".into() };
+            }
             // A server that restarts is as good as one that is not there for the moment; and a packet that was lost when the
             // connection was made spoils the proof that nothing is in between.
             let restarts = match refusal {

@@ -257,23 +257,24 @@ impl Acceptor {
         let engines = self.engines();
         let mut named = Vec::with_capacity(engines.len());
         for engine in &engines {
-            let (peer, detached_for, released) = {
+            let (peer, lost_at, released) = {
                 // Its link is just changing: another time, then.
                 let Some(ctl) = engine.ctl.try_lock() else { continue };
                 let peer = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer);
-                let detached_for = ctl.lost_at.filter(|_| ctl.link.is_none()).map(|at| at.elapsed());
-                (peer, detached_for, ctl.released)
+                (peer, ctl.lost_at.filter(|_| ctl.link.is_none()), ctl.released)
             };
             let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
             let kernel_bytes = match tcp {
-                Some((_, others)) if detached_for.is_some() => engine.service_bytes(others),
+                Some((_, others)) if lost_at.is_some() => engine.service_bytes(others),
                 _ => 0,
             };
             let held_bytes = engine.held_bytes() + kernel_bytes;
             *blocks.entry(block).or_default() += held_bytes;
             *counts.entry(block).or_default() += 1;
-            if let Some(detached_for) = detached_for {
-                let holder = Holder { id: engine.id, block, held_bytes, released, detached_for };
+            if let Some(lost_at) = lost_at {
+                let detached_for = lost_at.elapsed();
+                let lived_for = lost_at.saturating_duration_since(engine.opened_at);
+                let holder = Holder { id: engine.id, block, held_bytes, released, detached_for, lived_for };
                 holders.push(holder);
                 kernel_holders.push(Holder { held_bytes: kernel_bytes, ..holder });
                 *in_kernel.entry(block).or_default() += kernel_bytes;

@@ -13,10 +13,13 @@
 //! * From 3/4 on blocks above their guarantee open no more sessions, and buffers of their sessions grow to 256 KiB
 //!   at most. From 9/10 on this holds for all blocks, and buffers grow to 64 KiB at most.
 //! * From 9/10 on sessions without a link are given up until 7/8 are in use; where openings had to be refused, from 3/4
-//!   on until 11/16 are. Only those of blocks above their guarantee, those of the block that holds most first; within it
+//!   on until 11/16 are. Those of blocks above their guarantee, those of the block that holds most first; within it
 //!   those that hold more than 64 KiB before those that do not, then those that no application holds any more, then
 //!   those that have been without a link for longest. What such a session holds above 64 KiB counts double after an
 //!   hour.
+//! * Sessions that lost their last link within 10 s of their opening go before all others, in the same order, and if need be those
+//!   of blocks below their guarantee as well: who opens sessions only to abandon them, from however many blocks, does not
+//!   push out those that were in use.
 //! * A session with a link is never given up, nor one that has been without for less than 5 s: its client may be about to
 //!   come back.
 //! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
@@ -39,6 +42,8 @@ const BUFFER_BYTES_SCARCE: usize = 256 << 10;
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 /// So many blocks can have their guarantee at once when room is made down to 11/16.
 const GUARANTEED_BLOCKS_MAX: u64 = 11;
+/// Whoever has used a session for so long before its link was lost means to go on.
+const SETTLED: Duration = Duration::from_secs(10);
 /// After so long without a link bytes weigh double.
 const STALE: Duration = Duration::from_secs(3600);
 
@@ -102,6 +107,8 @@ pub struct Holder {
     pub released: bool,
     /// How long it has been without a link.
     pub detached_for: Duration,
+    /// How long after its opening it lost that.
+    pub lived_for: Duration,
 }
 
 impl Holder {
@@ -183,35 +190,31 @@ impl Budget {
         let mut excess_bytes = used_bytes.saturating_sub(enough_bytes);
         // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
         let mut weights = blocks.clone();
-        let mut lines: BTreeMap<Block, Vec<&Holder>> = BTreeMap::new();
+        let [mut fleeting, mut settled]: [BTreeMap<Block, Vec<&Holder>>; 2] = Default::default();
         let may_go = |holder: &&Holder| holder.held_bytes > 0 && holder.detached_for >= BACK_WITHIN;
         for holder in holders.iter().filter(may_go) {
             let weight = weights.entry(holder.block).or_default();
             *weight = weight.saturating_add(holder.weight() - holder.held_bytes);
+            let lines = if holder.lived_for < SETTLED { &mut fleeting } else { &mut settled };
             lines.entry(holder.block).or_default().push(holder);
         }
-        for line in lines.values_mut() {
+        for line in fleeting.values_mut().chain(settled.values_mut()) {
             line.sort_by_key(|holder| {
                 let much = holder.held_bytes > BUFFER_BYTES_LEAST as u64;
                 (much, holder.released, holder.detached_for, Reverse(holder.id))
             });
         }
-        while excess_bytes > 0 {
-            let most = lines
-                .keys()
-                .filter_map(|block| Some((*weights.get(block)?, *block)))
-                .filter(|(weight, _)| *weight > kept_bytes)
-                .max();
-            let Some((_, block)) = most else { break };
-            let Some(holder) = lines.get_mut(&block).and_then(Vec::pop) else {
-                lines.remove(&block);
-                continue;
-            };
-            if let Some(weight) = weights.get_mut(&block) {
-                *weight = weight.saturating_sub(holder.weight());
+        for (are_settled, kept_bytes) in [(false, kept_bytes), (false, 0), (true, kept_bytes)] {
+            let lines = if are_settled { &mut settled } else { &mut fleeting };
+            while excess_bytes > 0
+                && let Some(holder) = next_of(lines, &weights, kept_bytes)
+            {
+                if let Some(weight) = weights.get_mut(&holder.block) {
+                    *weight = weight.saturating_sub(holder.weight());
+                }
+                excess_bytes = excess_bytes.saturating_sub(holder.held_bytes);
+                gone.push(holder.id);
             }
-            excess_bytes = excess_bytes.saturating_sub(holder.held_bytes);
-            gone.push(holder.id);
         }
         gone
     }
@@ -232,6 +235,22 @@ impl Budget {
     }
 }
 
+/// Who goes next: of the block that holds most, if that is more than it keeps.
+fn next_of<'a>(
+    lines: &mut BTreeMap<Block, Vec<&'a Holder>>,
+    weights: &BTreeMap<Block, u64>,
+    kept_bytes: u64,
+) -> Option<&'a Holder> {
+    loop {
+        let weighed = lines.keys().filter_map(|block| Some((*weights.get(block)?, *block)));
+        let (_, block) = weighed.filter(|(weight, _)| *weight > kept_bytes).max()?;
+        match lines.get_mut(&block).and_then(Vec::pop) {
+            Some(holder) => return Some(holder),
+            None => drop(lines.remove(&block)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,7 +265,7 @@ mod tests {
     fn holder(number: u8, of: u8, held_bytes: u64, detached_s: u64) -> Holder {
         let detached_for = Duration::from_secs(detached_s);
         let id = SessionId::from_bytes([number; 16]);
-        Holder { id, block: block(of), held_bytes, released: false, detached_for }
+        Holder { id, block: block(of), held_bytes, released: false, detached_for, lived_for: SETTLED }
     }
 
     fn numbers(budget: Budget, used_bytes: u64, live: &[(u8, u64)], holders: &[Holder]) -> Vec<u8> {
@@ -343,6 +362,28 @@ mod tests {
         // A client that has just lost its link is about to come back.
         holders.iter_mut().for_each(|holder| holder.detached_for = Duration::from_millis(4999));
         assert!(budget.shed(145 * MIB, true, &blocks, &holders).is_empty());
+    }
+
+    /// A crowd from many blocks opens sessions and abandons them: it cannot push out somebody who holds more than any of them.
+    #[test]
+    fn who_was_in_use_goes_after_all_that_never_were() {
+        let budget = Budget { bytes: 160 * MIB };
+        let in_use = holder(255, 255, 20 * MIB, 9_000);
+        let crowd = |each_bytes| {
+            let abandoned = move |number: u8| Holder {
+                lived_for: Duration::from_millis(9_999),
+                ..holder(number, number, each_bytes, 5)
+            };
+            (0..36).map(abandoned).chain([in_use]).collect::<Vec<Holder>>()
+        };
+        let gone = numbers(budget, 145 * MIB, &[], &crowd(4 * MIB));
+        assert!(gone.len() == 2 && !gone.contains(&255), "{gone:?}");
+        let gone = numbers(budget, 159 * MIB, &[], &crowd(MIB / 4));
+        assert_eq!((gone.len(), gone.last()), (37, Some(&255)), "{gone:?}");
+        // One that has just lost its link may come back, and its block has its guarantee.
+        let mut young = crowd(MIB);
+        young[36] = Holder { detached_for: Duration::from_secs(4), ..in_use };
+        assert!(!numbers(budget, 159 * MIB, &[], &young).contains(&255));
     }
 
     #[test]

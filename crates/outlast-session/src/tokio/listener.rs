@@ -1,6 +1,7 @@
 //! Accepting sessions with tasks.
 
 use super::Session;
+use super::turns::Turns;
 use crate::config::Config;
 use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
@@ -109,7 +110,9 @@ impl Listener {
         let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let (opened, receiver) = mpsc::unbounded_channel();
         let hall = Hall { door: acceptor.door(), tasks: HashMap::new(), next: 1 };
-        let shared = Shared { acceptor: acceptor.clone(), hall: parking_lot::Mutex::new(hall), opened };
+        let turns = acceptor.calculates_long().then(Turns::new);
+        let shared =
+            Shared { acceptor: acceptor.clone(), hall: parking_lot::Mutex::new(hall), opened, turns };
         let closing = Arc::<Closing>::default();
         ::tokio::spawn(accept_all(listener, Arc::new(shared), closing.clone()));
         Ok((Listener { acceptor, accepted: Mutex::new(receiver), closing, local_addr }, adopted))
@@ -192,6 +195,8 @@ struct Shared {
     acceptor: Arc<Acceptor>,
     hall: parking_lot::Mutex<Hall>,
     opened: mpsc::UnboundedSender<Arc<Engine>>,
+    /// Where a step of a handshake takes long.
+    turns: Option<Turns>,
 }
 
 impl Shared {
@@ -226,7 +231,7 @@ impl Shared {
         let (peer, progress) = (peer_addr.ip(), shaking.progress());
         self.tell_door(&mut hall, DoorInput::Accepted { conn, peer, known, progress });
         if hall.door.holds(conn) {
-            let task = ::tokio::spawn(shake_hands(shaking, conn, self.clone()));
+            let task = ::tokio::spawn(shake_hands(shaking, conn, known, self.clone()));
             hall.tasks.insert(conn, task.abort_handle());
         }
     }
@@ -279,13 +284,14 @@ async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing
             Ok(link) => {
                 let mut shaking = Shaking::new(link);
                 // What it says first is there already, as a rule (TCP_DEFER_ACCEPT): then it needs no place.
-                match begin(&mut shaking, acceptor) {
+                let begun = if shared.turns.is_some() {
+                    register(&shaking).map(|()| Shaken::Wait)
+                } else {
+                    begin(&mut shaking, acceptor)
+                };
+                match begun {
                     Ok(Shaken::Wait) => shared.wait_for(shaking, peer_addr),
                     shaken => shared.conclude(shaken),
-                }
-                if acceptor.calculates_long() {
-                    // Links that are in use have their turn, and the reactor hears of what has come for them.
-                    ::tokio::task::yield_now().await;
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot use a connection"),
@@ -299,8 +305,8 @@ async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing
 }
 
 /// Aborted when it is turned away: nothing is awaited once a session is open.
-async fn shake_hands(mut shaking: Shaking, conn: u64, shared: Arc<Shared>) {
-    let shaken = shake(&mut shaking, conn, &shared).await;
+async fn shake_hands(mut shaking: Shaking, conn: u64, known: bool, shared: Arc<Shared>) {
+    let shaken = shake(&mut shaking, conn, known, &shared).await;
     {
         let mut hall = shared.hall.lock();
         shared.tell_door(&mut hall, DoorInput::Left { conn });
@@ -310,18 +316,24 @@ async fn shake_hands(mut shaking: Shaking, conn: u64, shared: Arc<Shared>) {
 
 /// As far as the first step goes.
 fn begin(shaking: &mut Shaking, acceptor: &Acceptor) -> io::Result<Shaken> {
-    if let Some(link) = shaking.link() {
-        link.register()?;
-    }
+    register(shaking)?;
     shaking.step(acceptor)
 }
 
-async fn shake(shaking: &mut Shaking, conn: u64, shared: &Shared) -> io::Result<Shaken> {
+fn register(shaking: &Shaking) -> io::Result<()> {
+    shaking.link().map_or(Ok(()), |link| link.register())
+}
+
+async fn shake(shaking: &mut Shaking, conn: u64, known: bool, shared: &Shared) -> io::Result<Shaken> {
     loop {
         let write = shaking.wants_write();
         let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
         link.ready(write).await?;
-        match shaking.step(&shared.acceptor)? {
+        let step = match &shared.turns {
+            Some(turns) => turns.take(known, || shaking.step(&shared.acceptor)).await,
+            None => shaking.step(&shared.acceptor),
+        };
+        match step? {
             Shaken::Wait => {
                 let progress = shaking.progress();
                 let mut hall = shared.hall.lock();

@@ -9,6 +9,7 @@ mod last_word;
 mod listener;
 mod reconnect;
 mod session;
+mod turns;
 
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 pub use last_word::say_last_word;

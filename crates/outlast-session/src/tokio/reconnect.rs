@@ -58,6 +58,8 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
     if gap_reached(Gap::Attempts, engine) {
         return Verdict::Again { error: last, after: Duration::ZERO };
     }
+    engine.begin_round();
+    let mut tried = 0;
     let put_off = engine.put_off();
     let targets: Vec<&str> = targets.iter().collect();
     // Once again for those that were silent.
@@ -68,11 +70,13 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
         let addresses: Vec<SocketAddr> = match resolve(target).await {
             Ok(addresses) => addresses,
             Err(error) => {
+                tried += 1;
                 last = format!("{target}: {error}");
                 continue;
             }
         };
         for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
+            tried += 1;
             match attempt_address(engine, target, address, kind).await {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
                 Ok(verdict) => return verdict,
@@ -84,7 +88,7 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
             }
         }
     }
-    Verdict::Again { error: last, after: Duration::ZERO }
+    engine.end_round(tried).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
 }
 
 async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

@@ -103,6 +103,27 @@ fn the_next_listener_may_be_started_at_any_moment() {
     }
 }
 
+/// One has the session, and the other one says that it does not know it.
+#[test]
+fn a_session_waits_for_the_server_that_has_it() {
+    let folder = folder();
+    let runtime = folder.path();
+    let (first, second, to) = (nobody(), nobody(), echo().to_string());
+    let mut server = listen(runtime, first, &to, &[]);
+    let mut other = listen(runtime, second, &to, &["--log", "debug"]);
+    let front = nobody();
+    let via = format!("{first},{second}");
+    let mut client = Outlast::start(runtime, &["connect", &front.to_string(), "--via", &via]);
+    client.wait_for("listening on");
+    let mut stream = open(front);
+    say(&mut stream, b"hello");
+    server.signal("TERM");
+    assert!(server.ended().success());
+    other.wait_for("unknown");
+    let _next = listen(runtime, first, &to, &[]);
+    say(&mut stream, b"still there");
+}
+
 #[test]
 fn an_address_that_somebody_else_has_is_in_use() {
     let folder = folder();

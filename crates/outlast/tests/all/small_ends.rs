@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::supervised::until;
-use crate::common::{Pair, command, echo, folder, speaking};
+use crate::common::{Pair, command, echo, folder, nobody, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -73,4 +73,21 @@ fn kill_succeeds_where_the_second_end_is_gone_with_the_first() {
     gone.join().unwrap();
     let said = String::from_utf8_lossy(&killed.stderr).into_owned();
     assert!(killed.status.success() && said.is_empty(), "{said}");
+}
+
+/// Whoever can connect can cause it: the log is for what is rare.
+#[test]
+fn a_service_that_is_down_is_warned_of_sparingly() {
+    let folder = folder();
+    let mut pair = Pair::start(folder.path(), &nobody().to_string(), &[], &[]);
+    for _ in 0..40 {
+        let mut program = TcpStream::connect(pair.address).unwrap();
+        assert_eq!(program.read(&mut [0]).unwrap_or(0), 0);
+    }
+    pair.server.signal("TERM");
+    pair.server.ended();
+    let said = pair.server.said();
+    let lines =
+        said.lines().filter(|line| line.contains("WARN") && line.contains("cannot connect to")).count();
+    assert!((10..20).contains(&lines), "{said}");
 }

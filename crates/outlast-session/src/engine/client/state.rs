@@ -48,6 +48,11 @@ pub(crate) struct ClientState {
     pub(super) fallbacks: u32,
     /// Addresses that took a connection and gave no answer: they are tried when no other works.
     put_off: Vec<SocketAddr>,
+    /// Where the server is that has the session.
+    welcomed_by: Option<SocketAddr>,
+    /// Other servers that have said, in this round over all addresses, that they do not have it; and what that means if nobody
+    /// else has it either.
+    strangers: (u32, Option<Error>),
     /// The server has asked for some time.
     pub(in crate::engine) not_before: Option<Instant>,
     /// Where links are made, if threads make them.
@@ -73,6 +78,8 @@ impl ClientState {
             was_direct: false,
             fallbacks: 0,
             put_off: Vec::new(),
+            welcomed_by: None,
+            strangers: (0, None),
             not_before: None,
             place: None,
         }
@@ -93,6 +100,7 @@ impl ClientState {
     /// The server has welcomed a link. Whether the next one is `kernel` again.
     pub(in crate::engine) fn welcomed(&mut self, link: &Link) -> bool {
         self.put_off.retain(|address| *address != link.peer_addr);
+        self.welcomed_by = Some(link.peer_addr);
         self.choice.welcomed();
         match link.mode() {
             LinkMode::Kernel if self.auto => {
@@ -145,6 +153,15 @@ impl ClientState {
         })
     }
 
+    /// Whoever is at `address` does not have the session. Whether that means nothing yet: another one had it.
+    pub(in crate::engine) fn is_stranger(&mut self, address: SocketAddr, error: &Error) -> bool {
+        let is_stranger = self.welcomed_by.is_some_and(|server| server != address);
+        if is_stranger {
+            self.strangers = (self.strangers.0 + 1, Some(error.clone()));
+        }
+        is_stranger
+    }
+
     /// The number of the next link.
     pub(in crate::engine) fn next_epoch(&mut self) -> u64 {
         self.epochs += 1;
@@ -161,6 +178,18 @@ impl Engine {
     /// Addresses that are tried when no other works.
     pub(crate) fn put_off(&self) -> Vec<SocketAddr> {
         self.ctl.lock().client.put_off.clone()
+    }
+
+    /// A round over all addresses begins.
+    pub(crate) fn begin_round(&self) {
+        self.ctl.lock().client.strangers = (0, None);
+    }
+
+    /// Every one of so many addresses was tried: what that means if nobody has the session.
+    pub(crate) fn end_round(&self, tried: u32) -> Option<Verdict> {
+        let (count, error) = std::mem::take(&mut self.ctl.lock().client.strangers);
+        let error = error.filter(|_| count >= tried)?;
+        Some(self.fatal(error))
     }
 
     /// This address has taken a connection, and no answer came.

@@ -186,6 +186,22 @@ fn a_refusal_that_had_arrived_ends_the_session() {
 }
 
 #[test]
+fn a_server_that_never_had_the_session_ends_it_only_if_nobody_has_it() {
+    let pair = Pair::lost();
+    let other = Pair { engine: pair.engine.clone(), listener: TcpListener::bind("127.0.0.1:0").unwrap() };
+    for (tried, ends) in [(2, false), (1, true)] {
+        pair.engine.begin_round();
+        let Resume { link, shake, mut server, .. } = other.resume();
+        answer(&mut server, &link, &refuse(Refusal::UnknownSession));
+        let verdict = other.give_up(shake, &link);
+        assert!(matches!(verdict, Verdict::Elsewhere { .. }), "{verdict:?}");
+        let end = pair.engine.end_round(tried);
+        assert_eq!(matches!(end, Some(Verdict::Fatal(Error::Refused { .. }))), ends, "{end:?}");
+        assert_eq!(pair.engine.is_over(), ends);
+    }
+}
+
+#[test]
 fn two_links_that_are_refused_for_their_path_are_followed_by_one_of_another_mode() {
     if !sys::can_freeze() {
         eprintln!("SKIPPED: without CAP_NET_ADMIN no mode but inband is tried");
