@@ -80,14 +80,18 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
     }
 }
 
-/// What the program's environment has for the library, which is in front of those that the user has there.
+/// What the program's environment has for the library, which is in front of those that the user has there, unless one of
+/// them has to be the first.
 pub fn variable(library: &Path, existing: Option<OsString>) -> (&'static str, OsString) {
-    let mut value = library.as_os_str().to_owned();
-    if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
-        value.push(":");
-        value.push(existing);
-    }
-    (VARIABLE, value)
+    let library = library.as_os_str();
+    let Some(existing) = existing.filter(|existing| !existing.is_empty()) else {
+        return (VARIABLE, library.to_owned());
+    };
+    let has_first = existing.to_string_lossy().split([' ', ':']).any(|path| {
+        Path::new(path).file_name().is_some_and(|name| elf::is_first_library(&name.to_string_lossy()))
+    });
+    let ordered = if has_first { [&existing, library] } else { [library, &existing] };
+    (VARIABLE, ordered.join(OsStr::new(":")))
 }
 
 /// Where processes cannot be looked at, and this program does not know where its own file is.
@@ -128,6 +132,11 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     }
     if loader.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-musl")) {
         return Some(format!("{name} uses another C library than the GNU one"));
+    }
+    if let Some(library) = &elf.first_library {
+        return Some(format!(
+            "{name} is linked with AddressSanitizer ({library}), before which no other library may be loaded"
+        ));
     }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let gains = std::fs::metadata(&file).is_ok_and(|file| {
@@ -241,5 +250,12 @@ mod tests {
         assert_eq!(value(None), "/lib/ours.so");
         assert_eq!(value(Some("/a.so /b.so".into())), "/lib/ours.so:/a.so /b.so");
         assert_eq!(value(Some(OsString::new())), "/lib/ours.so");
+        // It ends a program where it is not the first.
+        assert_eq!(value(Some("/a.so /lib/libasan.so.8".into())), "/a.so /lib/libasan.so.8:/lib/ours.so");
+        assert_eq!(
+            value(Some("libclang_rt.asan-x86_64.so".into())),
+            "libclang_rt.asan-x86_64.so:/lib/ours.so"
+        );
+        assert_eq!(value(Some("/libasan.so/a.so".into())), "/lib/ours.so:/libasan.so/a.so");
     }
 }
