@@ -4,6 +4,7 @@
 
 use crate::common::{command, folder};
 use crate::run_preload::library;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -47,6 +48,43 @@ fn run(folder: &Path, program: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), stdout, stderr)
 }
 
+/// However a parent executes it into which the library is loaded.
+fn is_executed_by_parents(folder: &Path, program: &Path) {
+    let path = program.to_str().unwrap();
+    let script = folder.join("script");
+    std::fs::write(&script, format!("#!{path}\n")).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let list = format!("p = '{path}'; a = ['program']; e = dict(os.environ)");
+    let python = |how: &str| format!("import os, subprocess, ctypes, sys; {list}; sys.exit({how})");
+    let wait = "os.waitstatus_to_exitcode(os.waitpid(PID, 0)[1])";
+    let c = "c = ctypes.CDLL(None); l = (ctypes.c_char_p * 2)(b'program', None)";
+    let parents = [
+        vec!["sh", "-c", "\"$0\"; exit $?", path],
+        vec!["sh", "-c", "PATH=\"${0%/*}:$PATH\"; program; exit $?", path],
+        vec!["env", path],
+        vec!["sh", "-c", "\"$0\"; exit $?", script.to_str().unwrap()],
+    ]
+    .map(|words| words.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    let calls = [
+        python("subprocess.call([p])"),
+        python("subprocess.call([p], close_fds=False)"),
+        python("subprocess.call(p, shell=True)"),
+        python("os.execv(p, a)"),
+        python("os.execve(p, a, e)"),
+        python(&wait.replace("PID", "os.posix_spawn(p, a, e)")),
+        python(&wait.replace("PID", "os.posix_spawnp(p, a, e)")),
+        format!("import ctypes; {c}; c.execvp(b'{path}', l)"),
+        format!("import ctypes; {c}; c.execvpe(b'{path}', l, ctypes.c_void_p.in_dll(c, 'environ'))"),
+    ];
+    let calls = calls.map(|call| vec!["/usr/bin/python3".to_owned(), "-c".into(), call]);
+    for parent in parents.iter().chain(&calls) {
+        let words: Vec<&str> = parent.iter().map(String::as_str).collect();
+        let (code, said, errors) = run(folder, &words);
+        let what = format!("{parent:?}\n{errors}");
+        assert_eq!((code, said.as_str()), (Some(7), "begun, preload none, other here\n"), "{what}");
+    }
+}
+
 #[test]
 fn a_program_with_address_sanitizer_runs_and_is_named() {
     let folder = folder();
@@ -57,4 +95,34 @@ fn a_program_with_address_sanitizer_runs_and_is_named() {
     let warned =
         errors.contains("WARN program") && errors.contains("is linked with AddressSanitizer (libasan.so");
     assert!(warned, "{errors}");
+    is_executed_by_parents(folder.path(), &program);
+}
+
+#[test]
+fn a_program_with_another_c_library_runs_below_one_with_the_usual() {
+    let folder = folder();
+    let Some(program) = built(folder.path(), "musl-gcc", &[]) else { return };
+    let (code, said, errors) = run(folder.path(), &[program.to_str().unwrap()]);
+    assert_eq!((code, said.as_str()), (Some(7), "begun, preload none, other here\n"), "{errors}");
+    assert!(errors.contains("uses another C library than the GNU one"), "{errors}");
+    is_executed_by_parents(folder.path(), &program);
+}
+
+/// These work with the library, which stays there for them and for their children, with what else the user has there.
+#[test]
+fn other_programs_get_the_library_from_their_parents() {
+    let folder = folder();
+    for flags in
+        [&["-fsanitize=thread"][..], &["-fsanitize=undefined"], &["-fsanitize=leak"], &[], &["-static"]]
+    {
+        let Some(program) = built(folder.path(), "gcc", flags) else { return };
+        for words in
+            [vec!["sh", "-c", "\"$0\"; exit $?", program.to_str().unwrap()], vec![program.to_str().unwrap()]]
+        {
+            let (code, said, errors) = run(folder.path(), &words);
+            assert_eq!(code, Some(7), "{flags:?} {errors}");
+            let is_alone = words.len() == 1 && flags == ["-static"];
+            assert_eq!(said.contains("liboutlast_preload.so, other here"), !is_alone, "{flags:?} {said}");
+        }
+    }
 }
