@@ -17,6 +17,9 @@ const VARIABLE: &str = "LD_PRELOAD";
 const BY_ITSELF: &str = "takes over its connections by itself";
 /// What runs text that is executable.
 const SHELL: &str = "/bin/sh";
+/// Where a file has its capabilities, and the longest form of them.
+const CAPABILITIES: &str = "security.capability";
+const CAPABILITY_BYTES: usize = 24;
 /// Scripts for scripts: as deep as the kernel goes.
 const SCRIPTS_MAX: usize = 5;
 
@@ -139,11 +142,33 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
         ));
     }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let gains = std::fs::metadata(&file).is_ok_and(|file| {
+    let is_root = rustix::process::getuid().is_root();
+    let why = if is_of_other(&file, user, group) {
+        "setuid"
+    } else if !is_root && has_capabilities(&file) {
+        "file capabilities, see getcap(8)"
+    } else {
+        return None;
+    };
+    Some(format!("{name} runs with rights that its caller does not have ({why})"))
+}
+
+/// Whether it is executed as another user or group.
+fn is_of_other(file: &Path, user: u32, group: u32) -> bool {
+    std::fs::metadata(file).is_ok_and(|file| {
         (file.mode() & 0o4000 != 0 && file.uid() != user)
             || (file.mode() & 0o2000 != 0 && file.gid() != group)
-    });
-    gains.then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
+    })
+}
+
+/// Whether it is executed with capabilities, unless root does so, who has them: then the system loads nothing into it.
+fn has_capabilities(file: &Path) -> bool {
+    let mut room = [0; CAPABILITY_BYTES];
+    let length = rustix::fs::getxattr(file, CAPABILITIES, &mut room).unwrap_or(0);
+    // The kernel's `struct vfs_cap_data`: a version with a flag, and twice what is permitted and what may be inherited.
+    let (words, _) = room.get(..length).unwrap_or_default().as_chunks::<4>();
+    let word = |number: usize| words.get(number).copied().map_or(0, u32::from_le_bytes);
+    word(0) & 1 != 0 || word(1) != 0 || word(3) != 0
 }
 
 /// The machine code that is executed in the end.

@@ -1,10 +1,11 @@
-//! Programs that end where a library is loaded into them that does not fit: they run below `outlast run` as without it.
+//! Programs into which no library can be loaded: they run below `outlast run` as without it, and are named.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::{command, folder};
 use crate::run_preload::library;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -124,5 +125,53 @@ fn other_programs_get_the_library_from_their_parents() {
             let is_alone = words.len() == 1 && flags == ["-static"];
             assert_eq!(said.contains("liboutlast_preload.so, other here"), !is_alone, "{flags:?} {said}");
         }
+    }
+}
+
+/// The system loads nothing into a program with capabilities of its file, unless root executes it.
+#[test]
+fn a_program_with_file_capabilities_is_named_with_the_reason() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give capabilities to a file");
+        return;
+    }
+    let folder = folder();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // Another user may be unable to reach where they were built.
+    let copy = |from: &Path, name: &str| {
+        let to = folder.path().join(name);
+        std::fs::copy(from, &to).unwrap();
+        to
+    };
+    let outlast = copy(Path::new(env!("CARGO_BIN_EXE_outlast")), "outlast");
+    let library = copy(&library(), "liboutlast_preload.so");
+    let program = copy(Path::new("/bin/true"), "program");
+    // Without capabilities, by root, and with some that are permitted, in effect, or may be inherited only.
+    let cases = [
+        (65534, None, false),
+        (0, Some([0x0200_0001_u32, 1 << 10, 0, 0, 0]), false),
+        (65534, Some([0x0200_0000, 0, 1 << 10, 0, 0]), false),
+        (65534, Some([0x0200_0001, 1 << 10, 0, 0, 0]), true),
+        (65534, Some([0x0200_0000, 1 << 10, 0, 0, 0]), true),
+        (65534, Some([0x0200_0000, 0, 0, 1, 0]), true),
+    ];
+    for (user, capabilities, is_named) in cases {
+        if let Some(words) = capabilities {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&program, "security.capability", &bytes, flags).unwrap();
+        }
+        let mut command = Command::new(&outlast);
+        command
+            .args(["run", "--restart", "never", "--preload-library"])
+            .arg(&library)
+            .arg("--")
+            .arg(&program);
+        command.uid(user).gid(user).env("XDG_RUNTIME_DIR", folder.path().join(format!("of-{user}")));
+        let output = command.env_remove("OUTLAST_LOG").stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let why = "program runs with rights that its caller does not have (file capabilities";
+        assert_eq!(said.contains(why), is_named, "{user} {capabilities:x?}: {said}");
     }
 }
