@@ -18,6 +18,7 @@ socat socat a relay that ends TCP and is killed
 /usr/sbin/iptables-legacy iptables NAT and lost packets in the private network
 /usr/sbin/ip iproute2 builds the private network
 cc gcc builds the example server in C
+musl-gcc musl-tools builds a program with another C library than the usual
 /usr/bin/redis-server redis-server a server to crash
 /usr/sbin/apache2 apache2-bin a real web server: crashed
 /usr/sbin/lighttpd lighttpd a real web server: crashed

@@ -9,16 +9,18 @@
 //! those are kept on which HTTP/1 is spoken, where each request says all. TLS, HTTP/2, and half answers are not kept.
 //!
 //! For whoever reads on: `hooks` stand before the C library's functions, `holder` asks, `marks` are what is known of this
-//! process's connections, `http` what follows from the bytes, and `accepted` and `bound` what a program gets in place of its
-//! own.
+//! process's connections, `http` what follows from the bytes, `accepted` and `bound` what a program gets in place of its
+//! own, `program` and `environment` keep the library away from programs that would end of it.
 #![cfg_attr(test, allow(dead_code, reason = "tests do not stand before the C library"))]
 
 mod accepted;
 mod bound;
+mod environment;
 mod holder;
 #[cfg(not(test))]
 mod hooks;
 mod http;
 mod marks;
 mod memory;
+mod program;
 mod sys;

@@ -8,6 +8,8 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+pub mod execute;
+
 /// A process of the kernel.
 pub type Pid = libc::pid_t;
 

@@ -1,14 +1,21 @@
 //! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
 //! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
-//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone.
+//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone. What executes programs is
+//! looked at: see `environment`.
 
 mod io;
+mod programs;
 mod sockets;
 
 /// The dynamic linker calls it before the program begins, which may change its environment.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = crate::holder::look_for;
+
+/// As `START`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static FIND_OWN: extern "C" fn() = crate::sys::execute::find_own;
 
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function, which is looked
 /// for before the program begins: in a signal handler, or in a child of a process with threads, the linker may be locked.

@@ -17,8 +17,12 @@ const ANSWER: &[u8] = b"HTTP/1.1 ";
 
 /// The fields that matter, in small letters.
 const NAMES: [&[u8]; 3] = [b"connection", b"content-length", b"transfer-encoding"];
-/// What [`CONNECTION`] says of a connection that is kept.
-const KEEP_ALIVE: &[u8] = b"keep-alive";
+/// What [`CONNECTION`] says of a connection that is kept, and of one that is not.
+const OPTIONS: [&[u8]; 2] = [b"keep-alive", b"close"];
+const KEEP_ALIVE: u16 = 0;
+/// Behind an option, and behind the line's carriage return: `at` in [`Place::Option`].
+const OPTION_SPACE: u8 = 30;
+const OPTION_END: u8 = 31;
 const CONNECTION: u16 = 0;
 const CONTENT_LENGTH: u16 = 1;
 const TRANSFER_ENCODING: u16 = 2;
@@ -48,10 +52,12 @@ enum Place {
     LastEnd = 8,
     /// Nothing: that was all.
     End = 9,
+    /// An option of [`CONNECTION`], of which `at` bytes were there. It is one of `names`.
+    Option = 10,
 }
 
 impl Place {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Line,
         Self::Method,
         Self::Target,
@@ -62,6 +68,7 @@ impl Place {
         Self::RestEnd,
         Self::LastEnd,
         Self::End,
+        Self::Option,
     ];
 }
 
@@ -80,8 +87,12 @@ pub struct Head {
     is_old: bool,
     /// The body comes in chunks.
     pub is_chunked: bool,
-    /// The connection is told to be anything but kept.
-    pub closes: bool,
+    /// The connection is to be kept.
+    keeps: bool,
+    /// The connection is to end.
+    closes: bool,
+    /// The connection has another option, or none.
+    has_other_option: bool,
     /// The body's length.
     pub length: Option<u64>,
 }
@@ -116,16 +127,28 @@ impl Head {
         self.place == Place::End
     }
 
+    /// Whether the connection ends with the answer to this request.
+    pub fn is_last_request(&self) -> bool {
+        self.closes || self.is_old && !self.keeps
+    }
+
+    /// Whether the connection ends with this answer, or goes on in another way.
+    pub fn is_last_answer(&self) -> bool {
+        self.closes || self.has_other_option
+    }
+
     /// As two numbers, the first less than 2^62.
     pub fn to_numbers(self) -> [u64; 2] {
-        let flags = [self.is_only_head, self.is_old, self.is_chunked, self.closes, self.length.is_some()];
-        let flags = flags.iter().rev().fold(0, |flags, flag| flags << 1 | u64::from(*flag));
+        let connection = [self.keeps, self.closes, self.has_other_option];
+        let flags = [self.is_only_head, self.is_old, self.is_chunked, self.length.is_some()];
+        let flags = flags.iter().chain(&connection);
+        let flags = flags.rev().fold(0, |flags, flag| flags << 1 | u64::from(*flag));
         let state = self.place as u64
             | u64::from(self.at & 31) << 4
             | u64::from(self.names) << 9
             | flags << 25
-            | u64::from(self.status & 1023) << 30
-            | self.bytes << 40;
+            | u64::from(self.status & 1023) << 32
+            | self.bytes << 42;
         [state, self.length.unwrap_or(0)]
     }
 
@@ -139,13 +162,15 @@ impl Head {
             place,
             at: u8::try_from(bits(4, 5)).unwrap_or(0),
             names: bits(9, 16),
-            bytes: state >> 40,
-            status: bits(30, 10),
+            bytes: state >> 42,
+            status: bits(32, 10),
             is_only_head: flag(0),
             is_old: flag(1),
             is_chunked: flag(2),
-            closes: flag(3),
-            length: flag(4).then_some(length),
+            length: flag(3).then_some(length),
+            keeps: flag(4),
+            closes: flag(5),
+            has_other_option: flag(6),
         }
     }
 
@@ -186,7 +211,11 @@ impl Head {
             Some((its, [next, value @ ..])) if its.eq_ignore_ascii_case(name) => {
                 self.behind_name(field, *next)?;
                 match self.place {
-                    Place::Value if field == CONNECTION => self.connection(value),
+                    Place::Option if is_keep_alive(value) => {
+                        self.keeps = true;
+                        (self.at, self.names) = (0, 0);
+                        self.pass(value)
+                    }
                     _ => self.scan(value),
                 }
             }
@@ -208,19 +237,6 @@ impl Head {
         let digit = u16::try_from((byte as char).to_digit(10)?).ok()?;
         self.status = self.status.saturating_mul(10).saturating_add(digit);
         Some(())
-    }
-
-    /// All of the field's value, as [`word`](Self::word) reads it.
-    fn connection(&mut self, value: &[u8]) -> Option<()> {
-        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
-        let from = value.iter().position(|byte| !is_space(byte))?;
-        let keeps = value.get(from..)?.split_at_checked(KEEP_ALIVE.len()).is_some_and(|(word, behind)| {
-            let end = behind.iter().position(|byte| !is_space(byte)).and_then(|end| behind.get(end..));
-            word.eq_ignore_ascii_case(KEEP_ALIVE) && end == Some(b"\r\n")
-        });
-        self.closes |= !keeps;
-        (self.at, self.names) = (0, 0);
-        self.pass(value)
     }
 
     /// A piece of a line, or all of it.
@@ -273,6 +289,7 @@ impl Head {
             Place::Name => self.name(byte)?,
             Place::Value if self.names == CONTENT_LENGTH => self.length(byte)?,
             Place::Value => self.word(byte)?,
+            Place::Option => self.option(byte)?,
             Place::Rest | Place::RestEnd => self.pass(&[byte])?,
             Place::LastEnd if byte == b'\n' => self.place = Place::End,
             Place::LastEnd | Place::End => return None,
@@ -354,13 +371,15 @@ impl Head {
             // Some take that for the name, others do not.
             _ => return None,
         }
-        if field != CONNECTION {
-            // Of two that tell where the body ends, everybody may believe another one.
-            (self.length.is_none() && !self.is_chunked).then_some(())?;
-            match field {
-                CONTENT_LENGTH => self.length = Some(0),
-                _ => self.is_chunked = Some(true).filter(|_| !self.is_old)?,
-            }
+        if field == CONNECTION {
+            (self.place, self.names, self.at) = (Place::Option, u16::MAX, 0);
+            return Some(());
+        }
+        // Of two that tell where the body ends, everybody may believe another one.
+        (self.length.is_none() && !self.is_chunked).then_some(())?;
+        match field {
+            CONTENT_LENGTH => self.length = Some(0),
+            _ => self.is_chunked = Some(true).filter(|_| !self.is_old)?,
         }
         (self.place, self.names, self.at) = (Place::Value, field, 0);
         Some(())
@@ -386,26 +405,64 @@ impl Head {
         Some(())
     }
 
-    /// A byte of a field whose value is one word, of which `at` bytes were there.
+    /// A byte of the field with the body's coding, of whose name `at` bytes were there.
     fn word(&mut self, byte: u8) -> Option<()> {
-        let word: &[u8] = if self.names == CONNECTION { KEEP_ALIVE } else { b"chunked" };
-        let at = usize::from(self.at);
+        let (word, at) = (b"chunked", usize::from(self.at));
         match byte {
             b' ' | b'\t' if at == 0 || at == word.len() => {}
             b'\r' if at == word.len() => self.at += 1,
             b'\n' if at > word.len() => self.place = Place::Line,
             _ if word.get(at) == Some(&byte.to_ascii_lowercase()) => self.at += 1,
-            _ if self.names == CONNECTION => {
-                self.closes = true;
-                if at > word.len() {
-                    self.place = Place::RestEnd;
-                }
-                self.pass(&[byte])?;
-            }
             _ => return None,
         }
         Some(())
     }
+
+    /// A byte of the field with the connection's options.
+    fn option(&mut self, byte: u8) -> Option<()> {
+        match (self.at, byte) {
+            (OPTION_END, b'\n') => self.place = Place::Line,
+            (0 | OPTION_SPACE, b' ' | b'\t') => {}
+            (0..OPTION_END, b' ' | b'\t' | b',' | b'\r') => {
+                if self.at < OPTION_SPACE {
+                    self.behind_option(byte);
+                }
+                (self.names, self.at) = match byte {
+                    b',' => (u16::MAX, 0),
+                    b'\r' => (0, OPTION_END),
+                    _ => (0, OPTION_SPACE),
+                };
+            }
+            (0..OPTION_SPACE, _) if byte.is_ascii_graphic() => {
+                if !self.is_begin(&OPTIONS, byte.to_ascii_lowercase()) {
+                    // Another one, however long.
+                    (self.names, self.at) = (0, 1);
+                }
+            }
+            // Two words without a comma, for example: some look for one of them, others do not.
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn behind_option(&mut self, byte: u8) {
+        match self.whole(&OPTIONS) {
+            Some(KEEP_ALIVE) => self.keeps = true,
+            Some(_) => self.closes = true,
+            // An empty one between two commas is none.
+            None if self.at > 0 || byte == b'\r' => self.has_other_option = true,
+            None => {}
+        }
+    }
+}
+
+/// Whether the rest of a line says that and nothing else.
+fn is_keep_alive(value: &[u8]) -> bool {
+    let Some(value) = value.strip_suffix(b"\r\n") else { return false };
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let from = value.iter().position(|byte| !is_space(byte)).unwrap_or(0);
+    let until = value.iter().rposition(|byte| !is_space(byte)).map_or(0, |last| last + 1);
+    value.get(from..until).is_some_and(|option| option.eq_ignore_ascii_case(b"keep-alive"))
 }
 
 fn is_in_method(byte: u8) -> bool {

@@ -89,14 +89,18 @@ struct Queue {
     count: u8,
     /// Which of them are HEAD: the lowest bit is the oldest.
     only_heads: u16,
+    /// The connection ends with the answer to one of them, or of those that were answered.
+    has_last: bool,
 }
 
 impl Queue {
     /// So many requests may wait: one bit of `only_heads` stays free.
     const MAX: u8 = 15;
 
-    fn push(&mut self, is_only_head: bool) -> Option<()> {
-        self.only_heads |= u16::from(is_only_head) << Some(self.count).filter(|count| *count < Self::MAX)?;
+    fn push(&mut self, head: &Head) -> Option<()> {
+        self.has_last |= head.is_last_request();
+        self.only_heads |=
+            u16::from(head.is_only_head) << Some(self.count).filter(|count| *count < Self::MAX)?;
         self.count += 1;
         Some(())
     }
@@ -120,7 +124,9 @@ impl Exchange {
     pub fn to_numbers(self) -> [u64; 5] {
         let ([request, request_rest], [answer, answer_rest]) =
             (self.request.to_numbers(), self.answer.to_numbers());
-        let queue = u64::from(self.queue.count) | u64::from(self.queue.only_heads) << 8;
+        let queue = u64::from(self.queue.count)
+            | u64::from(self.queue.only_heads) << 8
+            | u64::from(self.queue.has_last) << 24;
         [request, request_rest, answer, answer_rest, queue]
     }
 
@@ -130,7 +136,7 @@ impl Exchange {
         Self {
             request: Side::from_numbers([request, request_rest]),
             answer: Side::from_numbers([answer, answer_rest]),
-            queue: Queue { count, only_heads },
+            queue: Queue { count, only_heads, has_last: queue >> 24 & 1 == 1 },
         }
     }
 
@@ -174,7 +180,7 @@ impl Exchange {
     fn read_head(&mut self, mut head: Head, bytes: &[u8]) -> Option<usize> {
         let taken = head.take(bytes)?;
         self.request = if head.is_complete() {
-            self.queue.push(head.is_only_head)?;
+            self.queue.push(&head)?;
             let length = head.length.unwrap_or(0);
             Side::of_body(if head.is_chunked { Body::chunked() } else { Body::of_length(length) })
         } else {
@@ -234,6 +240,8 @@ impl Exchange {
     fn verdict(&self) -> Verdict {
         match self.request {
             _ if self.queue.count > 0 => Verdict::Busy,
+            // Nobody waits for more than its end.
+            Side::Between if self.queue.has_last => Verdict::Unclear,
             Side::Between => Verdict::Answered,
             // An answer may come before the rest of a body, which the program may read, or leave.
             Side::EmptyLine | Side::Head(_) | Side::Body(_) => Verdict::Busy,
@@ -257,7 +265,7 @@ impl Exchange {
                 self.answer = Side::Between;
                 return Ok(());
             }
-            200.. if !head.closes => match head.length {
+            200.. if !head.is_last_answer() => match head.length {
                 _ if matches!(head.status, 204 | 304) || self.queue.only_heads & 1 == 1 => Body::default(),
                 _ if head.is_chunked => Body::chunked(),
                 Some(length) => Body::of_length(length),

@@ -5,7 +5,7 @@ const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 
 /// What is understood. The last ones are not complete.
-const REQUESTS: [&str; 15] = [
+const REQUESTS: [&str; 16] = [
     "VERSION-CONTROL / HTTP/1.1\r\n\r\nHEADS / HTTP/1.1\r\n\r\nABCDEFGHIJKLMNOPQRST / HTTP/1.1\r\n\r\n",
     "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "HEAD /a%20b HTTP/1.0\r\n\r\n",
@@ -20,11 +20,12 @@ const REQUESTS: [&str; 15] = [
     "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nabc",
     "POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n012345678",
     "POST / HTTP/1.1\r\nContent-Length: 0\r\nContent-Typ",
+    "GET / HTTP/1.0\r\nConnection:\r\nConnection: ,TE ,\tkeep-alive\t, close,,Keep-Aliv, x-y-z-and-more\r\n\r\n",
     "REPORT /HTTP/1.1 HTTP/1. HTTP/1.1\r\nX-Connection: x\r\nConnections: y\r\n:\r\n\r\n",
 ];
 
 /// What is never understood.
-const ODD_REQUESTS: [&str; 39] = [
+const ODD_REQUESTS: [&str; 43] = [
     "CONNECT a:1 HTTP/1.1\r\n\r\n",
     "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "+PING\r\n\r\n",
@@ -64,6 +65,10 @@ const ODD_REQUESTS: [&str; 39] = [
     "POST / HTTP/1.1\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "GET / HTTP/1.1\r\n\r\nwhat is this",
+    "GET / HTTP/1.1\r\nConnection: keep-alive close\r\n\r\n",
+    "GET / HTTP/1.1\r\nConnection: close\n\r\n",
+    "GET / HTTP/1.1\r\nConnection: keep-alive\rclose\r\n\r\n",
+    "GET / HTTP/1.1\r\nConnection: close\0\r\n\r\n",
 ];
 
 /// What is wrong between chunks, of requests and of answers.
@@ -82,7 +87,7 @@ const ODD_CHUNKS: [&str; 11] = [
 ];
 
 /// What a server sends as the answer to one request, and what follows from it.
-const ANSWERS: [(&str, Verdict); 25] = [
+const ANSWERS: [(&str, Verdict); 27] = [
     ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", Answered),
     ("HTTP/1.1 200\r\ncontent-length:0\r\n\r\n", Answered),
     ("HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", Answered),
@@ -108,6 +113,8 @@ const ANSWERS: [(&str, Verdict); 25] = [
     ("HTTP/1.1 +20 OK\r\nContent-Length: 5\r\n\r\nhello", Unclear),
     ("HTTP/1.1 20\r\nContent-Length: 5\r\n\r\nhello", Unclear),
     ("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello", Unclear),
+    ("HTTP/1.1 200 OK\r\nConnection: keep-alive,Close\r\nContent-Length: 5\r\n\r\nhello", Unclear),
+    ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nconnection: keep-alive, \t keep-alive\r\n\r\nhello", Answered),
     ("HTTP/1.1 200 OK\r\nConnection:\r\nContent-Length: 5\r\n\r\nhello", Unclear),
     ("HTTP/1.1 200 OK\r\nConnection: keep-alive, Upgrade\r\nContent-Length: 5\r\n\r\nhello", Unclear),
     (
@@ -209,10 +216,47 @@ fn answers_are_the_same_however_they_are_cut() {
     assert_eq!(however_cut(asked(b"HEAD / HTTP/1.1\r\n\r\n"), Way::Write, answer), Answered);
 }
 
+/// The fields of a request, and whether the connection ends with its answer: of HTTP/1.0, and of HTTP/1.1.
+const LAST: [(&str, bool, bool); 12] = [
+    ("", true, false),
+    ("Host: a\r\n", true, false),
+    ("Connection: close\r\n", true, true),
+    ("CONNECTION:\tTE,CLOSE \r\nTE: trailers\r\n", true, true),
+    ("Connection: close\r\nConnection: keep-alive\r\n", true, true),
+    ("Connection: keep-alive\r\nConnection: x, close\r\n", true, true),
+    ("Connection: keep-alive\r\n", false, false),
+    ("Connection: Upgrade ,Keep-Alive\r\n", false, false),
+    ("Connection:\r\n", true, false),
+    ("Connection: Upgrade, HTTP2-Settings\r\n", true, false),
+    ("Connection: closed, clos, unclose\r\n", true, false),
+    ("X-Connection: close\r\nConnections: keep-alive\r\nClose: close\r\n", true, false),
+];
+
+#[test]
+fn behind_the_answer_to_the_last_request_there_is_nothing_to_keep() {
+    for (fields, old, new) in LAST {
+        for (version, is_last) in [(0, old), (1, new)] {
+            let request = format!("GET / HTTP/1.{version}\r\n{fields}\r\n");
+            assert_eq!(however_cut(Exchange::default(), Way::Read, request.as_bytes()), Busy);
+            let verdict = if is_last { Unclear } else { Answered };
+            assert_eq!(however_cut(asked(request.as_bytes()), Way::Write, OK), verdict, "{request:?}");
+            // Until then its answer is under way.
+            let mut exchange = asked(request.as_bytes());
+            assert_eq!(exchange.on_write([&OK[..OK.len() - 1]].into_iter()), Busy, "{request:?}");
+            // Behind others, and before one.
+            for requests in [[GET, request.as_bytes()], [request.as_bytes(), GET]] {
+                let mut exchange = asked(&requests.concat());
+                assert_eq!(exchange.on_write([OK].into_iter()), Busy);
+                assert_eq!(exchange.on_write([OK].into_iter()), verdict, "{request:?}");
+            }
+        }
+    }
+}
+
 /// Random pieces of requests and answers in random cuts: the verdict is that of the whole.
 #[test]
 fn whatever_is_said_the_cut_does_not_matter() {
-    const PIECES: [&str; 42] = [
+    const PIECES: [&str; 45] = [
         "GET ",
         "HEAD ",
         "POST ",
@@ -239,6 +283,9 @@ fn whatever_is_said_the_cut_does_not_matter() {
         "chunked",
         "Connection: keep-alive",
         "Connection: close",
+        "Connection: keep-alive, clos",
+        "close",
+        ",",
         "connection:",
         ":",
         " ",

@@ -17,6 +17,7 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod last_answers;
 mod own_sandbox;
 mod servers;
 mod shared_ports;

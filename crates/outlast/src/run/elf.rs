@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// What programs have that are linked with `outlast-restart`, and its form for C.
 const LIBRARY_SECTION: &[u8] = b".note.outlast";
 const LIBRARY_FILE: &[u8] = b"liboutlast.so";
+/// How libraries are called that end a program where another one is loaded before them: AddressSanitizer of GCC, and of clang.
+/// What `outlast-preload` (`program.rs`) knows of them is the same.
+const FIRST_LIBRARIES: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 /// The longest first line of a script that is looked at: what the kernel reads, too.
 const FIRST_LINE_BYTES_MAX: u64 = 256;
 
@@ -35,6 +38,13 @@ pub struct Elf {
     pub loader: Option<PathBuf>,
     /// It takes over its connections by itself.
     pub uses_library: bool,
+    /// A library that it needs, and that has to be loaded before all others.
+    pub first_library: Option<String>,
+}
+
+/// Whether a library has to be loaded before all others, as its file's name tells.
+pub fn is_first_library(name: &str) -> bool {
+    FIRST_LIBRARIES.iter().any(|first| name.starts_with(first))
 }
 
 /// Looks at the beginning of a file.
@@ -75,28 +85,32 @@ fn elf<H: FileHeader<Endian = Endianness>>(content: &ReadCache<File>) -> Option<
     let loader = loader.map(|name| PathBuf::from(String::from_utf8_lossy(name).into_owned()));
     let machine = (header.e_machine(endian).0, header.is_class_64());
     let is_shared = header.e_type(endian) == ET_DYN;
-    Some(Elf {
-        machine,
-        is_shared,
-        loader,
-        uses_library: uses_library(header, endian, content).unwrap_or(false),
-    })
+    let mut elf = Elf { machine, is_shared, loader, uses_library: false, first_library: None };
+    look_at_libraries(header, endian, content, &mut elf);
+    Some(elf)
 }
 
-/// Whether it is linked with the library, which leaves a section of its own, or needs the shared one.
-fn uses_library<H: FileHeader<Endian = Endianness>>(
+/// Whether it is linked with the library, which leaves a section of its own, or needs the shared one; and what else it needs
+/// that matters.
+fn look_at_libraries<H: FileHeader<Endian = Endianness>>(
     header: &H,
     endian: Endianness,
     content: &ReadCache<File>,
-) -> Option<bool> {
+    elf: &mut Elf,
+) -> Option<()> {
     let sections = header.sections(endian, content).ok()?;
-    if sections.section_by_name(endian, LIBRARY_SECTION).is_some() {
-        return Some(true);
-    }
+    elf.uses_library = sections.section_by_name(endian, LIBRARY_SECTION).is_some();
     let (entries, strings) = sections.dynamic(endian, content).ok()??;
     let strings = sections.strings(endian, content, strings).ok()?;
-    let mut needed = entries.iter().filter(|entry| entry.tag(endian) == DT_NEEDED);
-    Some(needed.any(|entry| entry.string(endian, strings).is_ok_and(|name| name.starts_with(LIBRARY_FILE))))
+    let needed = entries.iter().filter(|entry| entry.tag(endian) == DT_NEEDED);
+    for name in needed.filter_map(|entry| entry.string(endian, strings).ok()) {
+        elf.uses_library |= name.starts_with(LIBRARY_FILE);
+        let name = String::from_utf8_lossy(name);
+        if is_first_library(&name) {
+            elf.first_library = Some(name.into_owned());
+        }
+    }
+    Some(())
 }
 
 #[cfg(test)]

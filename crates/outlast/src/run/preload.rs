@@ -17,6 +17,9 @@ const VARIABLE: &str = "LD_PRELOAD";
 const BY_ITSELF: &str = "takes over its connections by itself";
 /// What runs text that is executable.
 const SHELL: &str = "/bin/sh";
+/// Where a file has its capabilities, and the longest form of them.
+const CAPABILITIES: &str = "security.capability";
+const CAPABILITY_BYTES: usize = 24;
 /// Scripts for scripts: as deep as the kernel goes.
 const SCRIPTS_MAX: usize = 5;
 
@@ -80,14 +83,18 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
     }
 }
 
-/// What the program's environment has for the library, which is in front of those that the user has there.
+/// What the program's environment has for the library, which is in front of those that the user has there, unless one of
+/// them has to be the first.
 pub fn variable(library: &Path, existing: Option<OsString>) -> (&'static str, OsString) {
-    let mut value = library.as_os_str().to_owned();
-    if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
-        value.push(":");
-        value.push(existing);
-    }
-    (VARIABLE, value)
+    let library = library.as_os_str();
+    let Some(existing) = existing.filter(|existing| !existing.is_empty()) else {
+        return (VARIABLE, library.to_owned());
+    };
+    let has_first = existing.to_string_lossy().split([' ', ':']).any(|path| {
+        Path::new(path).file_name().is_some_and(|name| elf::is_first_library(&name.to_string_lossy()))
+    });
+    let ordered = if has_first { [&existing, library] } else { [library, &existing] };
+    (VARIABLE, ordered.join(OsStr::new(":")))
 }
 
 /// Where processes cannot be looked at, and this program does not know where its own file is.
@@ -129,12 +136,39 @@ pub fn obstacle(library: &Path, program: &OsStr, path: &OsStr) -> Option<String>
     if loader.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-musl")) {
         return Some(format!("{name} uses another C library than the GNU one"));
     }
+    if let Some(library) = &elf.first_library {
+        return Some(format!(
+            "{name} is linked with AddressSanitizer ({library}), before which no other library may be loaded"
+        ));
+    }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let gains = std::fs::metadata(&file).is_ok_and(|file| {
+    let is_root = rustix::process::getuid().is_root();
+    let why = if is_of_other(&file, user, group) {
+        "setuid"
+    } else if !is_root && has_capabilities(&file) {
+        "file capabilities, see getcap(8)"
+    } else {
+        return None;
+    };
+    Some(format!("{name} runs with rights that its caller does not have ({why})"))
+}
+
+/// Whether it is executed as another user or group.
+fn is_of_other(file: &Path, user: u32, group: u32) -> bool {
+    std::fs::metadata(file).is_ok_and(|file| {
         (file.mode() & 0o4000 != 0 && file.uid() != user)
             || (file.mode() & 0o2000 != 0 && file.gid() != group)
-    });
-    gains.then(|| format!("{name} runs with rights that its caller does not have (setuid)"))
+    })
+}
+
+/// Whether it is executed with capabilities, unless root does so, who has them: then the system loads nothing into it.
+fn has_capabilities(file: &Path) -> bool {
+    let mut room = [0; CAPABILITY_BYTES];
+    let length = rustix::fs::getxattr(file, CAPABILITIES, &mut room).unwrap_or(0);
+    // The kernel's `struct vfs_cap_data`: a version with a flag, and twice what is permitted and what may be inherited.
+    let (words, _) = room.get(..length).unwrap_or_default().as_chunks::<4>();
+    let word = |number: usize| words.get(number).copied().map_or(0, u32::from_le_bytes);
+    word(0) & 1 != 0 || word(1) != 0 || word(3) != 0
 }
 
 /// The machine code that is executed in the end.
@@ -241,5 +275,12 @@ mod tests {
         assert_eq!(value(None), "/lib/ours.so");
         assert_eq!(value(Some("/a.so /b.so".into())), "/lib/ours.so:/a.so /b.so");
         assert_eq!(value(Some(OsString::new())), "/lib/ours.so");
+        // It ends a program where it is not the first.
+        assert_eq!(value(Some("/a.so /lib/libasan.so.8".into())), "/a.so /lib/libasan.so.8:/lib/ours.so");
+        assert_eq!(
+            value(Some("libclang_rt.asan-x86_64.so".into())),
+            "libclang_rt.asan-x86_64.so:/lib/ours.so"
+        );
+        assert_eq!(value(Some("/libasan.so/a.so".into())), "/lib/ours.so:/libasan.so/a.so");
     }
 }

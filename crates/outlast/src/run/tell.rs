@@ -200,7 +200,7 @@ fn untold(why: Untold) -> &'static str {
         }
         Untold::NotLoaded => {
             "was executed without the environment of the program, by which the library is loaded (LD_PRELOAD), or is \
-             linked statically"
+             linked statically, with another C library than the GNU one, or with AddressSanitizer"
         }
     }
 }

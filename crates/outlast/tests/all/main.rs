@@ -54,6 +54,7 @@ mod run_preload;
 mod run_surroundings;
 mod run_terminal;
 mod run_unix;
+mod run_unloadable;
 mod run_upgrade;
 mod run_upgrade_crashed;
 mod run_upgrade_ends;

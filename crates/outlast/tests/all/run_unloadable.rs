@@ -1,0 +1,177 @@
+//! Programs into which no library can be loaded: they run below `outlast run` as without it, and are named.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+
+use crate::common::{command, folder};
+use crate::run_preload::library;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Says whether the variable is there by which the library is loaded, and another one.
+const SOURCE: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+    const char *preload = getenv("LD_PRELOAD"), *other = getenv("OTHER");
+    printf("begun, preload %s, other %s\n", preload ? preload : "none", other ? other : "none");
+    return 7;
+}
+"#;
+
+/// The program, built. None: the compiler is not there, which is said.
+fn built(folder: &Path, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (source, program) = (folder.join("program.c"), folder.join("program"));
+    std::fs::write(&source, SOURCE).unwrap();
+    let mut command = Command::new(compiler);
+    match command.args(flags).arg("-o").arg(&program).arg(&source).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(program)
+        }
+        Err(_) => {
+            assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{compiler} is not installed");
+            eprintln!("SKIPPED: {compiler} is not installed; tools/deps.sh installs it");
+            None
+        }
+    }
+}
+
+/// What a program does, with what is preloaded by default.
+fn run(folder: &Path, program: &[&str]) -> (Option<i32>, String, String) {
+    let library = library();
+    let run = ["run", "--restart", "never", "--preload-library", library.to_str().unwrap(), "--"];
+    let mut command = command(folder, &[&run[..], program].concat());
+    let Output { status, stdout, stderr } =
+        command.env("OTHER", "here").stdin(Stdio::null()).output().unwrap();
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    (status.code(), stdout, stderr)
+}
+
+/// However a parent executes it into which the library is loaded.
+fn is_executed_by_parents(folder: &Path, program: &Path) {
+    let path = program.to_str().unwrap();
+    let script = folder.join("script");
+    std::fs::write(&script, format!("#!{path}\n")).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let list = format!("p = '{path}'; a = ['program']; e = dict(os.environ)");
+    let python = |how: &str| format!("import os, subprocess, ctypes, sys; {list}; sys.exit({how})");
+    let wait = "os.waitstatus_to_exitcode(os.waitpid(PID, 0)[1])";
+    let c = "c = ctypes.CDLL(None); l = (ctypes.c_char_p * 2)(b'program', None)";
+    let parents = [
+        vec!["sh", "-c", "\"$0\"; exit $?", path],
+        vec!["sh", "-c", "PATH=\"${0%/*}:$PATH\"; program; exit $?", path],
+        vec!["env", path],
+        vec!["sh", "-c", "\"$0\"; exit $?", script.to_str().unwrap()],
+    ]
+    .map(|words| words.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    let calls = [
+        python("subprocess.call([p])"),
+        python("subprocess.call([p], close_fds=False)"),
+        python("subprocess.call(p, shell=True)"),
+        python("os.execv(p, a)"),
+        python("os.execve(p, a, e)"),
+        python(&wait.replace("PID", "os.posix_spawn(p, a, e)")),
+        python(&wait.replace("PID", "os.posix_spawnp(p, a, e)")),
+        format!("import ctypes; {c}; c.execvp(b'{path}', l)"),
+        format!("import ctypes; {c}; c.execvpe(b'{path}', l, ctypes.c_void_p.in_dll(c, 'environ'))"),
+    ];
+    let calls = calls.map(|call| vec!["/usr/bin/python3".to_owned(), "-c".into(), call]);
+    for parent in parents.iter().chain(&calls) {
+        let words: Vec<&str> = parent.iter().map(String::as_str).collect();
+        let (code, said, errors) = run(folder, &words);
+        let what = format!("{parent:?}\n{errors}");
+        assert_eq!((code, said.as_str()), (Some(7), "begun, preload none, other here\n"), "{what}");
+    }
+}
+
+#[test]
+fn a_program_with_address_sanitizer_runs_and_is_named() {
+    let folder = folder();
+    let Some(program) = built(folder.path(), "gcc", &["-fsanitize=address"]) else { return };
+    let path = program.to_str().unwrap();
+    let (code, said, errors) = run(folder.path(), &[path]);
+    assert_eq!((code, said.as_str()), (Some(7), "begun, preload none, other here\n"), "{errors}");
+    let warned =
+        errors.contains("WARN program") && errors.contains("is linked with AddressSanitizer (libasan.so");
+    assert!(warned, "{errors}");
+    is_executed_by_parents(folder.path(), &program);
+}
+
+#[test]
+fn a_program_with_another_c_library_runs_below_one_with_the_usual() {
+    let folder = folder();
+    let Some(program) = built(folder.path(), "musl-gcc", &[]) else { return };
+    let (code, said, errors) = run(folder.path(), &[program.to_str().unwrap()]);
+    assert_eq!((code, said.as_str()), (Some(7), "begun, preload none, other here\n"), "{errors}");
+    assert!(errors.contains("uses another C library than the GNU one"), "{errors}");
+    is_executed_by_parents(folder.path(), &program);
+}
+
+/// These work with the library, which stays there for them and for their children, with what else the user has there.
+#[test]
+fn other_programs_get_the_library_from_their_parents() {
+    let folder = folder();
+    for flags in
+        [&["-fsanitize=thread"][..], &["-fsanitize=undefined"], &["-fsanitize=leak"], &[], &["-static"]]
+    {
+        let Some(program) = built(folder.path(), "gcc", flags) else { return };
+        for words in
+            [vec!["sh", "-c", "\"$0\"; exit $?", program.to_str().unwrap()], vec![program.to_str().unwrap()]]
+        {
+            let (code, said, errors) = run(folder.path(), &words);
+            assert_eq!(code, Some(7), "{flags:?} {errors}");
+            let is_alone = words.len() == 1 && flags == ["-static"];
+            assert_eq!(said.contains("liboutlast_preload.so, other here"), !is_alone, "{flags:?} {said}");
+        }
+    }
+}
+
+/// The system loads nothing into a program with capabilities of its file, unless root executes it.
+#[test]
+fn a_program_with_file_capabilities_is_named_with_the_reason() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give capabilities to a file");
+        return;
+    }
+    let folder = folder();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // Another user may be unable to reach where they were built.
+    let copy = |from: &Path, name: &str| {
+        let to = folder.path().join(name);
+        std::fs::copy(from, &to).unwrap();
+        to
+    };
+    let outlast = copy(Path::new(env!("CARGO_BIN_EXE_outlast")), "outlast");
+    let library = copy(&library(), "liboutlast_preload.so");
+    let program = copy(Path::new("/bin/true"), "program");
+    // Without capabilities, by root, and with some that are permitted, in effect, or may be inherited only.
+    let cases = [
+        (65534, None, false),
+        (0, Some([0x0200_0001_u32, 1 << 10, 0, 0, 0]), false),
+        (65534, Some([0x0200_0000, 0, 1 << 10, 0, 0]), false),
+        (65534, Some([0x0200_0001, 1 << 10, 0, 0, 0]), true),
+        (65534, Some([0x0200_0000, 1 << 10, 0, 0, 0]), true),
+        (65534, Some([0x0200_0000, 0, 0, 1, 0]), true),
+    ];
+    for (user, capabilities, is_named) in cases {
+        if let Some(words) = capabilities {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&program, "security.capability", &bytes, flags).unwrap();
+        }
+        let mut command = Command::new(&outlast);
+        command
+            .args(["run", "--restart", "never", "--preload-library"])
+            .arg(&library)
+            .arg("--")
+            .arg(&program);
+        command.uid(user).gid(user).env("XDG_RUNTIME_DIR", folder.path().join(format!("of-{user}")));
+        let output = command.env_remove("OUTLAST_LOG").stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let why = "program runs with rights that its caller does not have (file capabilities";
+        assert_eq!(said.contains(why), is_named, "{user} {capabilities:x?}: {said}");
+    }
+}
