@@ -41,6 +41,7 @@ mod run_activated;
 mod run_config;
 mod run_crashes;
 mod run_forks;
+mod run_groups;
 mod run_handed_on;
 mod run_hangup;
 mod run_held;
