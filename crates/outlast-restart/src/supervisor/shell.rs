@@ -117,7 +117,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && arrived.number != libc::SIGCHLD
             {
                 let heard = match self.echo(&arrived) {
-                    Echo::None => self.terminal.hears(&arrived),
+                    Echo::None => {
+                        self.pass_on_to_departed(&arrived);
+                        self.terminal.hears(&arrived)
+                    }
                     Echo::ToEnd => vec![Input::OwnSignal { number: arrived.number }],
                     Echo::Heard => Vec::new(),
                 };
@@ -152,6 +155,19 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             libc::SIGTERM if main != Some(arrived.sender) => Echo::None,
             _ if main_has_heard => Echo::ToEnd,
             _ => Echo::None,
+        }
+    }
+
+    /// A program that has begun a session of its own does not hear what people type in front of this process. php-fpm tries that
+    /// always; below a shell it fails, as it is the first process of a group there, which it is not here.
+    fn pass_on_to_departed(&self, &Arrived { number, by_process, .. }: &Arrived) {
+        let is_meant = [libc::SIGINT, libc::SIGQUIT].contains(&number);
+        let has_departed = |main: &Pid| family::group(*main).is_some_and(|its| Some(its) != family::group(0));
+        if let Some(main) = self.machine.main().map(of).filter(has_departed)
+            && is_meant
+            && !by_process
+        {
+            let _ = family::signal_below(main, number);
         }
     }
 
