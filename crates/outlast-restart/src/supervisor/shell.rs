@@ -536,7 +536,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Report::ClosedStrays { closed } => Event::ListensElsewhere { closed },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;
-                let (pid, count) = left::end_of(settings.key.as_deref()?, supervisor, settings.stop_signal)?;
+                let time = left::time_to_end(settings.stop_timeout, true);
+                let key = settings.key.as_deref()?;
+                let (pid, count) = left::end_of(key, supervisor, settings.stop_signal, time)?;
                 Event::TookOver { pid: pid.cast_unsigned(), count, sockets }
             }
         })

@@ -58,6 +58,7 @@ mod run_unix;
 mod run_upgrade;
 mod run_upgrade_crashed;
 mod run_upgrade_ends;
+mod run_waiting;
 mod run_without_proc;
 mod segments;
 mod shed_sessions;
