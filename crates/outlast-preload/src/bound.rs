@@ -5,6 +5,7 @@ use crate::marks;
 use crate::sys;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// The address, if the holder may have a socket there.
@@ -87,6 +88,25 @@ pub fn on_listen(descriptor: RawFd) {
             None => holder::say(&message, &[descriptor], true),
         }
     }
+}
+
+/// The program shuts a socket down. Whether it believes so: a listening one is the holder's as well, and would refuse clients
+/// who wait for the program that takes this one's place. This process has one from there on that does not listen, and accepts
+/// nobody.
+///
+/// Not where threads may wait for clients, who are to be told, and where the socket may be known to an epoll, which would not
+/// know the other one: the holder has it listen again then, as soon as it hears of that. Takes no memory: it may be called
+/// in the handler of a signal.
+pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
+    let is_replaced = || holder::table().is_some_and(Table::is_replaced);
+    if how == libc::SHUT_WR || !is_replaced() || marks::is_silent() || !marks::is_own() {
+        return false;
+    }
+    let _errno = sys::Errno::keep();
+    if !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::has_epoll() {
+        return false;
+    }
+    sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))
 }
 
 /// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, which may be the

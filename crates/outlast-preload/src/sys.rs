@@ -2,7 +2,7 @@
 //! changes `errno` behind the program's back: see [`Errno`].
 
 use std::ffi::{CStr, c_int, c_void};
-use std::io;
+use std::io::{self, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -322,6 +322,60 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
         let flags = if inherited & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
         libc::syscall(libc::SYS_dup3, by, descriptor, flags) >= 0
     }
+}
+
+/// A socket of the same kind of addresses, which nobody has bound; none if those are not of TCP.
+pub fn new_of_tcp(like: RawFd) -> Option<OwnedFd> {
+    let family = option(like, libc::SO_DOMAIN).filter(|it| [libc::AF_INET, libc::AF_INET6].contains(it))?;
+    is_stream(like).then_some(())?;
+    // SAFETY: integers.
+    let number =
+        unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    let number = RawFd::try_from(number).ok().filter(|number| *number >= 0)?;
+    // SAFETY: new, and nobody else's.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Whether the calling thread is the only one of its process. Takes no memory.
+pub fn is_only_thread() -> bool {
+    /// Of the fields behind the name, which begin with the state (proc(5): `num_threads`).
+    const THREADS: usize = 20 - 3;
+    let mut room = [0; 1024];
+    // SAFETY: a string that ends, and as much room as is told; what was opened is closed.
+    let count = unsafe {
+        let file =
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/stat".as_ptr(), libc::O_CLOEXEC);
+        let Some(file) = RawFd::try_from(file).ok().filter(|file| *file >= 0) else { return false };
+        let count = libc::syscall(libc::SYS_read, file, room.as_mut_ptr(), room.len());
+        close(file);
+        count
+    };
+    let read = usize::try_from(count).ok().and_then(|count| room.get(..count)).unwrap_or_default();
+    let behind = read.rsplit(|byte| *byte == b')').next().unwrap_or_default();
+    let mut fields = behind.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+    fields.nth(THREADS) == Some(&b"1"[..])
+}
+
+/// Whether this process waits for events by epoll(7): by a descriptor below the usual limit. Takes no memory.
+pub fn has_epoll() -> bool {
+    const USUAL: RawFd = 1024;
+    const SHOWN: &[u8] = b"anon_inode:[eventpoll]";
+    let is_it = |number: RawFd| {
+        let (mut path, mut shown) = ([0u8; 32], [0u8; SHOWN.len()]);
+        let written = write!(&mut path[..], "/proc/self/fd/{number}\0");
+        // SAFETY: a string that ends, and as much room as is told.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_readlinkat,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                shown.as_mut_ptr(),
+                shown.len(),
+            )
+        };
+        written.is_ok() && count > 0 && shown == SHOWN
+    };
+    (0..USUAL).any(is_it)
 }
 
 /// What a program has given as an address, whose length it tells.

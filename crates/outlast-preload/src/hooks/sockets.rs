@@ -115,6 +115,9 @@ hooks! {
         next(file)
     };
     fn shutdown(fd: c_int, how: c_int) -> c_int, next => {
+        if bound::on_shutdown(fd, how) {
+            return 0;
+        }
         // It is about to end.
         marks::never(fd);
         next(fd, how)

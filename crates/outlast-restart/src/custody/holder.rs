@@ -224,7 +224,9 @@ impl Holder {
                         self.on_end(number);
                     }
                     // An earlier process ends, and has shut down what the next one has, or will in a moment.
-                    LISTENER if self.puts_back_until.is_some() => self.listeners.open_again(),
+                    LISTENER if self.puts_back_until.is_some() || self.ending == Ending::Replaced => {
+                        self.listeners.open_again();
+                    }
                     LISTENER => {}
                     _ => {
                         let slot = u32::try_from(number).unwrap_or(u32::MAX);

@@ -193,6 +193,7 @@ impl Buried {
 pub(crate) struct Custody {
     name: String,
     mark: String,
+    table: &'static Table,
     mapping: Option<Mapping>,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
@@ -225,7 +226,8 @@ impl Custody {
         let holder = Holder::new(board, table, memory, socket, Arc::clone(&wake), told)?;
         let thread = std::thread::Builder::new().name("holder".into()).spawn(move || holder.run())?;
         let mapping = Mapping::at(table);
-        Ok(Self { name: text, mark, mapping, commands, wake, reports, buried, thread: Some(thread), limits })
+        let thread = Some(thread);
+        Ok(Self { name: text, mark, table, mapping, commands, wake, reports, buried, thread, limits })
     }
 
     /// Has the program find the holder.
@@ -264,6 +266,7 @@ impl Custody {
 
     /// The program is about to be started.
     pub(crate) fn starting(&self) {
+        self.table.set_replaced(false);
         self.send(Command::Starting);
     }
 
@@ -279,6 +282,8 @@ impl Custody {
 
     /// It is about to end: for good, or to be started as another binary.
     pub(crate) fn stopping(&self, for_good: bool) {
+        // Before it is told.
+        self.table.set_replaced(!for_good);
         self.send(Command::Stopping { for_good });
     }
 

@@ -63,6 +63,11 @@ impl NotKept {
     }
 }
 
+/// Connections are not kept.
+const LISTENERS_ONLY: u32 = 1;
+/// The program was told to end, for another one that takes its place.
+const IS_REPLACED: u32 = 2;
+
 /// No connection.
 pub const FREE: u32 = 0;
 /// Of the program alone.
@@ -118,8 +123,8 @@ impl Slot {
 /// All connections of a program.
 #[repr(C)]
 pub struct Table {
-    /// Not 0: connections are not kept.
-    listeners_only: AtomicU32,
+    /// How the holder has it: bits.
+    how: AtomicU32,
     /// Connections that wait to be swapped for one that was accepted.
     pub waiting: AtomicU32,
     /// Not 0: the holder sleeps, and is to be told of what is new.
@@ -153,7 +158,7 @@ impl Table {
         let memory = memfd::create(&mark, size_of::<Self>())?;
         memfd::keep_size(memory.as_fd());
         let table: &'static Self = memfd::map(memory.as_fd())?;
-        table.listeners_only.store(u32::from(listeners_only), Ordering::SeqCst);
+        table.how.store(if listeners_only { LISTENERS_ONLY } else { 0 }, Ordering::SeqCst);
         Ok((memory, table))
     }
 
@@ -168,7 +173,21 @@ impl Table {
     /// Whether connections are kept.
     #[must_use]
     pub fn keeps_connections(&self) -> bool {
-        self.listeners_only.load(Ordering::Relaxed) == 0
+        self.how.load(Ordering::Relaxed) & LISTENERS_ONLY == 0
+    }
+
+    /// Whether the program was told to end, and another one is about to take its place: clients wait for that.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.how.load(Ordering::SeqCst) & IS_REPLACED != 0
+    }
+
+    pub(super) fn set_replaced(&self, is_replaced: bool) {
+        if is_replaced {
+            self.how.fetch_or(IS_REPLACED, Ordering::SeqCst);
+        } else {
+            self.how.fetch_and(!IS_REPLACED, Ordering::SeqCst);
+        }
     }
 
     /// Connections of this kind have come. The holder looks for that, also when who has noted it has ended meanwhile.
@@ -279,6 +298,9 @@ mod tests {
         let address = |port: u16| Address::Internet { ip: vec![127, 0, 0, 1], port, scope: 0 };
         table.note_address(&address(80));
         assert!(table.may_have(&address(80)) && !table.may_have(&address(81)));
-        assert!(!table.keeps_connections());
+        for is_replaced in [false, true, false] {
+            table.set_replaced(is_replaced);
+            assert_eq!((table.keeps_connections(), table.is_replaced()), (false, is_replaced));
+        }
     }
 }

@@ -2,16 +2,18 @@
 
 use crate::custody;
 use crate::sys::process::{self, Known, Pid};
-use crate::sys::{descriptors, family};
+use crate::sys::{descriptors, family, signals};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-/// For those that an earlier supervisor has left, when another one takes over.
+/// For those that an earlier supervisor has left, when another one takes over and clients are refused until they have ended.
 const GRACE: Duration = Duration::from_secs(5);
 /// After they were killed.
 const KILL_GRACE: Duration = Duration::from_secs(1);
+/// Between two looks at whether somebody is in a hurry.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The variable with the supervisor's process and [name](super::Settings::name), and a space between them.
 pub const ENVIRONMENT: &str = "OUTLAST_SUPERVISOR";
@@ -58,30 +60,41 @@ pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Known>> {
 }
 
 /// Has those of one of them end, while the caller goes on. Gives one, and how many they are.
-pub(super) fn end_of(key: &str, supervisor: Pid, number: i32) -> Option<(Pid, usize)> {
+pub(super) fn end_of(key: &str, supervisor: Pid, number: i32, grace: Duration) -> Option<(Pid, usize)> {
     let all = held_by(key).remove(&supervisor)?;
     let (first, count) = (all.first()?.pid, all.len());
     let thread = std::thread::Builder::new().name("taken over".into());
-    thread.spawn(move || end(&all, number, GRACE)).ok()?;
+    thread.spawn(move || end(&all, number, grace)).ok()?;
     Some((first, count))
 }
 
-/// Tells processes to end, and kills them if they do not in time.
+/// How long they have to end. While clients wait in queues that are held that is as long as they are promised: who is killed
+/// earlier may leave a file behind that keeps the next one from starting.
+pub(super) fn time_to_end(stop_timeout: Option<Duration>, clients_wait: bool) -> Duration {
+    let time = stop_timeout.unwrap_or(Duration::MAX);
+    if clients_wait { time } else { time.min(GRACE) }
+}
+
+/// Tells processes to end, and kills them if they do not in time, or if this process is to end meanwhile.
 pub(super) fn end(processes: &[Known], number: i32, grace: Duration) {
-    for (number, time) in [(number, grace.min(GRACE)), (libc::SIGKILL, KILL_GRACE)] {
+    for (number, time) in [(number, grace), (libc::SIGKILL, KILL_GRACE)] {
         for known in processes {
             let _ = process::signal(known.process.as_fd(), number);
             // One that was stopped would not hear it.
             let _ = process::signal(known.process.as_fd(), libc::SIGCONT);
         }
-        let until = Instant::now() + time;
-        for known in processes {
-            let left = until.saturating_duration_since(Instant::now());
-            if !descriptors::wait_readable(&known.process, left) {
+        let began = Instant::now();
+        let mut left = processes.iter().peekable();
+        while let Some(known) = left.peek() {
+            let pause = time.saturating_sub(began.elapsed()).min(LOOK);
+            let is_hurried = crate::STOP_SIGNALS.into_iter().any(signals::is_pending);
+            if descriptors::wait_readable(&known.process, pause) {
+                left.next();
+            } else if pause.is_zero() || (is_hurried && number != libc::SIGKILL) {
                 break;
             }
         }
-        if processes.iter().all(|known| descriptors::wait_readable(&known.process, Duration::ZERO)) {
+        if left.peek().is_none() {
             return;
         }
     }

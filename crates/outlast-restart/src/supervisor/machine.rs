@@ -29,6 +29,8 @@ pub(super) enum Input {
     Vanished { death: Death },
     /// This process got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
     Signal { number: i32, by_process: bool },
+    /// The program has told its own process group by this signal to end, itself among them: it has heard that.
+    OwnSignal { number: i32 },
     /// The terminal is gone that the program was started from, and the program has been told so, as it would have been
     /// without this process; or, if not for sure, its shell has sent the signal for that.
     HungUp { for_sure: bool },
@@ -80,6 +82,16 @@ enum Ending {
     TooLate,
 }
 
+/// The program got this signal at this time.
+#[derive(Clone, Copy, Debug)]
+struct Interrupt {
+    /// Of [`INTERRUPTS`], where it was not the program itself that has sent it.
+    number: i32,
+    at_ms: u64,
+    /// As it tells its workers: it goes on, or dies of it. Any other end has another reason.
+    by_itself: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Running {
     main: u32,
@@ -92,8 +104,8 @@ struct Running {
     kill_at_ms: Option<u64>,
     /// Until when its end is one that its terminal has asked for, and whether that is for sure.
     hung_up_until_ms: Option<(u64, bool)>,
-    /// It got this signal, of [`INTERRUPTS`], at this time, and decides itself what that means.
-    interrupted: Option<(i32, u64)>,
+    /// It decides itself what that means.
+    interrupted: Option<Interrupt>,
     /// It is not the process that was started: that has ended in order.
     in_background: bool,
 }
@@ -103,12 +115,12 @@ impl Running {
     /// its own within `time`; for SIGQUIT, which asks many for no more than a report, that is code 0. Whoever has gone on and
     /// ends later, or is killed by something else, has crashed.
     fn interrupted_ms(&self, death: Death, time: Duration, now_ms: u64) -> Option<u64> {
-        let (number, at_ms) = self.interrupted?;
+        let Interrupt { number, at_ms, by_itself } = self.interrupted?;
         let is_soon = now_ms <= at_ms.saturating_add(ms(time));
         let ends_so = match death {
             Death::Signal(signal) => signal == number,
             Death::Exited(code) if code == Death::Signal(number).exit_code() => true,
-            Death::Exited(code) => is_soon && (code == 0 || number != libc::SIGQUIT),
+            Death::Exited(code) => is_soon && !by_itself && (code == 0 || number != libc::SIGQUIT),
         };
         ends_so.then_some(at_ms)
     }
@@ -217,7 +229,7 @@ impl Machine {
     pub(super) fn has_interrupted(&self, number: i32, now_ms: u64) -> bool {
         let time = ms(self.settings.stop_timeout.unwrap_or(HANG_UP_TIMEOUT));
         let interrupted = self.running().and_then(|running| running.interrupted);
-        interrupted.is_some_and(|(last, at_ms)| last == number && now_ms <= at_ms.saturating_add(time))
+        interrupted.is_some_and(|last| last.number == number && now_ms <= last.at_ms.saturating_add(time))
     }
 
     /// Whether the program can be replaced now.
@@ -284,6 +296,10 @@ impl Machine {
             (Input::Vanished { death }, Phase::Running(running)) => self.vanished(running, death, now_ms),
             (Input::HungUp { for_sure }, phase) => self.hung_up(phase, for_sure, now_ms),
             (Input::Signal { number, by_process }, phase) => self.signal(phase, number, by_process, now_ms),
+            (Input::OwnSignal { number }, Phase::Running(running)) => {
+                let interrupted = Some(Interrupt { number, at_ms: now_ms, by_itself: true });
+                self.phase = Phase::Running(Running { interrupted, ..running });
+            }
             (Input::Ready, Phase::Running(running)) => self.ready(running, now_ms),
             (Input::SignOfLife, Phase::Running(running)) => {
                 self.phase = Phase::Running(Running { heard_ms: now_ms, ..running });
@@ -377,7 +393,7 @@ impl Machine {
                 }
                 Some(Ending::TooLate) => self.act(Action::KillAll { pid: heir }),
                 None => {
-                    if let Some(((number, _), _)) = interrupted {
+                    if let Some((Interrupt { number, by_itself: false, .. }, _)) = interrupted {
                         self.act(Action::Signal { pid: heir, number });
                     }
                 }
@@ -452,7 +468,8 @@ impl Machine {
                 }
             }
             Phase::Running(running) if interrupts => {
-                self.phase = Phase::Running(Running { interrupted: Some((number, now_ms)), ..running });
+                let interrupted = Some(Interrupt { number, at_ms: now_ms, by_itself: false });
+                self.phase = Phase::Running(Running { interrupted, ..running });
                 // Those of a terminal it has got already.
                 if by_process {
                     self.act(Action::Signal { pid: running.main, number });

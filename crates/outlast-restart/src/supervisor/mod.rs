@@ -433,8 +433,8 @@ impl Supervisor {
 
     /// Deals with processes that an earlier supervisor of the same [key](Settings::key) has left: takes over the listening
     /// sockets of those whose next start asks for them, and ends all, as the earlier one would have done: they are told to,
-    /// and killed if they do not within 5 s, or [`Settings::stop_timeout`] if that is less. Only those that use the library
-    /// look after themselves, and are left alone.
+    /// and killed if they do not within [`Settings::stop_timeout`]; where no sockets can be taken over, and clients are refused
+    /// meanwhile, within 5 s at the most. Only those that use the library look after themselves, and are left alone.
     ///
     /// If the key is [not exclusive](Settings::is_exclusive), they may be of another program that is called the same. Then
     /// the sockets are taken over when the program binds to their address.
@@ -458,7 +458,8 @@ impl Supervisor {
             _ => 0,
         };
         let refuses = sockets == 0 && all.iter().any(|known| custody::does_listen(known.pid));
-        left::end(&all, self.settings.stop_signal, self.settings.stop_timeout.unwrap_or(Duration::MAX));
+        let time = left::time_to_end(self.settings.stop_timeout, sockets > 0);
+        left::end(&all, self.settings.stop_signal, time);
         TakenOver { pids, sockets, refuses }
     }
 

@@ -42,6 +42,16 @@ const EXPECTED_WAIT: Duration = Duration::from_secs(5);
 /// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
 const CAUSE_WITHIN_MS: u64 = 100;
 
+/// What a signal to this process has to do with one of the program to its own process group.
+enum Echo {
+    /// Nothing.
+    None,
+    /// It is that one, and asks to end.
+    ToEnd,
+    /// It is that one, and nothing follows.
+    Heard,
+}
+
 /// Does what the machine says.
 pub(super) struct Shell<M, T> {
     supervisor: Supervisor,
@@ -105,9 +115,16 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             if let Waited::Arrived(arrived) = signals::wait_for(Some(self.patience()))
                 && arrived.number != libc::SIGCHLD
-                && !self.is_echo(&arrived)
             {
-                self.inputs.extend(self.terminal.hears(&arrived));
+                let heard = match self.echo(&arrived) {
+                    Echo::None => {
+                        self.pass_on_to_departed(&arrived);
+                        self.terminal.hears(&arrived)
+                    }
+                    Echo::ToEnd => vec![Input::OwnSignal { number: arrived.number }],
+                    Echo::Heard => Vec::new(),
+                };
+                self.inputs.extend(heard);
             }
             self.hear();
             self.look();
@@ -117,16 +134,41 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     }
 
     /// Whether the program has told all of its process group, which this process is in: it was meant for the program, and
-    /// has reached it. One that asks this process to end counts, once.
-    fn is_echo(&self, arrived: &Arrived) -> bool {
+    /// has reached it. Who asks its workers to end so goes on itself, as lighttpd does to begin anew, or is about to end. A
+    /// helper that asks by SIGTERM may mean this process alone, and counts, once.
+    fn echo(&self, arrived: &Arrived) -> Echo {
+        let (number, now_ms) = (arrived.number, clock::monotonic_ms());
+        let group = family::group(0);
         let is_from_program = arrived.by_process
-            && family::group(arrived.sender) == family::group(0)
+            && family::group(arrived.sender) == group
             && family::is_below_this(arrived.sender);
-        let number = arrived.number;
-        is_from_program
-            && (self.machine.is_ending()
-                || !crate::STOP_SIGNALS.contains(&number)
-                || self.machine.has_interrupted(number, clock::monotonic_ms()))
+        if !is_from_program {
+            return Echo::None;
+        }
+        let is_heard = self.machine.is_ending()
+            || !crate::STOP_SIGNALS.contains(&number)
+            || self.machine.has_interrupted(number, now_ms);
+        let main = self.machine.main().map(of);
+        let main_has_heard = main.is_some_and(|main| family::group(main) == group);
+        match number {
+            _ if is_heard => Echo::Heard,
+            libc::SIGTERM if main != Some(arrived.sender) => Echo::None,
+            _ if main_has_heard => Echo::ToEnd,
+            _ => Echo::None,
+        }
+    }
+
+    /// A program that has begun a session of its own does not hear what people type in front of this process. php-fpm tries that
+    /// always; below a shell it fails, as it is the first process of a group there, which it is not here.
+    fn pass_on_to_departed(&self, &Arrived { number, by_process, .. }: &Arrived) {
+        let is_meant = [libc::SIGINT, libc::SIGQUIT].contains(&number);
+        let has_departed = |main: &Pid| family::group(*main).is_some_and(|its| Some(its) != family::group(0));
+        if let Some(main) = self.machine.main().map(of).filter(has_departed)
+            && is_meant
+            && !by_process
+        {
+            let _ = family::signal_below(main, number);
+        }
     }
 
     /// How long nothing needs to be done, if nothing happens.
@@ -494,7 +536,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Report::ClosedStrays { closed } => Event::ListensElsewhere { closed },
             Report::TookOver { supervisor, sockets } => {
                 let settings = &self.supervisor.settings;
-                let (pid, count) = left::end_of(settings.key.as_deref()?, supervisor, settings.stop_signal)?;
+                let time = left::time_to_end(settings.stop_timeout, true);
+                let key = settings.key.as_deref()?;
+                let (pid, count) = left::end_of(key, supervisor, settings.stop_signal, time)?;
                 Event::TookOver { pid: pid.cast_unsigned(), count, sockets }
             }
         })

@@ -308,6 +308,31 @@ fn an_interrupt_leaves_it_to_the_program_whether_it_ends() {
 }
 
 #[test]
+fn a_program_that_tells_its_own_group_to_end_may_go_on() {
+    let (int, term) = (libc::SIGINT, libc::SIGTERM);
+    for (number, death, ends) in [
+        (int, Death::Signal(int), Some(Outcome::Stopped(Death::Signal(int)))),
+        (term, Death::Exited(143), Some(Outcome::Stopped(Death::Exited(143)))),
+        (term, Death::Exited(0), Some(Outcome::Finished)),
+        // It has begun anew, and fails at that.
+        (int, Death::Exited(1), None),
+        (int, Death::Signal(libc::SIGSEGV), None),
+        (term, Death::Signal(int), None),
+    ] {
+        let mut machine = machine(Settings::default());
+        assert_eq!(machine.on(Input::OwnSignal { number }, 5), [], "it has heard that");
+        assert_eq!((machine.deadline_ms(), machine.told_ms()), (None, None), "it is killed some day");
+        let told = machine.on(Input::Died { death, heir: None }, 10);
+        assert_eq!(told.last(), Some(&ends.map_or(Action::Start, Action::End)), "{number} {death:?}");
+    }
+    // Always is always, unless it has died of that.
+    let mut machine = machine(Settings { restart: Restart::Always, ..Settings::default() });
+    machine.on(Input::OwnSignal { number: int }, 5);
+    let told = machine.on(Input::Died { death: Death::Exited(0), heir: None }, 6);
+    assert!(!told.iter().any(|action| matches!(action, Action::End(_))), "{told:?}");
+}
+
+#[test]
 fn the_signal_that_stops_the_program_stops_it_also_if_it_is_an_interrupt() {
     let quit = libc::SIGQUIT;
     for number in [libc::SIGTERM, quit] {

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 /// A terminal with a program in it, for as long as this process lives.
 const TERMINAL: &str = "
 import os, pty, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.write(master, b'\\x03'))
 pid, master = pty.fork()
 if pid == 0:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -28,6 +29,7 @@ def hang_up(*_):
     note('told')
     if 'leaves' in sys.argv: sys.exit(3)
 signal.alarm(120)
+if 'departs' in sys.argv: os.setsid()
 if len(sys.argv) > 1: signal.signal(signal.SIGHUP, hang_up)
 note('begun', os.getppid(), os.getpid())
 # Not pause(): a signal that comes just before that has its handler run only after the next one.
@@ -117,5 +119,25 @@ fn what_goes_on_without_its_terminal_is_kept_running() {
         eventually("not started again", || (begun(&scene) == 2).then_some(()));
         kill("-TERM", scene.supervisor);
         eventually("it does not end", || (!is_running(scene.supervisor)).then_some(()));
+    }
+}
+
+/// Below a shell it would be a group's first process, which cannot leave its session: it would hear what the terminal says.
+#[test]
+fn what_has_left_its_terminal_is_interrupted_there_as_well() {
+    for shell in SHELLS {
+        for reaction in ["stays", "departs"] {
+            let mut scene = Scene::start(shell, reaction);
+            let terminal = scene.terminal.id().to_string();
+            assert!(Command::new("kill").args(["-USR1", &terminal]).status().unwrap().success());
+            for pid in [scene.program, scene.supervisor] {
+                eventually(&format!("{shell:?} {reaction:?}: it goes on"), || {
+                    (!is_running(pid)).then_some(())
+                });
+            }
+            scene.close_terminal();
+            let said = scene.said();
+            assert_eq!(said.len(), 1, "{said:?}");
+        }
     }
 }
