@@ -4,15 +4,29 @@ use crate::holder;
 use crate::marks;
 use crate::sys;
 use outlast_restart::custody::address::Address;
-use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-/// The address, if the holder may have a socket there.
-fn asked(address: &[u8]) -> Option<Message> {
+/// What has come of it that an address was in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// It still is.
+    Nothing,
+    /// The program's socket is the one that had it.
+    Adopted,
+    /// Nobody has it any more: the program can bind.
+    Address,
+}
+
+/// What the holder is asked for at this address, if it may have a socket there.
+fn asked(descriptor: RawFd, address: &[u8]) -> Option<Message> {
     let parsed = Address::parse(address).filter(|address| !address.is_chosen_by_system())?;
     let table = holder::attach()?;
-    let verb = Verb::Bind;
-    table.may_have(&parsed).then_some(Message { address: AddressBytes::new(address)?, ..Message::new(verb) })
+    if !table.may_have(&parsed) {
+        return None;
+    }
+    let slot = if sys::ipv6_only(descriptor) { IPV6_ONLY } else { 0 };
+    Some(Message { slot, address: AddressBytes::new(address)?, ..Message::new(Verb::Bind) })
 }
 
 /// A UNIX socket's: what a path means is known to this process alone, as it may be relative, or below a root of its own.
@@ -43,29 +57,37 @@ pub fn before_listen(descriptor: RawFd) {
 }
 
 fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
-    if !sys::is_stream(descriptor) {
-        return false;
-    }
-    let Some(question) = asked(address) else { return false };
+    sys::is_stream(descriptor) && ask(descriptor, address, 0) == Freed::Adopted
+}
+
+fn ask(descriptor: RawFd, address: &[u8], flags: u32) -> Freed {
+    let Some(question) = asked(descriptor, address) else { return Freed::Nothing };
+    let question = Message { slot: question.slot | flags, ..question };
     let folder = folder(address);
     match holder::ask(&question, folder.as_ref().map(AsFd::as_fd)) {
-        Some((answer, Some(socket))) if answer.verb == Verb::Yes => sys::replace(descriptor, socket.as_fd()),
-        _ => false,
+        Some((answer, Some(socket)))
+            if answer.verb == Verb::Yes && sys::replace(descriptor, socket.as_fd()) =>
+        {
+            Freed::Adopted
+        }
+        Some((answer, None)) if answer.verb == Verb::Yes => Freed::Address,
+        _ => Freed::Nothing,
     }
 }
 
-/// The address is in use. Whether that was by the holder alone, whose socket the program's is by now: another process of
-/// the program may have listened there just before.
-pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
+/// The address is in use. What becomes of it if that was by the holder alone: another process of the program may have listened
+/// there just before, or at an address that overlaps this one.
+pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
     let _errno = sys::Errno::keep();
-    if marks::is_silent() {
-        return false;
+    if marks::is_silent() || !sys::is_stream(descriptor) {
+        return Freed::Nothing;
     }
-    let table = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)));
-    table.is_some_and(|(table, parsed)| {
-        table.note_address(&parsed);
-        adopt(descriptor, address)
-    })
+    let Some((table, parsed)) = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)))
+    else {
+        return Freed::Nothing;
+    };
+    table.note_address(&parsed);
+    ask(descriptor, address, IN_USE)
 }
 
 /// The program listens.

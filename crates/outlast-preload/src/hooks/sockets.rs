@@ -1,6 +1,7 @@
 //! Where sockets come from, and where they go.
 
 use super::hooks;
+use crate::bound::Freed;
 use crate::{accepted, bound, marks, sys};
 use libc::{FILE, c_int, c_long, c_uint, c_ulong, sockaddr, socklen_t};
 
@@ -40,7 +41,11 @@ hooks! {
         }
         let result = next(fd, address, length);
         let is_taken = result < 0 && sys::errno() == libc::EADDRINUSE;
-        if is_taken && bound::on_bind_failed(fd, at) { 0 } else { result }
+        match if is_taken { bound::on_bind_failed(fd, at) } else { Freed::Nothing } {
+            Freed::Nothing => result,
+            Freed::Adopted => 0,
+            Freed::Address => next(fd, address, length),
+        }
     };
     fn listen(fd: c_int, backlog: c_int) -> c_int, next => {
         bound::before_listen(fd);

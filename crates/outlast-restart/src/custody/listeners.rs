@@ -1,6 +1,7 @@
 //! Copies of the sockets that listen.
 
 mod file;
+mod in_the_way;
 mod left;
 mod sockets;
 
@@ -32,6 +33,8 @@ struct Listener {
     inode: u64,
     address: Address,
     bytes: AddressBytes,
+    /// It takes no IPv4.
+    ipv6_only: bool,
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
@@ -71,7 +74,8 @@ impl Listener {
 
     /// Whether it is what a program means by this address: paths of UNIX sockets may be relative, to the folder that is given.
     fn is_at(&self, place: &Place<'_>) -> bool {
-        if &self.address != place.address {
+        if &self.address != place.address || place.address.is_any_ipv6() && self.ipv6_only != place.ipv6_only
+        {
             return false;
         }
         match (place.address.path(), &self.file, place.folder) {
@@ -93,6 +97,8 @@ pub(super) struct Place<'a> {
     pub(super) address: &'a Address,
     /// That of a UNIX socket's file, as far as it is known.
     pub(super) folder: Option<BorrowedFd<'a>>,
+    /// For IPv6 alone.
+    pub(super) ipv6_only: bool,
 }
 
 impl Listeners {
@@ -127,6 +133,7 @@ impl Listeners {
             return false;
         }
         let file = find();
+        let ipv6_only = sys::ipv6_only(socket.as_fd());
         table.note_address(&address);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
@@ -134,6 +141,7 @@ impl Listeners {
             inode,
             address,
             bytes,
+            ipv6_only,
             unused_since,
             closes_at,
             given: None,

@@ -17,6 +17,7 @@ mod left_over;
 mod listeners;
 pub mod message;
 pub(crate) mod name;
+mod overlap;
 pub mod table;
 pub(crate) mod untold;
 
