@@ -6,6 +6,10 @@ use crate::sys;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A process that has no table asks at so many of its first connects: who looks whether anybody listens does so before it begins.
+const FIRST_CONNECTS: u32 = 16;
 
 /// What has come of it that an address was in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +106,9 @@ pub fn on_listen(descriptor: RawFd) {
     if let Some(table) = holder::attach() {
         // A process that closes it and binds to the same address at once has to ask, though the holder may not know of it yet.
         table.note_address(&parsed);
+        if matches!(parsed, Address::Internet { .. }) {
+            marks::listens(descriptor);
+        }
         // Not waited for: what is under way is read, also if this process crashes right now.
         let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
         match folder(name) {
@@ -111,14 +118,23 @@ pub fn on_listen(descriptor: RawFd) {
     }
 }
 
-/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, which may be the
-/// first that they do.
-pub fn on_connect(address: &[u8]) -> bool {
-    let _errno = sys::Errno::keep();
-    if marks::is_silent() {
+/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, or whether their port
+/// is free, which may be the first that they do.
+pub fn on_connect(descriptor: RawFd, address: &[u8]) -> bool {
+    let is_internet = match family(address) {
+        libc::AF_UNIX => false,
+        libc::AF_INET | libc::AF_INET6 => true,
+        _ => return false,
+    };
+    // As a rule that is all.
+    if is_internet && !may_be_untaken() || marks::is_silent() {
         return false;
     }
-    let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
+    let _errno = sys::Errno::keep();
+    if is_internet && !sys::is_stream(descriptor) {
+        return false;
+    }
+    let Some(parsed) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
     let Some(bytes) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
     marks::begin();
@@ -126,4 +142,22 @@ pub fn on_connect(address: &[u8]) -> bool {
     let folder = folder(address);
     holder::ask(&question, folder.as_ref().map(AsFd::as_fd))
         .is_some_and(|(answer, _)| answer.verb == Verb::Yes)
+}
+
+fn family(address: &[u8]) -> libc::c_int {
+    let family = address.get(..2).and_then(|family| family.try_into().ok());
+    family.map_or(libc::AF_UNSPEC, |family| libc::c_int::from(u16::from_ne_bytes(family)))
+}
+
+/// Whether there may be listening sockets that the holder alone has.
+fn may_be_untaken() -> bool {
+    static CONNECTS: AtomicU32 = AtomicU32::new(0);
+    match holder::table() {
+        Some(table) => table.has_untaken(),
+        None => {
+            holder::is_known()
+                && CONNECTS.load(Ordering::Relaxed) < FIRST_CONNECTS
+                && CONNECTS.fetch_add(1, Ordering::Relaxed) < FIRST_CONNECTS
+        }
+    }
 }

@@ -27,7 +27,7 @@ fn other(descriptor: c_int) -> c_int {
 hooks! {
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, next => other(next(family, kind, protocol));
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, next => {
-        if bound::on_connect(sys::address(address, length)) {
+        if bound::on_connect(fd, sys::address(address, length)) {
             sys::set_errno(libc::ECONNREFUSED);
             return -1;
         }

@@ -1,6 +1,7 @@
-//! A program that listens at another address of the same port than before: what the holder has must not be in its way.
+//! A program that listens at another address of the same port than before, and one that looks first whether somebody listens
+//! there: what the holder has must not be in the way of either.
 
-use crate::common::{Client, PATIENCE, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, PATIENCE, Server, children, eventually, folder, free_port, is_installed, kill};
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
@@ -146,6 +147,106 @@ fn a_start_after_a_crash_listens_at_other_addresses_of_the_same_ports() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         assert!(Client(stream, true).get("/"), "{}", PAIRS[at].1);
     }
+    server.stop();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Ends with 70 if somebody answers where it is about to listen, as CherryPy does. When it listens it reaches itself.
+const LOOKS_FIRST: &str = r#"
+import http.server, os, select, socket, sys
+port, at, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3] + "/"
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "2"); self.end_headers(); self.wfile.write(b"ok")
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 50
+    address_family = socket.AF_INET6 if ":" in at else socket.AF_INET
+def answers(address, blocks):
+    s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    with s:
+        s.setblocking(blocks)
+        error = s.connect_ex((address, port))
+        if error == 115:
+            select.select([], [s], [], 5)
+            error = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error not in (0, 111): print("unexpected", error, file=open(folder + "failed", "a"))
+        return error == 0
+def look(expected):
+    for address in {"0.0.0.0": ("127.0.0.1", "127.0.0.9", "0.0.0.0"), "::": ("::1", "127.0.0.1", "::ffff:127.0.0.1")}.get(at, (at,)):
+        for blocks in (True, False):
+            if answers(address, blocks) != expected:
+                print(address, "answers" if not expected else "is refused", file=open(folder + "failed", "a"))
+                os._exit(70)
+look(False)
+if os.path.exists(folder + "again"):
+    # Once more, when it has listened before.
+    server = Server((at, port), H)
+    server.server_close()
+    look(False)
+server = Server((at, port), H)
+look(True)
+open(folder + "serves", "a").write("x")
+server.serve_forever()
+"#;
+
+fn looks_first(folder: &Path, port: u16, at: &str) -> Vec<String> {
+    std::fs::write(folder.join("program.py"), LOOKS_FIRST).unwrap();
+    let program = folder.join("program.py").to_str().unwrap().to_owned();
+    ["/usr/bin/python3", &program, &port.to_string(), at, folder.to_str().unwrap()].map(str::to_owned).into()
+}
+
+fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// After a crash, at addresses of each kind.
+#[test]
+fn a_program_that_looks_first_whether_its_port_is_free_finds_it_free() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    for (at, name) in [("127.0.0.1", "one"), ("0.0.0.0", "all"), ("::", "both")] {
+        let (folder, port) = (folder(&format!("looks-{name}")), free_port());
+        let server = Server::start(&command(&looks_first(&folder, port, at)), true);
+        eventually("it does not serve", || (starts(&folder) == 1).then_some(()));
+        std::fs::write(folder.join("again"), "").unwrap();
+        kill(server.main(), libc::SIGKILL);
+        // Another process's look: its client waits.
+        let mut client = Client::try_connect(port).unwrap();
+        eventually("it does not serve again", || {
+            (starts(&folder) + failed(&folder).len() >= 2).then_some(())
+        });
+        assert_eq!(failed(&folder), "", "{at}");
+        // It has closed what that waited for.
+        let _ = client.get("/");
+        assert!(Client::connect(port).get("/"));
+        server.stop();
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+/// The same where the program itself starts the server again.
+#[test]
+fn a_server_that_its_own_program_starts_again_finds_its_port_free() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (folder, port) = (folder("looks-below"), free_port());
+    let words = looks_first(&folder, port, "127.0.0.1");
+    let mut master = Command::new("/bin/sh");
+    master.args(["-c", "while :; do \"$@\"; sleep 0.1; done", "sh"]).args(words);
+    let server = Server::start(&master, true);
+    for round in 1..3 {
+        eventually("it does not serve", || (starts(&folder) == round).then_some(()));
+        let below = eventually("nobody serves", || children(server.main()).first().copied());
+        kill(below, libc::SIGKILL);
+    }
+    eventually("it does not serve again", || (starts(&folder) == 3).then_some(()));
+    assert_eq!(failed(&folder), "");
     server.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }

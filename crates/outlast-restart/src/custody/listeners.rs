@@ -266,25 +266,29 @@ impl Listeners {
     }
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
-    /// program has others and has had time enough to ask for these. It is not about to begin.
-    pub(super) fn sweep(&mut self, processes: &[Pid], now: Instant) {
+    /// program has others and has had time enough to ask for these. It is not about to begin. Whether all of them are with
+    /// somebody who is not left from an earlier start.
+    pub(super) fn sweep(&mut self, processes: &[Pid], is_older: impl Fn(Pid) -> bool, now: Instant) -> bool {
         let in_place: Vec<bool> = self.all.iter().map(Listener::is_in_place).collect();
         let others = self.all.iter().zip(&in_place).filter(|(_, in_place)| !**in_place);
         let inodes: Vec<u64> = others.map(|(listener, _)| listener.inode).collect();
+        let is_taken = |place: Option<(Pid, RawFd)>| place.is_some_and(|(pid, _)| !is_older(pid));
         if inodes.is_empty() {
-            return;
+            return self.all.iter().all(|listener| is_taken(listener.place));
         }
-        let Some(places) = places(processes, inodes) else { return };
+        let Some(places) = places(processes, inodes) else { return false };
         let is_any_used = !places.is_empty() || in_place.contains(&true);
-        let mut in_place = in_place.into_iter();
+        let (mut in_place, mut all_taken) = (in_place.into_iter(), true);
         self.all.retain_mut(|listener| {
             let place = places.iter().find(|(inode, ..)| *inode == listener.inode);
             let found = place.map(|&(_, pid, number)| (pid, number));
             if in_place.next() == Some(true) || found.is_some() {
                 listener.place = found.or(listener.place);
+                all_taken &= is_taken(listener.place);
                 (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
                 return true;
             }
+            all_taken = false;
             if listener.closes_at.is_some_and(|at| now >= at) {
                 return false;
             }
@@ -296,6 +300,7 @@ impl Listeners {
             }
             !is_any_used || now.duration_since(*listener.unused_since.get_or_insert(now)) < UNUSED
         });
+        all_taken
     }
 
     /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),

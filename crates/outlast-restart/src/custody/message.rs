@@ -26,7 +26,7 @@ pub enum Verb {
     Bind = 2,
     /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. Not answered.
     Listen = 3,
-    /// Program: does anybody but the holder listen at this address? With the folder, too. Answered.
+    /// Program: is it the holder alone who listens where this address leads to? With the folder, too. Answered.
     Probe = 4,
     /// Program: I have accepted a connection from this address. Answered, with a connection in its place.
     Swap = 5,

@@ -263,9 +263,11 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started.
+    /// The program is about to be started. The holder knows when this returns.
     pub(crate) fn starting(&self) {
-        self.send(Command::Starting);
+        let (answer, heard) = channel();
+        self.send(Command::Starting { answer });
+        let _ = heard.recv();
     }
 
     /// The program was started, as this process.

@@ -45,7 +45,7 @@ impl Holder {
                 Command::Clear { patience, may_be_in_the_way, answer } => {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
-                Command::Starting => {
+                Command::Starting { answer } => {
                     // It has ended, as is known to who says this, and may not have been heard of here.
                     let main = self.main.and_then(|main| Pid::try_from(main).ok());
                     if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
@@ -57,6 +57,8 @@ impl Holder {
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }
+                    self.table.note_untaken(self.listeners.count() > 0);
+                    let _ = answer.send(());
                 }
                 Command::Started { pid } => {
                     self.main = Some(pid);
@@ -160,7 +162,16 @@ impl Holder {
                 let alone = address.is_some_and(|address| {
                     let folder = descriptors.first().map(AsFd::as_fd);
                     let at = Place { address: &address, folder, ipv6_only: false };
-                    self.listeners.is_alone(&at, || self.left_over.newer(family::below_this()))
+                    let processes = || self.left_over.newer(family::below_this());
+                    match &address {
+                        Address::Unix(_) => self.listeners.is_alone(&at, processes),
+                        Address::Internet { .. } => {
+                            let controls = &self.controls;
+                            self.listeners.is_reached_alone(pid, &address, processes, |other| {
+                                about_to_receive(controls, pid, other)
+                            })
+                        }
+                    }
                 });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
