@@ -4,16 +4,34 @@ use crate::holder;
 use crate::marks;
 use crate::sys;
 use outlast_restart::custody::address::Address;
-use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The address, if the holder may have a socket there.
-fn asked(address: &[u8]) -> Option<Message> {
+/// A process that has no table asks at so many of its first connects: who looks whether anybody listens does so before it begins.
+const FIRST_CONNECTS: u32 = 16;
+
+/// What has come of it that an address was in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// It still is.
+    Nothing,
+    /// The program's socket is the one that had it.
+    Adopted,
+    /// Nobody has it any more: the program can bind.
+    Address,
+}
+
+/// What the holder is asked for at this address, if it may have a socket there.
+fn asked(descriptor: RawFd, address: &[u8]) -> Option<Message> {
     let parsed = Address::parse(address).filter(|address| !address.is_chosen_by_system())?;
     let table = holder::attach()?;
-    let verb = Verb::Bind;
-    table.may_have(&parsed).then_some(Message { address: AddressBytes::new(address)?, ..Message::new(verb) })
+    if !table.may_have(&parsed) {
+        return None;
+    }
+    let slot = if sys::ipv6_only(descriptor) { IPV6_ONLY } else { 0 };
+    Some(Message { slot, address: AddressBytes::new(address)?, ..Message::new(Verb::Bind) })
 }
 
 /// A UNIX socket's: what a path means is known to this process alone, as it may be relative, or below a root of its own.
@@ -44,29 +62,37 @@ pub fn before_listen(descriptor: RawFd) {
 }
 
 fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
-    if !sys::is_stream(descriptor) {
-        return false;
-    }
-    let Some(question) = asked(address) else { return false };
+    sys::is_stream(descriptor) && ask(descriptor, address, 0) == Freed::Adopted
+}
+
+fn ask(descriptor: RawFd, address: &[u8], flags: u32) -> Freed {
+    let Some(question) = asked(descriptor, address) else { return Freed::Nothing };
+    let question = Message { slot: question.slot | flags, ..question };
     let folder = folder(address);
     match holder::ask(&question, folder.as_ref().map(AsFd::as_fd)) {
-        Some((answer, Some(socket))) if answer.verb == Verb::Yes => sys::replace(descriptor, socket.as_fd()),
-        _ => false,
+        Some((answer, Some(socket)))
+            if answer.verb == Verb::Yes && sys::replace(descriptor, socket.as_fd()) =>
+        {
+            Freed::Adopted
+        }
+        Some((answer, None)) if answer.verb == Verb::Yes => Freed::Address,
+        _ => Freed::Nothing,
     }
 }
 
-/// The address is in use. Whether that was by the holder alone, whose socket the program's is by now: another process of
-/// the program may have listened there just before.
-pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> bool {
+/// The address is in use. What becomes of it if that was by the holder alone: another process of the program may have listened
+/// there just before, or at an address that overlaps this one.
+pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
     let _errno = sys::Errno::keep();
-    if marks::is_silent() {
-        return false;
+    if marks::is_silent() || !sys::is_stream(descriptor) {
+        return Freed::Nothing;
     }
-    let table = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)));
-    table.is_some_and(|(table, parsed)| {
-        table.note_address(&parsed);
-        adopt(descriptor, address)
-    })
+    let Some((table, parsed)) = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)))
+    else {
+        return Freed::Nothing;
+    };
+    table.note_address(&parsed);
+    ask(descriptor, address, IN_USE)
 }
 
 /// The program listens.
@@ -81,6 +107,9 @@ pub fn on_listen(descriptor: RawFd) {
     if let Some(table) = holder::attach() {
         // A process that closes it and binds to the same address at once has to ask, though the holder may not know of it yet.
         table.note_address(&parsed);
+        if matches!(parsed, Address::Internet { .. }) {
+            marks::listens(descriptor);
+        }
         // Not waited for: what is under way is read, also if this process crashes right now.
         let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
         match folder(name) {
@@ -109,14 +138,23 @@ pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
     sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))
 }
 
-/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, which may be the
-/// first that they do.
-pub fn on_connect(address: &[u8]) -> bool {
-    let _errno = sys::Errno::keep();
-    if marks::is_silent() {
+/// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, or whether their port
+/// is free, which may be the first that they do.
+pub fn on_connect(descriptor: RawFd, address: &[u8]) -> bool {
+    let is_internet = match family(address) {
+        libc::AF_UNIX => false,
+        libc::AF_INET | libc::AF_INET6 => true,
+        _ => return false,
+    };
+    // As a rule that is all.
+    if is_internet && !may_be_untaken() || marks::is_silent() {
         return false;
     }
-    let Some(parsed @ Address::Unix(_)) = Address::parse(address) else { return false };
+    let _errno = sys::Errno::keep();
+    if is_internet && !sys::is_stream(descriptor) {
+        return false;
+    }
+    let Some(parsed) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
     let Some(bytes) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
     marks::begin();
@@ -124,4 +162,22 @@ pub fn on_connect(address: &[u8]) -> bool {
     let folder = folder(address);
     holder::ask(&question, folder.as_ref().map(AsFd::as_fd))
         .is_some_and(|(answer, _)| answer.verb == Verb::Yes)
+}
+
+fn family(address: &[u8]) -> libc::c_int {
+    let family = address.get(..2).and_then(|family| family.try_into().ok());
+    family.map_or(libc::AF_UNSPEC, |family| libc::c_int::from(u16::from_ne_bytes(family)))
+}
+
+/// Whether there may be listening sockets that the holder alone has.
+fn may_be_untaken() -> bool {
+    static CONNECTS: AtomicU32 = AtomicU32::new(0);
+    match holder::table() {
+        Some(table) => table.has_untaken(),
+        None => {
+            holder::is_known()
+                && CONNECTS.load(Ordering::Relaxed) < FIRST_CONNECTS
+                && CONNECTS.fetch_add(1, Ordering::Relaxed) < FIRST_CONNECTS
+        }
+    }
 }

@@ -19,9 +19,11 @@ const NOTHING: u32 = 0;
 const ACCEPTED: u32 = 1;
 /// The first slot, and from there on.
 const SLOT: u32 = 2;
+/// It listens.
+const LISTENS: u32 = u32::MAX;
 
 struct Mark {
-    /// [`NOTHING`], [`ACCEPTED`], or a slot.
+    /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
     what: AtomicU32,
     /// Of the connection in that slot.
     cookie: AtomicU64,
@@ -87,6 +89,13 @@ pub fn accepted(descriptor: RawFd) {
     forget(descriptor);
     if let Some(mark) = mark(descriptor) {
         mark.what.store(ACCEPTED, Ordering::Relaxed);
+    }
+}
+
+/// The program listens on it.
+pub fn listens(descriptor: RawFd) {
+    if let Some(mark) = mark(descriptor) {
+        mark.what.store(LISTENS, Ordering::Relaxed);
     }
 }
 
@@ -227,6 +236,11 @@ pub fn forget(descriptor: RawFd) {
     let slot = slot_of(descriptor);
     let Some(mark) = mark(descriptor) else { return };
     let what = mark.what.swap(NOTHING, Ordering::Relaxed);
+    if let Some(table) = holder::table().filter(|_| what == LISTENS) {
+        // The holder may be the only one now who has it.
+        table.note_untaken(true);
+        return;
+    }
     let Some(slot) = slot else { return };
     let cookie = mark.cookie.load(Ordering::Relaxed);
     if slot.advance(NEW, FREE) {

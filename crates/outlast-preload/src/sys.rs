@@ -111,6 +111,17 @@ pub fn shares_port(descriptor: RawFd) -> bool {
     option(descriptor, libc::SO_REUSEPORT) == Some(1)
 }
 
+/// Whether it takes no IPv4.
+pub fn ipv6_only(descriptor: RawFd) -> bool {
+    let (mut value, mut length) = (0, length::<c_int>());
+    let place = (&raw mut value).cast();
+    // SAFETY: fills a local integer of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(descriptor, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, place, &raw mut length)
+    };
+    result == 0 && value == 1
+}
+
 /// Whether it listens.
 pub fn does_listen(descriptor: RawFd) -> bool {
     option(descriptor, libc::SO_ACCEPTCONN) == Some(1)

@@ -1,6 +1,7 @@
 //! Where sockets come from, and where they go.
 
 use super::hooks;
+use crate::bound::Freed;
 use crate::{accepted, bound, marks, sys};
 use libc::{FILE, c_int, c_long, c_uint, c_ulong, sockaddr, socklen_t};
 
@@ -26,7 +27,7 @@ fn other(descriptor: c_int) -> c_int {
 hooks! {
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, next => other(next(family, kind, protocol));
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, next => {
-        if bound::on_connect(sys::address(address, length)) {
+        if bound::on_connect(fd, sys::address(address, length)) {
             sys::set_errno(libc::ECONNREFUSED);
             return -1;
         }
@@ -40,7 +41,11 @@ hooks! {
         }
         let result = next(fd, address, length);
         let is_taken = result < 0 && sys::errno() == libc::EADDRINUSE;
-        if is_taken && bound::on_bind_failed(fd, at) { 0 } else { result }
+        match if is_taken { bound::on_bind_failed(fd, at) } else { Freed::Nothing } {
+            Freed::Nothing => result,
+            Freed::Adopted => 0,
+            Freed::Address => next(fd, address, length),
+        }
     };
     fn listen(fd: c_int, backlog: c_int) -> c_int, next => {
         bound::before_listen(fd);

@@ -10,6 +10,7 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod changed_addresses;
 mod closes;
 mod common;
 mod connections;

@@ -1,6 +1,7 @@
 //! Where a socket is: to tell which of the listening sockets in custody is the one that a program asks for.
 
 use std::mem::{MaybeUninit, offset_of};
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 /// The address of a socket, without what differs between a listener and its connections.
@@ -81,6 +82,28 @@ impl Address {
             (Self::Unix(path), Self::Unix(listener_path)) => path == listener_path,
             _ => false,
         }
+    }
+
+    /// Its address and port. None for a UNIX socket's. An IPv4 address that is written as an IPv6 one is the former.
+    #[must_use]
+    pub fn internet(&self) -> Option<(IpAddr, u16)> {
+        let Self::Internet { ip, port, .. } = self else { return None };
+        let ip = match <[u8; 4]>::try_from(ip.as_slice()) {
+            Ok(ip) => IpAddr::from(ip),
+            Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip.as_slice()).ok()?).to_canonical(),
+        };
+        Some((ip, *port))
+    }
+
+    /// The interface of one that is not routed. 0: none.
+    pub(super) fn scope(&self) -> u32 {
+        if let Self::Internet { scope, .. } = self { *scope } else { 0 }
+    }
+
+    /// Whether it is that of all interfaces (`::`).
+    #[must_use]
+    pub fn is_any_ipv6(&self) -> bool {
+        matches!(self, Self::Internet { ip, .. } if ip.len() == 16 && ip.iter().all(|&byte| byte == 0))
     }
 
     /// Whether the system chooses the port: nobody else can ask for the same one.

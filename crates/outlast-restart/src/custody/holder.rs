@@ -75,7 +75,9 @@ pub(super) enum Command {
         answer: Sender<Remains>,
     },
     /// It is about to be started: what is said from here on is said by the new one.
-    Starting,
+    Starting {
+        answer: Sender<()>,
+    },
     Started {
         pid: u32,
     },
@@ -348,7 +350,9 @@ impl Holder {
         let goes_on = self.serves && self.ending != Ending::Replaced && self.listeners.count() > 0;
         if is_time && goes_on && !self.is_main_down() {
             self.listeners_at = now;
-            self.listeners.sweep(&family::below_this(), now);
+            let left_over = &self.left_over;
+            let all_taken = self.listeners.sweep(&family::below_this(), |pid| left_over.is_older(pid), now);
+            self.table.note_untaken(!all_taken);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Copies of the sockets that listen.
 
 mod file;
+mod in_the_way;
 mod left;
 mod sockets;
 
@@ -32,6 +33,8 @@ struct Listener {
     inode: u64,
     address: Address,
     bytes: AddressBytes,
+    /// It takes no IPv4.
+    ipv6_only: bool,
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
@@ -71,7 +74,8 @@ impl Listener {
 
     /// Whether it is what a program means by this address: paths of UNIX sockets may be relative, to the folder that is given.
     fn is_at(&self, place: &Place<'_>) -> bool {
-        if &self.address != place.address {
+        if &self.address != place.address || place.address.is_any_ipv6() && self.ipv6_only != place.ipv6_only
+        {
             return false;
         }
         match (place.address.path(), &self.file, place.folder) {
@@ -93,6 +97,8 @@ pub(super) struct Place<'a> {
     pub(super) address: &'a Address,
     /// That of a UNIX socket's file, as far as it is known.
     pub(super) folder: Option<BorrowedFd<'a>>,
+    /// For IPv6 alone.
+    pub(super) ipv6_only: bool,
 }
 
 impl Listeners {
@@ -127,6 +133,7 @@ impl Listeners {
             return false;
         }
         let file = find();
+        let ipv6_only = sys::ipv6_only(socket.as_fd());
         table.note_address(&address);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
@@ -134,6 +141,7 @@ impl Listeners {
             inode,
             address,
             bytes,
+            ipv6_only,
             unused_since,
             closes_at,
             given: None,
@@ -258,25 +266,29 @@ impl Listeners {
     }
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
-    /// program has others and has had time enough to ask for these. It is not about to begin.
-    pub(super) fn sweep(&mut self, processes: &[Pid], now: Instant) {
+    /// program has others and has had time enough to ask for these. It is not about to begin. Whether all of them are with
+    /// somebody who is not left from an earlier start.
+    pub(super) fn sweep(&mut self, processes: &[Pid], is_older: impl Fn(Pid) -> bool, now: Instant) -> bool {
         let in_place: Vec<bool> = self.all.iter().map(Listener::is_in_place).collect();
         let others = self.all.iter().zip(&in_place).filter(|(_, in_place)| !**in_place);
         let inodes: Vec<u64> = others.map(|(listener, _)| listener.inode).collect();
+        let is_taken = |place: Option<(Pid, RawFd)>| place.is_some_and(|(pid, _)| !is_older(pid));
         if inodes.is_empty() {
-            return;
+            return self.all.iter().all(|listener| is_taken(listener.place));
         }
-        let Some(places) = places(processes, inodes) else { return };
+        let Some(places) = places(processes, inodes) else { return false };
         let is_any_used = !places.is_empty() || in_place.contains(&true);
-        let mut in_place = in_place.into_iter();
+        let (mut in_place, mut all_taken) = (in_place.into_iter(), true);
         self.all.retain_mut(|listener| {
             let place = places.iter().find(|(inode, ..)| *inode == listener.inode);
             let found = place.map(|&(_, pid, number)| (pid, number));
             if in_place.next() == Some(true) || found.is_some() {
                 listener.place = found.or(listener.place);
+                all_taken &= is_taken(listener.place);
                 (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
                 return true;
             }
+            all_taken = false;
             if listener.closes_at.is_some_and(|at| now >= at) {
                 return false;
             }
@@ -288,6 +300,7 @@ impl Listeners {
             }
             !is_any_used || now.duration_since(*listener.unused_since.get_or_insert(now)) < UNUSED
         });
+        all_taken
     }
 
     /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),

@@ -2,11 +2,16 @@
 //! descriptor. Whoever writes them is not trusted: all that a packet can do is to ask.
 
 /// Of what follows, and of the [table](super::table::Table): others are not understood.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The longest address that a socket can have (`struct sockaddr_storage`).
 pub const ADDRESS_BYTES: usize = 128;
 /// A packet's length.
 pub const BYTES: usize = 24 + ADDRESS_BYTES;
+
+/// With [`Verb::Bind`]: the socket takes no IPv4.
+pub const IPV6_ONLY: u32 = 1;
+/// The same: it could not bind, as the address is in use.
+pub const IN_USE: u32 = 2;
 
 /// What it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,11 +21,12 @@ pub enum Verb {
     /// descriptor's number is that of the process, as the holder knows it.
     Attach = 1,
     /// Program: I bind to this address. With the folder of a UNIX socket's file. Answered, with a socket that listens there if
-    /// nobody has that any more, and clients reach it there.
+    /// nobody has that any more, and clients reach it there. `slot` has [`IPV6_ONLY`] and [`IN_USE`]; with the latter the answer
+    /// may be yes without a socket: what was in the way is closed, and the program is to bind once more.
     Bind = 2,
     /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. Not answered.
     Listen = 3,
-    /// Program: does anybody but the holder listen at this address? With the folder, too. Answered.
+    /// Program: is it the holder alone who listens where this address leads to? With the folder, too. Answered.
     Probe = 4,
     /// Program: I have accepted a connection from this address. Answered, with a connection in its place.
     Swap = 5,

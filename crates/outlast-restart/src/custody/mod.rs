@@ -17,6 +17,7 @@ mod left_over;
 mod listeners;
 pub mod message;
 pub(crate) mod name;
+mod overlap;
 pub mod table;
 pub(crate) mod untold;
 
@@ -264,10 +265,12 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started.
+    /// The program is about to be started. The holder knows when this returns.
     pub(crate) fn starting(&self) {
         self.table.set_replaced(false);
-        self.send(Command::Starting);
+        let (answer, heard) = channel();
+        self.send(Command::Starting { answer });
+        let _ = heard.recv();
     }
 
     /// The program was started, as this process.

@@ -131,6 +131,8 @@ pub struct Table {
     pub asleep: AtomicU32,
     /// Connections that have come and are not kept: a bit for each kind.
     told: AtomicU32,
+    /// Not 0: of the listening sockets some may be the holder's alone.
+    untaken: AtomicU32,
     tail: AtomicU32,
     /// Slots that are new, each with 1 added.
     ring: [AtomicU32; SLOTS],
@@ -202,6 +204,19 @@ impl Table {
     pub fn not_kept(&self) -> impl Iterator<Item = NotKept> + use<> {
         let told = self.told.load(Ordering::Relaxed);
         (0..u32::BITS).filter(move |bit| told >> bit & 1 == 1).filter_map(NotKept::from_number)
+    }
+
+    /// Whether some listening sockets may be the holder's alone: nobody of the program's present start has them.
+    #[must_use]
+    pub fn has_untaken(&self) -> bool {
+        self.untaken.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes that. A program notes it when it closes one; the holder looks then.
+    pub fn note_untaken(&self, has_some: bool) {
+        if self.has_untaken() != has_some {
+            self.untaken.store(u32::from(has_some), Ordering::SeqCst);
+        }
     }
 
     /// A slot by its number.

@@ -20,6 +20,8 @@ const GET_INFO: u32 = 0xc040_ff0b;
 const EXIT: u64 = 8;
 const KCMP_FILE: libc::c_int = 0;
 const SO_COOKIE: libc::c_int = 57;
+/// As many wait at a listening socket at the most (`BACKLOG`).
+const WAITING_MAX: usize = 4096;
 
 /// How a process has ended, as `waitpid` has it: also if it is buried. None where the system does not say so.
 pub(crate) fn exit_status(process: BorrowedFd<'_>, pid: Pid) -> Option<i32> {
@@ -217,6 +219,20 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<(Pid, u32)> {
 /// Whether other sockets may be bound to its port.
 pub(crate) fn shares_port(socket: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_reuseport(socket).unwrap_or(false)
+}
+
+/// Whether it takes no IPv4.
+pub(crate) fn ipv6_only(socket: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::ipv6_v6only(socket).unwrap_or(false)
+}
+
+/// All who wait at a listening socket that nobody else has any more.
+pub(crate) fn accept_all(socket: &OwnedFd) -> Vec<OwnedFd> {
+    if rustix::io::ioctl_fionbio(socket, true).is_err() {
+        return Vec::new();
+    }
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    std::iter::from_fn(|| rustix::net::accept_with(socket, flags).ok()).take(WAITING_MAX).collect()
 }
 
 /// Whether it is a socket of streams.

@@ -3,6 +3,7 @@
 //! Each function does one thing, checks what the kernel says and gives a plain value back.
 
 pub(crate) mod activation;
+pub(crate) mod addresses;
 pub(crate) mod clock;
 pub(crate) mod custody;
 pub(crate) mod descriptors;

@@ -46,6 +46,9 @@ impl Holder {
         let told = sys::exit_status(part.process.as_fd(), pid);
         let status = self.buried.take(pid).or(told);
         self.changed_at = Instant::now();
+        if self.listeners.was_seen_with(pid) {
+            self.table.note_untaken(true);
+        }
         let Was { older, killed } = self.left_over.ended(pid);
         let is_main = self.main == Some(pid.cast_unsigned());
         if is_main {

@@ -5,12 +5,13 @@ use crate::board::Backend;
 use crate::custody::Report;
 use crate::custody::address::Address;
 use crate::custody::listeners::{Listeners, Place};
-use crate::custody::message::{BYTES, Message, VERSION, Verb};
+use crate::custody::message::{BYTES, IN_USE, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, family, local};
 use rustix::event::epoll;
 use rustix::net::{SocketFlags, accept_with};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,6 +20,13 @@ use std::time::{Duration, Instant};
 const PACKETS: usize = 32;
 /// After another binary was asked for, or sockets were taken over: servers have so long to end.
 const PUTS_BACK: Duration = Duration::from_secs(30);
+
+/// Whether another process than the one that asks has not received yet what it was given. One thread of a process asks at a
+/// time: who asks has received all.
+fn about_to_receive(controls: &BTreeMap<u64, Control>, asks: Pid, other: Pid) -> bool {
+    let mut its = controls.values().filter(|control| control.pid == other);
+    other != asks && its.any(|control| local::unreceived(control.socket.as_raw_fd()).unwrap_or(0) > 0)
+}
 
 impl Holder {
     /// What the supervisor says.
@@ -37,7 +45,7 @@ impl Holder {
                 Command::Clear { patience, may_be_in_the_way, answer } => {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
-                Command::Starting => {
+                Command::Starting { answer } => {
                     // It has ended, as is known to who says this, and may not have been heard of here.
                     let main = self.main.and_then(|main| Pid::try_from(main).ok());
                     if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
@@ -49,6 +57,8 @@ impl Holder {
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }
+                    self.table.note_untaken(self.listeners.count() > 0);
+                    let _ = answer.send(());
                 }
                 Command::Started { pid } => {
                     self.main = Some(pid);
@@ -127,25 +137,41 @@ impl Holder {
                 }
                 let Some(control) = self.controls.get(&control) else { return };
                 let processes = self.left_over.newer(family::below_this());
-                // One thread of a process asks at a time: who asks has received all that it was given.
                 let controls = &self.controls;
-                let is_about_to_receive = |other: Pid| {
-                    let mut its = controls.values().filter(|control| control.pid == other);
-                    other != pid
-                        && its.any(|control| local::unreceived(control.socket.as_raw_fd()).unwrap_or(0) > 0)
-                };
-                let place = |address| Place { address, folder: descriptors.first().map(AsFd::as_fd) };
-                let socket = address
-                    .as_ref()
-                    .map(place)
-                    .and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive));
-                answer.verb = if socket.is_some() { Verb::Yes } else { Verb::No };
-                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+                let is_about_to_receive = |other: Pid| about_to_receive(controls, pid, other);
+                let folder = descriptors.first().map(AsFd::as_fd);
+                let ipv6_only = message.slot & IPV6_ONLY != 0;
+                let place = address.as_ref().map(|address| Place { address, folder, ipv6_only });
+                if let Some(socket) =
+                    place.and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive))
+                {
+                    answer.verb = Verb::Yes;
+                    let _ = packet::send(control.socket.as_fd(), &answer.encode(), Some(socket), false);
+                    return;
+                }
+                if let Some(at) = place.filter(|_| message.slot & IN_USE != 0) {
+                    let closed = self.listeners.let_go(pid, &at, &processes, is_about_to_receive);
+                    answer.verb = if closed.is_empty() { Verb::No } else { Verb::Yes };
+                    // Who waits there is served by what the program is about to listen with, if it is reached by them.
+                    let waiting = closed.iter().flat_map(sys::accept_all);
+                    waiting.for_each(|socket| self.connections.pass_on(socket));
+                }
+                let _ = packet::send(control.socket.as_fd(), &answer.encode(), None, false);
             }
             Verb::Probe => {
                 let alone = address.is_some_and(|address| {
-                    let at = Place { address: &address, folder: descriptors.first().map(AsFd::as_fd) };
-                    self.listeners.is_alone(&at, || self.left_over.newer(family::below_this()))
+                    let folder = descriptors.first().map(AsFd::as_fd);
+                    let at = Place { address: &address, folder, ipv6_only: false };
+                    let processes = || self.left_over.newer(family::below_this());
+                    match &address {
+                        Address::Unix(_) => self.listeners.is_alone(&at, processes),
+                        Address::Internet { .. } => {
+                            let controls = &self.controls;
+                            self.listeners.is_reached_alone(pid, &address, processes, |other| {
+                                about_to_receive(controls, pid, other)
+                            })
+                        }
+                    }
                 });
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);

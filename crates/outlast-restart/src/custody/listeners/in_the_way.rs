@@ -1,0 +1,66 @@
+//! Listening sockets that nobody of the program's present start has, and that would be noticed by it though they would be closed
+//! without the holder: who binds to an overlapping address, or looks whether anybody listens.
+
+use super::left::is_in;
+use super::sockets::open_of;
+use super::{Listener, Listeners, Place};
+use crate::custody::address::Address;
+use crate::custody::overlap;
+use crate::sys::addresses;
+use crate::sys::process::Pid;
+use std::os::fd::OwnedFd;
+
+/// Of these listeners the inodes of those that nobody has, or is about to receive.
+fn of_nobody(some: &[&Listener], processes: &[Pid], is_about_to_receive: impl Fn(Pid) -> bool) -> Vec<u64> {
+    let inodes: Vec<u64> = some.iter().map(|listener| listener.inode).collect();
+    let used = open_of(processes, &inodes);
+    let is_given = |listener: &Listener| listener.given.is_some_and(&is_about_to_receive);
+    let free = some.iter().filter(|listener| !used.contains(&listener.inode) && !is_given(listener));
+    free.map(|listener| listener.inode).collect()
+}
+
+impl Listeners {
+    /// The program could not bind to this address: those that are in the way, and that none of its processes has.
+    pub(in crate::custody) fn let_go(
+        &mut self,
+        by: Pid,
+        at: &Place<'_>,
+        processes: &[Pid],
+        is_about_to_receive: impl Fn(Pid) -> bool,
+    ) -> Vec<OwnedFd> {
+        let is_in_the_way = |listener: &&Listener| {
+            let held = (&listener.address, listener.ipv6_only);
+            overlap::is_in_the_way(held, (at.address, at.ipv6_only)) && is_in(by, listener.network.as_ref())
+        };
+        let there: Vec<&Listener> = self.all.iter().filter(is_in_the_way).collect();
+        if there.is_empty() {
+            return Vec::new();
+        }
+        let free = of_nobody(&there, processes, is_about_to_receive);
+        let closed = self.all.extract_if(.., |listener| free.contains(&listener.inode));
+        closed.map(|listener| listener.socket).collect()
+    }
+
+    /// Whether a connection of that process to this address would come to the holder alone.
+    pub(in crate::custody) fn is_reached_alone(
+        &self,
+        by: Pid,
+        to: &Address,
+        processes: impl FnOnce() -> Vec<Pid>,
+        is_about_to_receive: impl Fn(Pid) -> bool,
+    ) -> bool {
+        let is_reached = |listener: &&Listener| {
+            overlap::reaches(to, (&listener.address, listener.ipv6_only), addresses::is_local)
+                && is_in(by, listener.network.as_ref())
+        };
+        let there: Vec<&Listener> = self.all.iter().filter(is_reached).collect();
+        !there.is_empty() && of_nobody(&there, &processes(), is_about_to_receive).len() == there.len()
+    }
+
+    /// Whether some were last seen with that process.
+    pub(in crate::custody) fn was_seen_with(&self, pid: Pid) -> bool {
+        self.all
+            .iter()
+            .any(|listener| listener.maker == pid || listener.place.is_some_and(|(had, _)| had == pid))
+    }
+}
