@@ -3,6 +3,7 @@
 mod file;
 mod left;
 mod sockets;
+mod users;
 
 use super::address::Address;
 use super::message::AddressBytes;
@@ -13,11 +14,14 @@ use file::{SocketFile, folder_of};
 use left::{Left, is_in};
 use rustix::event::epoll;
 pub(crate) use sockets::does_listen;
+pub(super) use sockets::open_of;
+use sockets::places;
 pub(super) use sockets::{Client, Sockets};
-use sockets::{open_of, places};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+pub(super) use users::User;
+use users::Users;
 
 /// More than any server has; further ones are not kept.
 const LISTENERS_MAX: usize = 1024;
@@ -32,6 +36,7 @@ struct Listener {
     inode: u64,
     address: Address,
     bytes: AddressBytes,
+    users: Users,
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
@@ -96,13 +101,15 @@ pub(super) struct Place<'a> {
 }
 
 impl Listeners {
-    /// One that a process listens on, and its number there, if that is known. Whether it was not known before.
+    /// One that a process listens on, and its number there, if that is known, and whom it is for. Whether it was not known
+    /// before.
     pub(super) fn add(
         &mut self,
         socket: OwnedFd,
         bytes: AddressBytes,
         folder: Option<OwnedFd>,
         (maker, number): (Pid, Option<RawFd>),
+        of: &[User],
         table: &Table,
     ) -> bool {
         let place = number.map(|number| (maker, number));
@@ -118,6 +125,7 @@ impl Listeners {
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
             (known.maker, known.place) = (maker, place);
+            known.users.add(of);
             if known.file.is_none() {
                 known.file = find();
             }
@@ -127,6 +135,8 @@ impl Listeners {
             return false;
         }
         let file = find();
+        let mut users = Users::of(&socket);
+        users.add(of);
         table.note_address(&address);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
@@ -134,6 +144,7 @@ impl Listeners {
             inode,
             address,
             bytes,
+            users,
             unused_since,
             closes_at,
             given: None,
