@@ -17,6 +17,7 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod killed_supervisors;
 mod other_users;
 mod own_sandbox;
 mod servers;
