@@ -23,4 +23,5 @@ mod own_sandbox;
 mod servers;
 mod shared_ports;
 mod strays;
+mod swaps;
 mod unix_files;

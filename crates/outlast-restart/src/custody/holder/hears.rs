@@ -163,9 +163,10 @@ impl Holder {
             }
             Verb::Swap => {
                 let Some(control) = self.controls.get(&control) else { return };
-                let given = address
-                    .filter(|_| !self.left_over.is_killed(pid))
-                    .and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let process = self.parts.get(&pid).map(|part| part.process.as_fd());
+                let given = address.zip(process.filter(|_| !self.left_over.is_killed(pid))).and_then(
+                    |(peer, process)| self.connections.swap((pid, process), message.descriptor, &peer),
+                );
                 let socket = given.as_ref().map(|given| given.socket.as_fd());
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
