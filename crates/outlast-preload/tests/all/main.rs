@@ -22,6 +22,7 @@ mod other_users;
 mod own_sandbox;
 mod servers;
 mod shared_ports;
+mod slow_starts;
 mod strays;
 mod swaps;
 mod unix_files;

@@ -239,6 +239,13 @@ impl Listeners {
         there.iter().all(|listener| open_of(&processes, &[listener.inode]).is_empty())
     }
 
+    /// The program is started again: it has as much time to ask for each as at its first start.
+    pub(super) fn begin(&mut self) {
+        for listener in &mut self.all {
+            (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
+        }
+    }
+
     /// The program is down: clients wait in the queue.
     pub(super) fn make_room(&self) {
         self.all.iter().for_each(|listener| sys::listen_again(listener.socket.as_fd(), BACKLOG));

@@ -46,6 +46,8 @@ impl Holder {
                         self.on_end(main);
                     }
                     (self.main, self.listens, self.serves) = (None, false, false);
+                    self.listeners.begin();
+                    self.connections.begin();
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }
