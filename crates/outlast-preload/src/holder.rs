@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A holder that does not answer for so long is given up for this time: the program goes on without it.
 const PATIENCE_MS: u32 = 2_000;
@@ -25,6 +25,10 @@ static MARK: OnceLock<Option<CString>> = OnceLock::new();
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static SOCKET_OF: AtomicI32 = AtomicI32::new(0);
 static SOCKET_COOKIE: AtomicU64 = AtomicU64::new(0);
+/// Whose it was when this process, or the one that it was forked by, was answered first. Process 0: it cannot be seen from
+/// here. -1: not known.
+static HOLDER: AtomicI32 = AtomicI32::new(-1);
+static HOLDER_USER: AtomicU32 = AtomicU32::new(0);
 /// Of this process, and whether that is another one than it has here.
 static NUMBER: AtomicI32 = AtomicI32::new(0);
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
@@ -115,6 +119,10 @@ fn introduce() -> Option<OwnedFd> {
     let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
     let (answer, memory) = ask(&hello, None)?;
     let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
+    if let Some((pid, user)) = sys::peer(SOCKET.load(Ordering::Relaxed)) {
+        HOLDER_USER.store(user, Ordering::Relaxed);
+        HOLDER.store(pid, Ordering::Relaxed);
+    }
     let (known, own) = (answer.descriptor, sys::pid());
     NUMBER.store(if known > 0 { known } else { own }, Ordering::Relaxed);
     IS_ELSEWHERE.store(known > 0 && known != own, Ordering::Relaxed);
@@ -157,10 +165,38 @@ fn socket() -> Option<RawFd> {
         sys::close(known);
     }
     let socket = sys::connect(address()?, PATIENCE_MS).ok()?;
+    if !is_holder(socket) {
+        sys::close(socket);
+        return None;
+    }
     SOCKET_COOKIE.store(sys::cookie(socket), Ordering::Relaxed);
     SOCKET_OF.store(pid, Ordering::Relaxed);
     SOCKET.store(socket, Ordering::Relaxed);
     Some(socket)
+}
+
+/// Whether it is the supervisor who listens there. When that was killed any user of this machine may take its name, whom the
+/// program's sockets are not for.
+fn is_holder(socket: RawFd) -> bool {
+    let Some((pid, user)) = sys::peer(socket) else { return false };
+    let first = Some(HOLDER.load(Ordering::Relaxed)).filter(|first| *first >= 0);
+    let is_it = match (first, marked()) {
+        (Some(first), _) => pid == first,
+        // From a PID namespace of its own it cannot be seen.
+        (None, Some(marked)) => pid == 0 || pid == marked,
+        (None, None) => true,
+    };
+    let is_users = match first {
+        Some(_) => user == HOLDER_USER.load(Ordering::Relaxed),
+        None => user == 0 || sys::users().contains(&user),
+    };
+    // There it may have another number, or that of all who have none. Asked only then.
+    is_it && (is_users || sys::is_in_user_namespace())
+}
+
+/// The supervisor, as it has told when it started the program.
+fn marked() -> Option<sys::Pid> {
+    MARK.get()?.as_ref()?.to_str().ok()?.split(':').nth(1)?.parse().ok()
 }
 
 /// Not to be used any more: what comes late would be taken for the answer to something else.
@@ -215,6 +251,10 @@ pub fn forked() {
     ASKS.store(0, Ordering::Relaxed);
     GIVEN_UP.store(false, Ordering::Relaxed);
     // The first process of a namespace has this number there, and another one above.
-    let is_elsewhere = IS_ELSEWHERE.load(Ordering::Relaxed) || sys::pid() == 1;
+    let is_first = sys::pid() == 1;
+    if is_first && HOLDER.load(Ordering::Relaxed) > 0 {
+        HOLDER.store(0, Ordering::Relaxed);
+    }
+    let is_elsewhere = IS_ELSEWHERE.load(Ordering::Relaxed) || is_first;
     NUMBER.store(if is_elsewhere { 0 } else { sys::pid() }, Ordering::Relaxed);
 }

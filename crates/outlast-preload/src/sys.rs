@@ -213,6 +213,40 @@ pub fn connect(address: &[u8], milliseconds: u32) -> io::Result<RawFd> {
     }
 }
 
+/// Who listens where a socket is connected to: the process, 0 in a PID namespace of its own, and its user.
+pub fn peer(socket: RawFd) -> Option<(Pid, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = length::<libc::ucred>();
+    let place = (&raw mut peer).cast();
+    // SAFETY: fills a local of the length that is told.
+    let result =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut length) };
+    (result == 0).then_some((peer.pid, peer.uid))
+}
+
+/// As whom the calling process was started, and acts.
+pub fn users() -> [u32; 2] {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { [libc::getuid(), libc::geteuid()] }
+}
+
+/// Whether users may have other numbers here than where the supervisor is.
+pub fn is_in_user_namespace() -> bool {
+    const ALL: &str = "0 0 4294967295";
+    let (path, mut bytes) = (c"/proc/self/uid_map", [0u8; 64]);
+    // SAFETY: reads a string that ends; fills at most as much as is told of a local.
+    let length = unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
+        let Some(file) = RawFd::try_from(file).ok().filter(|file| *file >= 0) else { return false };
+        let length = libc::syscall(libc::SYS_read, file, bytes.as_mut_ptr(), bytes.len());
+        close(file);
+        length
+    };
+    let map = usize::try_from(length).ok().and_then(|length| bytes.get(..length)).unwrap_or_default();
+    !std::str::from_utf8(map).unwrap_or_default().split_ascii_whitespace().eq(ALL.split(' '))
+}
+
 /// Room for two descriptors beside a message, which is as much as one takes.
 #[repr(C, align(8))]
 struct Beside([u8; 24]);

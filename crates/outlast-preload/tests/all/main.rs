@@ -18,9 +18,13 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod killed_supervisors;
 mod last_answers;
+mod other_users;
 mod own_sandbox;
 mod servers;
 mod shared_ports;
+mod slow_starts;
 mod strays;
+mod swaps;
 mod unix_files;

@@ -106,6 +106,21 @@ impl Address {
         matches!(self, Self::Internet { ip, .. } if ip.len() == 16 && ip.iter().all(|&byte| byte == 0))
     }
 
+    /// Whether both are one, however they are written: an IPv4 address may be written as an IPv6 one.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+        fn short(ip: &[u8]) -> &[u8] {
+            ip.strip_prefix(&MAPPED).unwrap_or(ip)
+        }
+        match (self, other) {
+            (Self::Internet { ip, port, .. }, Self::Internet { ip: other_ip, port: other_port, .. }) => {
+                (short(ip), port) == (short(other_ip), other_port)
+            }
+            _ => self == other,
+        }
+    }
+
     /// Whether the system chooses the port: nobody else can ask for the same one.
     #[must_use]
     pub fn is_chosen_by_system(&self) -> bool {
@@ -168,6 +183,22 @@ mod tests {
         mapped[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
         assert!(inet6(mapped, 80).came_to(&inet6([0; 16], 80)));
         assert!(!inet6(mapped, 80).came_to(&inet([0; 4], 80)));
+    }
+
+    #[test]
+    fn one_address_is_the_same_however_it_is_written() {
+        let short = inet([10, 0, 0, 1], 80);
+        let mut mapped = [0; 16];
+        mapped[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, 1]);
+        assert!(
+            short.is_same(&inet6(mapped, 80)) && inet6(mapped, 80).is_same(&short) && short.is_same(&short)
+        );
+        for other in [inet([10, 0, 0, 2], 80), inet([10, 0, 0, 1], 81), inet6([0; 16], 80)] {
+            assert!(!short.is_same(&other) && !inet6(mapped, 80).is_same(&other));
+        }
+        let unix = |path: &[u8]| Address::parse(&[&1u16.to_ne_bytes(), path].concat()).unwrap();
+        assert!(unix(b"\0a").is_same(&unix(b"\0a")) && !unix(b"\0a").is_same(&unix(b"\0b")));
+        assert!(!unix(b"\0a").is_same(&short));
     }
 
     #[test]

@@ -112,6 +112,17 @@ fn is_over(socket: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether two sockets are the ends of one connection: no other in this network has both of its addresses.
+fn is_other_end(accepted: BorrowedFd<'_>, offered: BorrowedFd<'_>) -> bool {
+    let [here, there] = [sys::local_address, sys::peer_address]
+        .map(|address| [accepted, offered].map(|socket| Address::parse(&address(socket))));
+    let ([here, from], [there, to]) = (here, there);
+    let is_one = |one: Option<Address>, other: Option<Address>| {
+        one.zip(other).is_some_and(|(one, other)| one.is_same(&other))
+    };
+    is_one(here, to) && is_one(there, from) && sys::network(accepted) == sys::network(offered)
+}
+
 impl Connections {
     pub(super) fn new(table: &'static Table) -> Self {
         Self {
@@ -412,17 +423,25 @@ impl Connections {
         self.note_waiting();
     }
 
-    /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for.
-    pub(super) fn swap(&mut self, owner: Pid, at: RawFd, peer: &Address) -> Option<Given> {
-        let is_it = |held: &Connection| match (&held.state, peer) {
-            (
-                State::Offered { name: Some(Address::Internet { port, .. }), .. },
-                Address::Internet { port: peer_port, .. },
-            ) => port == peer_port,
-            (State::Offered { name: Some(name), .. }, peer) => name == peer,
+    /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for. Ports
+    /// alone do not say that: clients of other machines have the same ones.
+    pub(super) fn swap(
+        &mut self,
+        (owner, process): (Pid, BorrowedFd<'_>),
+        at: RawFd,
+        peer: &Address,
+    ) -> Option<Given> {
+        let is_it = |held: &Connection| match &held.state {
+            State::Offered { name: Some(name), .. } => name.is_same(peer),
             _ => false,
         };
         let number = *self.loose.iter().find(|number| self.all.get(number).is_some_and(is_it))?;
+        let State::Offered { socket: offered, .. } = &self.all.get(&number)?.state else { return None };
+        // Whoever asks has it in hand: only who has the program's listening socket can have accepted it.
+        let accepted = sys::copy_of(process, at).ok()?;
+        if !is_other_end(accepted.as_fd(), offered.as_fd()) {
+            return None;
+        }
         if number >= UNTOUCHED {
             let socket = self.all.remove(&number)?.socket;
             self.drop(number);

@@ -100,6 +100,8 @@ struct Part {
 struct Control {
     socket: OwnedFd,
     pid: Pid,
+    /// As whom it has connected.
+    user: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

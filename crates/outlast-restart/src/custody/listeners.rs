@@ -4,6 +4,7 @@ mod file;
 mod in_the_way;
 mod left;
 mod sockets;
+mod users;
 
 use super::address::Address;
 use super::message::AddressBytes;
@@ -14,11 +15,14 @@ use file::{SocketFile, folder_of};
 use left::{Left, is_in};
 use rustix::event::epoll;
 pub(crate) use sockets::does_listen;
+pub(super) use sockets::open_of;
+use sockets::places;
 pub(super) use sockets::{Client, Sockets};
-use sockets::{open_of, places};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+pub(super) use users::User;
+use users::Users;
 
 /// More than any server has; further ones are not kept.
 const LISTENERS_MAX: usize = 1024;
@@ -35,6 +39,7 @@ struct Listener {
     bytes: AddressBytes,
     /// It takes no IPv4.
     ipv6_only: bool,
+    users: Users,
     unused_since: Option<Instant>,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
@@ -102,13 +107,15 @@ pub(super) struct Place<'a> {
 }
 
 impl Listeners {
-    /// One that a process listens on, and its number there, if that is known. Whether it was not known before.
+    /// One that a process listens on, and its number there, if that is known, and whom it is for. Whether it was not known
+    /// before.
     pub(super) fn add(
         &mut self,
         socket: OwnedFd,
         bytes: AddressBytes,
         folder: Option<OwnedFd>,
         (maker, number): (Pid, Option<RawFd>),
+        of: &[User],
         table: &Table,
     ) -> bool {
         let place = number.map(|number| (maker, number));
@@ -124,6 +131,7 @@ impl Listeners {
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
             (known.maker, known.place) = (maker, place);
+            known.users.add(of);
             if known.file.is_none() {
                 known.file = find();
             }
@@ -134,6 +142,8 @@ impl Listeners {
         }
         let file = find();
         let ipv6_only = sys::ipv6_only(socket.as_fd());
+        let mut users = Users::of(&socket);
+        users.add(of);
         table.note_address(&address);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
@@ -142,6 +152,7 @@ impl Listeners {
             address,
             bytes,
             ipv6_only,
+            users,
             unused_since,
             closes_at,
             given: None,
@@ -234,6 +245,13 @@ impl Listeners {
         }
         let processes = processes();
         there.iter().all(|listener| open_of(&processes, &[listener.inode]).is_empty())
+    }
+
+    /// The program is started again: it has as much time to ask for each as at its first start.
+    pub(super) fn begin(&mut self) {
+        for listener in &mut self.all {
+            (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
+        }
     }
 
     /// The program is down: clients wait in the queue.

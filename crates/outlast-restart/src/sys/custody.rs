@@ -22,6 +22,7 @@ const KCMP_FILE: libc::c_int = 0;
 const SO_COOKIE: libc::c_int = 57;
 /// As many wait at a listening socket at the most (`BACKLOG`).
 const WAITING_MAX: usize = 4096;
+const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// How a process has ended, as `waitpid` has it: also if it is buried. None where the system does not say so.
 pub(crate) fn exit_status(process: BorrowedFd<'_>, pid: Pid) -> Option<i32> {
@@ -92,19 +93,18 @@ pub(crate) fn is_stopped(pid: Pid) -> bool {
 
 /// What no other socket has, or has had. 0: it is none.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
-    let mut cookie = 0u64;
+    number(socket, SO_COOKIE)
+}
+
+/// A long option. 0: there is none.
+fn number(socket: BorrowedFd<'_>, option: libc::c_int) -> u64 {
+    let mut number = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or(0);
+    let place = (&raw mut number).cast();
     // SAFETY: fills a local integer of the length that is told.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    if result < 0 { 0 } else { cookie }
+    let result =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, place, &raw mut length) };
+    if result < 0 { 0 } else { number }
 }
 
 /// As many descriptors as this process can allow itself, and how many it had allowed before.
@@ -175,16 +175,32 @@ pub(crate) fn connect(address: &[u8]) -> io::Result<OwnedFd> {
     if result < 0 && error.raw_os_error() != Some(libc::EINPROGRESS) { Err(error) } else { Ok(socket) }
 }
 
-/// The bytes of a socket's own address.
-pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Vec<u8> {
+/// `getsockname` or `getpeername`.
+type NameOf = unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
+
+fn name(socket: BorrowedFd<'_>, of: NameOf) -> Vec<u8> {
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
     let mut length = libc::socklen_t::try_from(size_of::<libc::sockaddr_storage>()).unwrap_or(0);
     // SAFETY: fills at most the length that is told.
-    let result =
-        unsafe { libc::getsockname(socket.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut length) };
+    let result = unsafe { of(socket.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut length) };
     let length = if result < 0 { 0 } else { (length as usize).min(size_of::<libc::sockaddr_storage>()) };
     // SAFETY: zeroed before, and so long.
     unsafe { std::slice::from_raw_parts(storage.as_ptr().cast::<u8>(), length) }.to_vec()
+}
+
+/// The bytes of a socket's own address.
+pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Vec<u8> {
+    name(socket, libc::getsockname)
+}
+
+/// And of the one that it is connected to. None: it is to none.
+pub(crate) fn peer_address(socket: BorrowedFd<'_>) -> Vec<u8> {
+    name(socket, libc::getpeername)
+}
+
+/// By what the network is known that a socket is in. None where the system does not say that.
+pub(crate) fn network(socket: BorrowedFd<'_>) -> Option<u64> {
+    Some(number(socket, SO_NETNS_COOKIE)).filter(|cookie| *cookie > 0)
 }
 
 /// An integer option of TCP.

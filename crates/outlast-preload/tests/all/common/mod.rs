@@ -178,6 +178,17 @@ pub fn is_installed(program: &str) -> bool {
     found
 }
 
+/// Whether this test can become other users. If not, that is said; where all are required, it is a failure.
+pub fn is_root() -> bool {
+    // SAFETY: no arguments, cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "this test needs root");
+        eprintln!("SKIPPED: only root can become another user");
+    }
+    is_root
+}
+
 /// One connection, and whether it is a failure if nothing comes on it.
 pub struct Client(pub TcpStream, pub bool);
 

@@ -14,6 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Strays(BTreeMap<u32, Instant>);
 
 impl Connections {
+    /// The program is started again, and has as much time to listen as before.
+    pub(in crate::custody) fn begin(&mut self) {
+        self.strays = Strays::default();
+    }
+
     /// Closes those that nobody serves, and that have come to an address at which the program, which serves by now, does not
     /// listen any more: how many. Clients connect anew then, and see what they would see without this one.
     pub(in crate::custody) fn close_strays(&mut self, listeners: &Listeners, now: Instant) -> u32 {
@@ -30,12 +35,11 @@ impl Connections {
         let before = std::mem::take(&mut self.strays.0);
         let strays = self.loose.iter().copied().filter(is_stray);
         let strays = strays.map(|number| (number, before.get(&number).copied().unwrap_or(now)));
-        let strays: BTreeMap<u32, Instant> = strays.collect();
-        let is_over = |since: &Instant| now.duration_since(*since) >= PATIENCE;
-        let over: Vec<u32> =
-            strays.iter().filter(|(_, since)| is_over(since)).map(|(number, _)| *number).collect();
-        over.iter().for_each(|number| self.drop(*number));
-        self.strays = Strays(strays);
+        let is_over = |(_, since): &(u32, Instant)| now.duration_since(*since) >= PATIENCE;
+        let (over, strays): (Vec<_>, Vec<_>) = strays.partition(is_over);
+        over.iter().for_each(|(number, _)| self.drop(*number));
+        // Another connection may have the number of one that is dropped.
+        self.strays = Strays(strays.into_iter().collect());
         u32::try_from(over.len()).unwrap_or(u32::MAX)
     }
 }

@@ -4,7 +4,7 @@ use super::{CONTROL, Command, Control, Ending, Holder};
 use crate::board::Backend;
 use crate::custody::Report;
 use crate::custody::address::Address;
-use crate::custody::listeners::{Listeners, Place};
+use crate::custody::listeners::{Listeners, Place, User, open_of};
 use crate::custody::message::{BYTES, IN_USE, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
@@ -54,6 +54,8 @@ impl Holder {
                         self.on_end(main);
                     }
                     (self.main, self.listens, self.serves) = (None, false, false);
+                    self.listeners.begin();
+                    self.connections.begin();
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }
@@ -83,7 +85,7 @@ impl Holder {
     pub(super) fn accept(&mut self) {
         while let Ok(socket) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             // Whoever has no process here is a stranger.
-            let Some((pid, _)) = sys::peer_of(socket.as_fd()) else { continue };
+            let Some((pid, user)) = sys::peer_of(socket.as_fd()) else { continue };
             if !family::is_below_this(pid) {
                 continue;
             }
@@ -91,7 +93,7 @@ impl Holder {
             let data = epoll::EventData::new_u64(CONTROL | number);
             if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
                 self.next_control += 1;
-                self.controls.insert(number, Control { socket, pid });
+                self.controls.insert(number, Control { socket, pid, user });
                 self.watch(pid, false);
             }
         }
@@ -135,6 +137,7 @@ impl Holder {
                     self.puts_back_until = Some(Instant::now() + PUTS_BACK);
                     self.report(Report::TookOver { supervisor, sockets });
                 }
+                let address = address.filter(|address| self.admits(control, address));
                 let Some(control) = self.controls.get(&control) else { return };
                 let processes = self.left_over.newer(family::below_this());
                 let controls = &self.controls;
@@ -180,16 +183,18 @@ impl Holder {
                 let mut descriptors = descriptors.into_iter();
                 if let Some(socket) = descriptors.next().filter(|_| self.ending != Ending::ForGood) {
                     let (folder, by) = (descriptors.next(), (pid, Some(message.descriptor)));
-                    self.listeners.add(socket, message.address, folder, by, self.table);
+                    let users: Vec<User> = self.user_of(control).into_iter().collect();
+                    self.listeners.add(socket, message.address, folder, by, &users, self.table);
                 }
                 self.listens = true;
                 self.note_serving();
             }
             Verb::Swap => {
                 let Some(control) = self.controls.get(&control) else { return };
-                let given = address
-                    .filter(|_| !self.left_over.is_killed(pid))
-                    .and_then(|peer| self.connections.swap(pid, message.descriptor, &peer));
+                let process = self.parts.get(&pid).map(|part| part.process.as_fd());
+                let given = address.zip(process.filter(|_| !self.left_over.is_killed(pid))).and_then(
+                    |(peer, process)| self.connections.swap((pid, process), message.descriptor, &peer),
+                );
                 let socket = given.as_ref().map(|given| given.socket.as_fd());
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
@@ -203,6 +208,20 @@ impl Holder {
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }
+    }
+
+    fn user_of(&self, control: u64) -> Option<User> {
+        self.controls.get(&control).map(|control| User::of(control.pid, control.user))
+    }
+
+    /// Whether what is held at this address, if anything is, is for the user who asks.
+    fn admits(&mut self, control: u64, address: &Address) -> bool {
+        let Some((user, pid)) = self.user_of(control).zip(self.controls.get(&control).map(|it| it.pid))
+        else {
+            return false;
+        };
+        let begins = !self.listens && !self.left_over.is_older(pid) && !self.is_main_down();
+        self.listeners.admit(user, address, begins, |inodes| open_of(&family::below_this(), inodes))
     }
 
     fn answer(&self, control: u64, answer: &Message, descriptor: Option<BorrowedFd<'_>>) {

@@ -2,6 +2,7 @@
 
 use super::file::{SocketFile, folder_of};
 use super::sockets::all_listening;
+use super::users::of_left;
 use super::{Listener, Listeners};
 use crate::custody::address::Address;
 use crate::custody::message::AddressBytes;
@@ -50,7 +51,7 @@ impl Listeners {
         let before = self.all.len();
         for socket in listening(known) {
             if let Some(bytes) = AddressBytes::new(&sys::local_address(socket.as_fd())) {
-                self.add(socket, bytes, None, (known.pid, None), table);
+                self.add(socket, bytes, None, (known.pid, None), &of_left(known.pid), table);
             }
         }
         for new in self.all.iter_mut().skip(before) {

@@ -103,7 +103,7 @@ pub(crate) fn does_listen(pid: Pid) -> bool {
 }
 
 /// Which of these sockets some of the processes have open.
-pub(super) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
+pub(in crate::custody) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
     let mut found = Vec::new();
     for pid in processes {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };

@@ -1,0 +1,67 @@
+//! A start that ends before the program listens at all of its addresses takes no time away from the next one.
+#![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Listens at its first port when there is a file "N-first", in its start number N, and at its second at "N-second".
+const SERVER: &str = r#"
+import os, socket, sys, threading, time
+folder, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
+start = len([name for name in os.listdir(folder) if name.startswith("start")])
+open(folder + "/start%d" % start, "w").close()
+def serve(s):
+    while True:
+        c = s.accept()[0]; c.recv(1000)
+        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"); c.close()
+def listen(port, when):
+    while not os.path.exists("%s/%d-%s" % (folder, start, when)): time.sleep(0.01)
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", port)); s.listen(100)
+    threading.Thread(target=serve, args=(s,)).start()
+listen(ports[0], "first")
+listen(ports[1], "second")
+"#;
+
+#[test]
+fn a_listening_socket_has_as_much_time_in_each_start() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (folder, ports) = (folder("slow-starts"), [free_port(), free_port()]);
+    let program = folder.join("server.py");
+    std::fs::write(&program, SERVER).unwrap();
+    let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
+    let has_begun = |start: u32| {
+        let file = folder.join(format!("start{start}"));
+        eventually("it is not started again", || file.exists().then_some(()));
+    };
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(program).arg(&folder).args(ports.map(|port| port.to_string()));
+    ["0-first", "0-second", "1-first"].into_iter().for_each(may);
+    let server = Server::start(&command, true);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    kill(server.main(), libc::SIGKILL);
+    // The supervisor sees that it does not listen at the second one yet.
+    has_begun(1);
+    assert!(Client::connect(ports[0]).get("/"));
+    std::thread::sleep(Duration::from_secs(2));
+    kill(server.main(), libc::SIGKILL);
+    has_begun(2);
+    // More than it has for that, from there on.
+    std::thread::sleep(Duration::from_secs(5));
+    may("2-first");
+    let began = Instant::now();
+    assert!(Client::connect(ports[0]).get("/"));
+    std::thread::sleep(Duration::from_millis(1500));
+    let waits = Client::try_connect(ports[1]);
+    // Of six seconds, on a machine that has stood still.
+    if began.elapsed() < Duration::from_secs(5) {
+        let mut waits = waits.unwrap();
+        may("2-second");
+        assert!(waits.get("/"));
+    }
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,133 @@
+//! Who may have a listening socket: a process of another user gets none here that it could not have without us.
+
+use super::{Listener, Listeners};
+use crate::custody::address::Address;
+use crate::sys::process::Pid;
+use rustix::process::geteuid;
+use std::os::fd::AsFd;
+
+/// More have a socket in no program.
+const USERS_MAX: usize = 8;
+const ROOT: u32 = 0;
+
+/// A user who asks.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::custody) struct User(u32);
+
+impl User {
+    /// Of a process that was this user when it connected. If that was root, it may have given its rights away since; who was
+    /// not may execute what is root's, such as `su`, which does not ask for it.
+    pub(in crate::custody) fn of(pid: Pid, connected: u32) -> Self {
+        Self(if connected == ROOT { effective(pid).unwrap_or(ROOT) } else { connected })
+    }
+
+    /// Who may have all of the program's: root, and whoever the program is started as.
+    fn has_all(self) -> bool {
+        self.0 == ROOT || self.0 == geteuid().as_raw()
+    }
+}
+
+/// As whom a process acts.
+fn effective(pid: Pid) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Of a socket: who has made it, and who has told of it, and so had it in hand.
+#[derive(Debug)]
+pub(super) struct Users(Vec<u32>);
+
+impl Users {
+    pub(super) fn of(socket: impl AsFd) -> Self {
+        Self(rustix::fs::fstat(socket).map(|socket| socket.st_uid).into_iter().collect())
+    }
+
+    pub(super) fn add(&mut self, users: &[User]) {
+        for User(user) in users {
+            if self.0.len() < USERS_MAX && !self.0.contains(user) {
+                self.0.push(*user);
+            }
+        }
+    }
+
+    /// Whether this user may have it; and may want it: root does not serve at what a stranger has made, and may still have.
+    fn are_those_of(&self, user: User) -> bool {
+        let by_us = self.0.first().is_some_and(|made| User(*made).has_all());
+        self.0.contains(&user.0) || (user.has_all() && by_us)
+    }
+}
+
+/// Whom an earlier supervisor's socket is for: us, who have found that it is ours, and who has it.
+pub(super) fn of_left(pid: Pid) -> Vec<User> {
+    [Some(geteuid().as_raw()), effective(pid)].into_iter().flatten().map(User).collect()
+}
+
+/// Whether nobody can listen at both unless both say so (SO_REUSEPORT).
+fn overlap(one: &Address, other: &Address) -> bool {
+    let anywhere = |ip: &[u8]| ip.iter().all(|&byte| byte == 0);
+    match (one, other) {
+        (Address::Internet { ip, port, .. }, Address::Internet { ip: other_ip, port: other_port, .. }) => {
+            port == other_port && (ip == other_ip || anywhere(ip) || anywhere(other_ip))
+        }
+        _ => one == other,
+    }
+}
+
+impl Listeners {
+    /// Whether what is held at this address, or overlaps it, is for this user, if anything is. If it is not, and the program
+    /// `begins`, it is another user's program from here on: what nobody has any more is closed, and the program can bind to
+    /// its address as far as the system lets it. `used` gives which of these sockets some process has.
+    pub(in crate::custody) fn admit(
+        &mut self,
+        user: User,
+        address: &Address,
+        begins: bool,
+        used: impl FnOnce(&[u64]) -> Vec<u64>,
+    ) -> bool {
+        let is_denied = |it: &Listener| overlap(&it.address, address) && !it.users.are_those_of(user);
+        let denied: Vec<u64> = self.all.iter().filter(|it| is_denied(it)).map(|it| it.inode).collect();
+        if denied.is_empty() {
+            return true;
+        }
+        // It is a stranger's, for whom it is not kept if its address is wanted by who may have all.
+        if begins || user.has_all() {
+            let used = used(&denied);
+            self.all.retain(|it| !denied.contains(&it.inode) || used.contains(&it.inode));
+            return used.is_empty();
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_for_who_made_it_or_told_of_it_and_for_us_if_it_is_ours() {
+        let own = geteuid().as_raw();
+        let (a, b) = (own + 1, own + 2);
+        let mut ours = Users(vec![own]);
+        assert!(ours.are_those_of(User(own)) && ours.are_those_of(User(ROOT)));
+        assert!(!ours.are_those_of(User(a)));
+        ours.add(&[User(a)]);
+        assert!(ours.are_those_of(User(a)) && !ours.are_those_of(User(b)));
+        let mut strangers = Users(vec![a]);
+        assert!(strangers.are_those_of(User(a)));
+        assert!(!strangers.are_those_of(User(own)) && !strangers.are_those_of(User(b)));
+        // As its program that gives its rights away has told of it before it did.
+        strangers.add(&[User(own)]);
+        assert!(strangers.are_those_of(User(own)));
+        (0..100).for_each(|user| strangers.add(&[User(user)]));
+        assert_eq!(strangers.0.len(), USERS_MAX);
+    }
+
+    #[test]
+    fn a_process_is_asked_for_who_it_is_only_if_it_was_root() {
+        let us = crate::sys::process::pid();
+        assert_eq!(effective(us), Some(geteuid().as_raw()));
+        assert_eq!(User::of(us, 12345).0, 12345);
+        assert_eq!(User::of(us, ROOT).0, geteuid().as_raw());
+    }
+}
