@@ -29,8 +29,8 @@ const LOSES_DATA: [SockFilter; 4] = [
 struct Relay {
     address: SocketAddr,
     breaks: mpsc::Sender<()>,
-    /// Told when the third connection is there.
-    third: mpsc::Receiver<()>,
+    /// Told when the first connection is broken, and when the third one is there.
+    told: mpsc::Receiver<()>,
 }
 
 impl Relay {
@@ -39,7 +39,7 @@ impl Relay {
         socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
         socket.listen(16).unwrap();
         let address = socket.local_addr().unwrap().as_socket().unwrap();
-        let ((breaks, breaking), (there, third)) = (mpsc::channel(), mpsc::channel());
+        let ((breaks, breaking), (tell, told)) = (mpsc::channel(), mpsc::channel());
         std::thread::spawn(move || {
             let accept = || TcpStream::from(socket.accept().unwrap().0);
             let first = carry(accept(), server);
@@ -49,15 +49,16 @@ impl Relay {
             for stream in first {
                 reset(&stream);
             }
+            tell.send(()).unwrap();
             let second = accept();
             socket.detach_filter().unwrap();
             let third = carry(accept(), server);
-            there.send(()).unwrap();
+            tell.send(()).unwrap();
             // As long as the test lasts.
             let _ = breaking.recv();
             drop((second, third));
         });
-        Self { address, breaks, third }
+        Self { address, breaks, told }
     }
 }
 
@@ -106,10 +107,11 @@ fn threads_make_another_connection() {
             let mut byte = [0];
             client.read_exact(&mut byte).unwrap();
             relay.breaks.send(()).unwrap();
+            relay.told.recv().unwrap();
             client.write_all(b"2").unwrap();
             client.read_exact(&mut byte).unwrap();
             assert_eq!(&byte, b"2");
-            relay.third.recv().unwrap();
+            relay.told.recv().unwrap();
             client.finish().unwrap();
             echo.join().unwrap();
         }
@@ -141,10 +143,11 @@ fn tasks_make_another_connection() {
                 let mut byte = [0];
                 client.read_exact(&mut byte).await.unwrap();
                 relay.breaks.send(()).unwrap();
+                relay.told.recv().unwrap();
                 client.write_all(b"2").await.unwrap();
                 client.read_exact(&mut byte).await.unwrap();
                 assert_eq!(&byte, b"2");
-                relay.third.recv().unwrap();
+                relay.told.recv().unwrap();
                 client.finish().await.unwrap();
                 echo.await.unwrap();
             }
