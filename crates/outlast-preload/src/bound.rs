@@ -104,18 +104,22 @@ pub fn on_listen(descriptor: RawFd) {
     let name = sys::name(descriptor, false);
     let name = name.as_ref();
     let Some((parsed, address)) = Address::parse(name).zip(AddressBytes::new(name)) else { return };
-    if let Some(table) = holder::attach() {
+    let table = holder::attach();
+    if !holder::is_known() {
+        return;
+    }
+    if let Some(table) = table {
         // A process that closes it and binds to the same address at once has to ask, though the holder may not know of it yet.
         table.note_address(&parsed);
-        if matches!(parsed, Address::Internet { .. }) {
-            marks::listens(descriptor);
-        }
-        // Not waited for: what is under way is read, also if this process crashes right now.
-        let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
-        match folder(name) {
-            Some(folder) => holder::say(&message, &[descriptor, folder.as_raw_fd()], true),
-            None => holder::say(&message, &[descriptor], true),
-        }
+    }
+    if matches!(parsed, Address::Internet { .. }) {
+        marks::listens(descriptor);
+    }
+    // Not waited for: what is under way is read, also if this process crashes right now, or if the holder is late.
+    let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
+    match folder(name) {
+        Some(folder) => holder::say(&message, &[descriptor, folder.as_raw_fd()], true),
+        None => holder::say(&message, &[descriptor], true),
     }
 }
 

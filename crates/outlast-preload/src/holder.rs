@@ -6,13 +6,19 @@ use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
 use outlast_restart::custody::{ENVIRONMENT, MARK_ENVIRONMENT};
 use std::ffi::CString;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// A holder that does not answer for so long is given up for this time: the program goes on without it.
+/// A holder that does not answer for so long is not asked for a while: the program goes on without it.
 const PATIENCE_MS: u32 = 2_000;
+/// The same, once it has not answered.
+const LATE_PATIENCE_MS: u32 = 50;
+/// How long it is not asked then; each time twice as long.
+const PAUSE_MIN_MS: u64 = 500;
+const PAUSE_MAX_MS: u64 = 30_000;
 
 /// Null: this process has none.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
@@ -32,6 +38,10 @@ static HOLDER_USER: AtomicU32 = AtomicU32::new(0);
 /// Of this process, and whether that is another one than it has here.
 static NUMBER: AtomicI32 = AtomicI32::new(0);
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
+/// It has not answered in time: stopped, perhaps, or short of processor time. Until then it is not asked (0: it is), and how
+/// long that is.
+static ASKS_AT_MS: AtomicU64 = AtomicU64::new(0);
+static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
 /// One at a time asks: the thread that does. 0: none.
 static ASKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -100,18 +110,42 @@ pub fn attach() -> Option<&'static Table> {
     if !is_known() {
         return None;
     }
+    marks::begin();
     let table = introduce().and_then(|memory| Table::map(memory.as_fd()).ok());
     match table {
-        Some(table) => {
-            marks::begin();
-            TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
-        }
+        Some(table) => TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst),
         None => {
-            GIVEN_UP.store(true, Ordering::Relaxed);
+            // Who is only late is asked again.
+            GIVEN_UP.store(!is_late(), Ordering::Relaxed);
             show_whose();
         }
     }
     table
+}
+
+/// Whether it was late when it was asked last.
+fn is_late() -> bool {
+    PAUSE_MS.load(Ordering::Relaxed) > 0
+}
+
+/// Whether it is not to be asked now.
+fn pauses() -> bool {
+    let at = ASKS_AT_MS.load(Ordering::Relaxed);
+    at > 0 && sys::now_ms() < at
+}
+
+/// Whether it has answered in time.
+fn note_answer(in_time: bool) {
+    if in_time {
+        if is_late() {
+            PAUSE_MS.store(0, Ordering::Relaxed);
+            ASKS_AT_MS.store(0, Ordering::Relaxed);
+        }
+        return;
+    }
+    let pause = (PAUSE_MS.load(Ordering::Relaxed) * 2).clamp(PAUSE_MIN_MS, PAUSE_MAX_MS);
+    PAUSE_MS.store(pause, Ordering::Relaxed);
+    ASKS_AT_MS.store(sys::now_ms() + pause, Ordering::Relaxed);
 }
 
 /// Says that this process is there. Gives the table's memory.
@@ -164,8 +198,16 @@ fn socket() -> Option<RawFd> {
         // The parent's: whoever says something is known by it.
         sys::close(known);
     }
-    let socket = sys::connect(address()?, PATIENCE_MS).ok()?;
+    let patience_ms = if is_late() { LATE_PATIENCE_MS } else { PATIENCE_MS };
+    let socket = match sys::connect(address()?, patience_ms) {
+        Ok(socket) => socket,
+        Err(error) => {
+            note_answer(error.kind() != ErrorKind::WouldBlock);
+            return None;
+        }
+    };
     if !is_holder(socket) {
+        note_answer(true);
         sys::close(socket);
         return None;
     }
@@ -207,15 +249,17 @@ fn abandon(socket: RawFd) {
 
 /// Asks, and waits for the answer. In a child made by `vfork`, whose memory is its parent's: nothing.
 pub fn ask(message: &Message, with: Option<BorrowedFd<'_>>) -> Option<(Message, Option<OwnedFd>)> {
-    if !marks::is_own() {
+    if !marks::is_own() || pauses() {
         return None;
     }
     let _turn = Turn::take()?;
-    let socket = socket()?;
+    // It may have been late meanwhile.
+    let socket = if pauses() { None } else { socket() }?;
     let mut bytes = [0; BYTES];
     let with = with.map(|with| with.as_raw_fd());
     let asked = sys::send(socket, &message.encode(), with.as_slice(), true);
-    let answered = asked.and_then(|()| sys::receive(socket, &mut bytes));
+    let answered = asked.and_then(|()| sys::receive(socket, &mut bytes, PATIENCE_MS));
+    note_answer(answered.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::WouldBlock));
     match answered {
         Ok((length, descriptor)) => match bytes.get(..length).and_then(Message::decode) {
             Some(answer) => Some((answer, descriptor)),
@@ -239,7 +283,7 @@ pub fn say(message: &Message, descriptors: &[RawFd], waits: bool) {
     let Some(_turn) = Turn::take() else { return };
     let Some(socket) = socket() else { return };
     if let Err(error) = sys::send(socket, &message.encode(), descriptors, waits)
-        && error.kind() != std::io::ErrorKind::WouldBlock
+        && error.kind() != ErrorKind::WouldBlock
     {
         abandon(socket);
     }

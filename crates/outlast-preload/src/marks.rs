@@ -183,6 +183,12 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
     let verdict = filled.map_or(Verdict::Unclear, |filled| exchange.on_read(filled.until(count)));
     set_exchange(slot, exchange);
     slot.set_phase(phase(verdict));
+    if verdict == Verdict::Unclear
+        && !exchange.has_begun()
+        && let Some(table) = holder::table()
+    {
+        table.note_not_kept(NotKept::Other);
+    }
 }
 
 /// So much was written of `parts`, if those can be seen.

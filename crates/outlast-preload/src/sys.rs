@@ -281,8 +281,18 @@ pub fn send(socket: RawFd, bytes: &[u8], descriptors: &[RawFd], waits: bool) -> 
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives a packet, and a descriptor with it perhaps.
-pub fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+/// Milliseconds of a clock that goes on steadily, and is behind by some.
+pub fn now_ms() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a local.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1000 + time.tv_nsec.cast_unsigned() / 1_000_000
+}
+
+/// Receives a packet, and a descriptor with it perhaps. It waits as long as the socket is set to; with signals, not longer than
+/// that and this.
+pub fn receive(socket: RawFd, bytes: &mut [u8], milliseconds: u32) -> io::Result<(usize, Option<OwnedFd>)> {
+    let began_ms = now_ms();
     let mut beside = Beside([0; 24]);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     loop {
@@ -296,10 +306,12 @@ pub fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<Own
             let received = libc::syscall(libc::SYS_recvmsg, socket, &raw mut message, flags);
             let Ok(length) = usize::try_from(received) else {
                 let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
+                let is_over = now_ms().saturating_sub(began_ms) >= u64::from(milliseconds);
+                match error.kind() {
+                    io::ErrorKind::Interrupted if is_over => return Err(io::ErrorKind::WouldBlock.into()),
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
                 }
-                return Err(error);
             };
             let head = libc::CMSG_FIRSTHDR(&raw const message);
             let has_one = !head.is_null()

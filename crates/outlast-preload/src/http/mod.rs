@@ -91,6 +91,8 @@ struct Queue {
     only_heads: u16,
     /// The connection ends with the answer to one of them, or of those that were answered.
     has_last: bool,
+    /// There was a request.
+    has_begun: bool,
 }
 
 impl Queue {
@@ -98,7 +100,7 @@ impl Queue {
     const MAX: u8 = 15;
 
     fn push(&mut self, head: &Head) -> Option<()> {
-        self.has_last |= head.is_last_request();
+        (self.has_last, self.has_begun) = (self.has_last | head.is_last_request(), true);
         self.only_heads |=
             u16::from(head.is_only_head) << Some(self.count).filter(|count| *count < Self::MAX)?;
         self.count += 1;
@@ -126,7 +128,8 @@ impl Exchange {
             (self.request.to_numbers(), self.answer.to_numbers());
         let queue = u64::from(self.queue.count)
             | u64::from(self.queue.only_heads) << 8
-            | u64::from(self.queue.has_last) << 24;
+            | u64::from(self.queue.has_last) << 24
+            | u64::from(self.queue.has_begun) << 25;
         [request, request_rest, answer, answer_rest, queue]
     }
 
@@ -136,8 +139,18 @@ impl Exchange {
         Self {
             request: Side::from_numbers([request, request_rest]),
             answer: Side::from_numbers([answer, answer_rest]),
-            queue: Queue { count, only_heads, has_last: queue >> 24 & 1 == 1 },
+            queue: Queue {
+                count,
+                only_heads,
+                has_last: queue >> 24 & 1 == 1,
+                has_begun: queue >> 25 & 1 == 1,
+            },
         }
+    }
+
+    /// Whether there was a request: one that looks like it at first may be none.
+    pub fn has_begun(&self) -> bool {
+        self.queue.has_begun
     }
 
     /// So much was read.
@@ -279,17 +292,22 @@ impl Exchange {
     }
 }
 
-/// Whether a connection begins with a request: its first line tells. Others have commands like GET, too.
+/// Whether a connection begins with a request: its first line tells. Others have commands like GET, too. Of some programs the
+/// first read gives a single byte.
 pub fn is_request(mut head: &[u8]) -> bool {
+    if head.is_empty() {
+        return false;
+    }
     while let Some(rest) = head.strip_prefix(b"\r\n") {
         head = rest;
     }
     match head.iter().position(|&byte| byte == b'\n').and_then(|end| head.get(..end)) {
         Some(line) => head::is_request_line(line.strip_suffix(b"\r").unwrap_or(line)),
         // Of a line that is not complete the rest is guessed: if that is wrong, the connection is not kept.
-        None => {
-            METHODS.iter().any(|method| head.strip_prefix(*method).is_some_and(|rest| rest.starts_with(b" ")))
-        }
+        None => METHODS.iter().any(|method| match head.strip_prefix(*method) {
+            Some(rest) => rest.is_empty() || rest.starts_with(b" "),
+            None => method.starts_with(head),
+        }),
     }
 }
 

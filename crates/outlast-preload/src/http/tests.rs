@@ -357,21 +357,34 @@ fn no_numbers_mislead_it() {
 
 #[test]
 fn connections_begin_with_a_request_or_not() {
-    for head in
-        ["GET / HTT", "GET ", "\r\nGET / HTTP/1.1\r\n\r\n", "MKCALENDAR / HTTP/1.1\r\nA", "LOCK / HTTP/1.0\n"]
-    {
+    for head in [
+        "GET / HTT",
+        "GET ",
+        "GET",
+        "P",
+        "\r\n",
+        "\r\nGET / HTTP/1.1\r\n\r\n",
+        "MKCALENDAR / HTTP/1.1\r\nA",
+        "LOCK / HTTP/1.0\n",
+    ] {
         assert!(is_request(head.as_bytes()), "{head:?}");
     }
-    for head in [
-        "",
-        "\r\n",
-        "GET",
-        "GET key\r\n",
-        "MKCALENDAR / HTT",
-        "CONNECT a:1 HTTP/1.1\r\n",
-        "PRI * HTTP/2.0\r\n",
-    ] {
+    for head in
+        ["", "S", "GEX", "GET key\r\n", "MKCALENDAR / HTT", "CONNECT a:1 HTTP/1.1\r\n", "PRI * HTTP/2.0\r\n"]
+    {
         assert!(!is_request(head.as_bytes()), "{head:?}");
+    }
+}
+
+#[test]
+fn what_begins_like_a_request_may_be_none() {
+    for (said, has_begun) in [("GET / HTTP/1.1\r\n\r\n", true), ("GARBAGE\r\n", false), ("HELO a\r\n", false)]
+    {
+        let mut exchange = Exchange::default();
+        let verdicts: Vec<Verdict> =
+            said.as_bytes().chunks(1).map(|byte| exchange.on_read([byte].into_iter())).collect();
+        let restored = Exchange::from_numbers(exchange.to_numbers());
+        assert_eq!((restored.has_begun(), verdicts.contains(&Unclear)), (has_begun, !has_begun), "{said:?}");
     }
 }
 

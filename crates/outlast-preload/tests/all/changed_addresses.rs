@@ -1,7 +1,9 @@
 //! A program that listens at another address of the same port than before, and one that looks first whether somebody listens
 //! there: what the holder has must not be in the way of either.
 
-use crate::common::{Client, PATIENCE, Server, children, eventually, folder, free_port, is_installed, kill};
+use crate::common::{
+    Client, PATIENCE, Server, children, eventually, folder, free_port, is_installed, kill, wait_until_held,
+};
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
@@ -120,7 +122,7 @@ fn a_start_after_a_crash_listens_at_other_addresses_of_the_same_ports() {
     eventually("it does not serve", || (starts(&folder) == 1).then_some(()));
     let mut idle: Vec<Client> = [0, 1].map(|at| Client::connect(ports[at])).into();
     idle.iter_mut().for_each(|client| assert!(client.get("/")));
-    std::thread::sleep(std::time::Duration::from_millis(150));
+    wait_until_held(&server, &idle);
     std::fs::remove_file(folder.join("go")).unwrap();
     write(&folder.join("addresses"), &ports, |at| PAIRS[at].1);
     kill(server.main(), libc::SIGKILL);

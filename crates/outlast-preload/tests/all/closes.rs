@@ -2,7 +2,7 @@
 //! on one that nobody has any more.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill, wait_until_held};
 use std::io::{Read, Write};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -31,8 +31,7 @@ fn a_connection_that_node_closes_ends_at_once() {
     let ends_at_once = (0..5).any(|_| {
         let mut client = Client::connect(port);
         assert!(client.get("/"));
-        let own = [client.0.local_addr().unwrap().port()];
-        eventually("there is no copy of it", || holds(server.pid(), port, &own).then_some(()));
+        wait_until_held(&server, [&client]);
         let began = Instant::now();
         kill(server.main(), libc::SIGUSR2);
         assert_eq!(client.0.read(&mut [0]).unwrap_or(0), 0);

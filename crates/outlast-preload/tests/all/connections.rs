@@ -1,7 +1,10 @@
 //! What is kept of single connections, and what is not.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
+use crate::common::{
+    Client, Server, eventually, folder, free_port, has_ended, is_installed, kill, wait_until_held,
+    wait_until_read,
+};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
@@ -56,7 +59,8 @@ fn idle_connections_are_kept_and_half_answers_end_over_twenty_crashes() {
         for client in &mut idle {
             assert!(client.get("/"), "crash {crash}");
         }
-        std::thread::sleep(Duration::from_millis(120));
+        wait_until_held(&server, &idle);
+        busy.iter().for_each(wait_until_read);
         let main = server.main();
         kill(main, if crash % 2 == 0 { libc::SIGKILL } else { libc::SIGSEGV });
         for client in &mut busy {
@@ -95,8 +99,7 @@ fn connections_that_go_over_to_another_protocol_are_named_and_counted() {
         let mut declined = Client::connect(port);
         declined.0.write_all(b"GET / HTTP/1.1\r\nUpgrade: h2c\r\n\r\n").unwrap();
         assert!(declined.answered().is_some());
-        let own = [declined.0.local_addr().unwrap().port()];
-        eventually("there is no copy", || holds(server.pid(), port, &own).then_some(()));
+        wait_until_held(&server, [&declined]);
         kill(server.main(), libc::SIGKILL);
         for client in &mut clients {
             assert_eq!(client.0.read(&mut [0; 1]).unwrap_or(0), 0, "it is kept");
@@ -140,16 +143,12 @@ fn a_request_that_no_process_has_read_goes_to_the_next_one() {
     let server = Server::start(&command, true);
     let mut idle: Vec<Client> = (0..4).map(|_| Client::connect(port)).collect();
     assert!(idle.iter_mut().all(|client| client.get("/")));
-    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
-    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    wait_until_held(&server, &idle);
     (0..3).for_each(|number| std::fs::write(folder.join(format!("die{number}")), "").unwrap());
     let main = server.main();
     kill(main, libc::SIGKILL);
     // None of its threads reads anything more from here on: one that waits for its end in `recv` would still take a request.
-    eventually("it does not end", || {
-        let threads = std::fs::read_dir(format!("/proc/{main}/task")).map_or(0, Iterator::count);
-        (threads <= 1 && !Path::new(&format!("/proc/{main}/fd/0")).exists()).then_some(())
-    });
+    eventually("it does not end", || has_ended(main).then_some(()));
     let lost: Vec<usize> =
         (0..).zip(&mut idle).filter_map(|(number, client)| (!client.get("/")).then_some(number)).collect();
     assert_eq!(lost, Vec::<usize>::new(), "{:?}", server.said(""));
@@ -174,13 +173,21 @@ fn a_request_with_an_end_behind_it_that_comes_while_the_server_is_down_is_answer
     let server = Server::start(&started, true);
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(port)).collect();
     clients.iter_mut().for_each(|client| assert!(client.get("/")));
-    std::thread::sleep(Duration::from_millis(150));
+    wait_until_held(&server, &clients);
     std::fs::write(folder.join("down"), "").unwrap();
-    kill(server.main(), libc::SIGKILL);
-    eventually("it has not crashed", || (!server.said("Crashed").is_empty()).then_some(()));
-    for client in &mut clients {
+    // One asks before the supervisor hears of the crash, the others later.
+    let main = server.main();
+    kill(server.pid(), libc::SIGSTOP);
+    kill(main, libc::SIGKILL);
+    eventually("its threads do not end", || has_ended(main).then_some(()));
+    for (number, client) in clients.iter_mut().enumerate() {
         client.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
         client.0.shutdown(std::net::Shutdown::Write).unwrap();
+        if number == 0 {
+            std::thread::sleep(Duration::from_millis(50));
+            kill(server.pid(), libc::SIGCONT);
+            eventually("it has not crashed", || (!server.said("Crashed").is_empty()).then_some(()));
+        }
     }
     std::thread::sleep(Duration::from_millis(200));
     std::fs::write(folder.join("up"), "").unwrap();
@@ -297,8 +304,7 @@ fn connections_are_kept_however_requests_are_read_and_answers_written() {
                 said.extend_from_slice(&room[..count]);
             }
         }
-        let ports: Vec<u16> = clients.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
-        eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+        wait_until_held(&server, &clients);
         assert!(Client::connect(port).get("/wait"));
         kill(server.main(), libc::SIGKILL);
         eventually("it does not end", || (server.said("PartEnded").len() > crash).then_some(()));
@@ -307,6 +313,47 @@ fn connections_are_kept_however_requests_are_read_and_answers_written() {
         assert!(client.get("/"), "{request:.40?}: its connection is closed");
     }
     assert!(server.said("Other").is_empty(), "{:?}", server.said("Other"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Reads its requests byte by byte.
+const SLOW_READER: &str = r#"
+import socket, sys, threading
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(50)
+def serve(c):
+    said = b""
+    while True:
+        byte = c.recv(1)
+        if not byte: return
+        said += byte
+        if said.endswith(b"\r\n\r\n"):
+            c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n"); said = b""
+while True: threading.Thread(target=serve, args=(s.accept()[0],), daemon=True).start()
+"#;
+
+#[test]
+fn connections_of_a_server_that_reads_single_bytes_are_kept() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("single-bytes"));
+    let file = folder.join("program.py");
+    std::fs::write(&file, SLOW_READER).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string());
+    let server = Server::start(&command, true);
+    let mut idle: Vec<Client> = (0..4).map(|_| Client::connect(port)).collect();
+    for _ in 0..3 {
+        assert!(idle.iter_mut().all(|client| client.get("/")));
+        wait_until_held(&server, &idle);
+        let main = server.main();
+        kill(main, libc::SIGKILL);
+        eventually("the next one is not there", || (server.main() != main).then_some(()));
+    }
+    assert!(idle.iter_mut().all(|client| client.get("/")));
+    assert_eq!(server.said("NotKept"), Vec::<String>::new());
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, children, eventually, family, folder, free_port, holds, is_installed, kill,
+    Client, Server, children, eventually, family, folder, free_port, is_installed, kill, wait_until_held,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -117,8 +117,7 @@ fn workers_of_a_killed_master_finish_their_answers_and_are_not_called_crashed() 
     begins(&mut slow);
     let mut idle: Vec<Client> = (0..6).map(|_| Client::connect(port)).collect();
     assert!(idle.iter_mut().all(|client| client.get("/")));
-    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
-    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    wait_until_held(&server, &idle);
     let master = server.main();
     let old = family(master);
     // The next one is there while an answer of the last one is under way.
@@ -177,8 +176,7 @@ fn a_worker_that_never_finishes_is_killed_in_time_and_idle_connections_are_kept(
     }
     let mut idle: Vec<Client> = (0..6).map(|_| Client::connect(port)).collect();
     assert!(idle.iter_mut().all(|client| client.get("/")));
-    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
-    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    wait_until_held(&server, &idle);
     let master = server.main();
     // Some come all the time, also to the old workers, and in the moment in which those are killed.
     let ends = Arc::new(AtomicBool::new(false));
@@ -317,8 +315,7 @@ fn a_worker_with_more_clients_than_the_supervisor_has_descriptors_left_finishes_
     });
     let mut idle: Vec<Client> = (0..130).map(|_| Client::connect(port)).collect();
     assert!(idle.iter_mut().all(|client| client.get("/")));
-    let ports: Vec<u16> = idle.iter().map(|client| client.0.local_addr().unwrap().port()).collect();
-    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    wait_until_held(&server, &idle);
     // Behind all the others in the worker's table.
     let mut waits = Client::connect(port);
     // The kernel tells by its clock that the client was the last to say something.

@@ -2,7 +2,7 @@
 //! its idle connections are kept over a crash, or, where that is not possible, its listening socket, or that it is not is said.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill, wait_until_held};
 use crate::connections::program;
 use crate::forbid::{Call, forbid, without};
 use std::process::Command;
@@ -48,7 +48,10 @@ fn outlives(call: Call, kept: Kept, error: i32) {
         for client in &mut clients {
             assert!(client.get("/"), "{told}: crash {crash}");
         }
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        match kept {
+            Kept::Idle => wait_until_held(&server, &clients),
+            _ => std::thread::sleep(std::time::Duration::from_millis(200)),
+        }
         let main = server.main();
         kill(main, libc::SIGKILL);
         eventually(&told, || (server.main() != main).then_some(()));

@@ -1,7 +1,7 @@
 //! Connections that end with an answer are not kept: their clients wait for the end, not for another answer.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, kill};
+use crate::common::{Client, Server, folder, free_port, is_installed, kill, wait_until_held};
 use crate::connections::program;
 use std::io::{Read, Write};
 
@@ -39,8 +39,7 @@ fn a_connection_ends_with_the_answer_to_its_last_request() {
     second.0.0.write_all(LAST[0].as_bytes()).unwrap();
     assert!(second.0.answered().is_some());
     let mut kept: Vec<_> = NOT_LAST.iter().map(asked).collect();
-    let ports: Vec<u16> = kept.iter().map(|(client, _)| client.0.local_addr().unwrap().port()).collect();
-    eventually("there are no copies", || holds(server.pid(), port, &ports).then_some(()));
+    wait_until_held(&server, kept.iter().map(|(client, _)| client));
     // It ends without closing any of them.
     kill(server.main(), libc::SIGKILL);
     for (mut client, request) in last.into_iter().chain([second]) {

@@ -1,7 +1,7 @@
 //! A start that ends before the program listens at all of its addresses takes no time away from the next one.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, has_ended, holds, is_installed, kill};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,52 @@ fn a_listening_socket_has_as_much_time_in_each_start() {
         may("2-second");
         assert!(waits.get("/"));
     }
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Stopped, or short of processor time: the program does without it meanwhile, and not for ever.
+#[test]
+fn a_supervisor_that_stands_still_while_the_program_begins_holds_its_sockets_later() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (folder, ports) = (folder("stands-still"), [free_port(), free_port()]);
+    let program = folder.join("server.py");
+    // A connection stays open here.
+    let text = SERVER.replace("Connection: close\\r\\n", "").replace(
+        "c = s.accept()[0]; c.recv(1000)\n        c.sendall",
+        "threading.Thread(target=answer, args=(s.accept()[0],)).start()\ndef answer(c):\n    while c.recv(1000): c.sendall",
+    );
+    let text = text.replace("ok\"); c.close()", "ok\")");
+    std::fs::write(&program, text).unwrap();
+    let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(program).arg(&folder).args(ports.map(|port| port.to_string()));
+    let server = Server::start(&command, true);
+    eventually("it does not begin", || folder.join("start0").exists().then_some(()));
+    kill(server.pid(), libc::SIGSTOP);
+    ["0-first", "0-second", "1-first", "1-second"].into_iter().for_each(may);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    std::thread::sleep(Duration::from_millis(500));
+    kill(server.pid(), libc::SIGCONT);
+    // It is asked again before long.
+    let mut idle = eventually("there is no copy", || {
+        let mut client = Client::connect(ports[0]);
+        assert!(client.get("/"));
+        std::thread::sleep(Duration::from_millis(100));
+        let own = [client.0.local_addr().unwrap().port()];
+        holds(server.pid(), ports[0], &own).then_some(client)
+    });
+    let main = server.main();
+    kill(main, libc::SIGKILL);
+    // It accepts nobody more.
+    eventually("its threads do not end", || has_ended(main).then_some(()));
+    let refused = |port: &&u16| !Client::try_connect(**port).is_ok_and(|mut client| client.get("/"));
+    assert_eq!(ports.iter().filter(refused).collect::<Vec<_>>(), Vec::<&u16>::new());
+    assert!(idle.get("/"));
+    let strange = ["Untold", "NotKept"].map(|what| server.said(what));
+    assert_eq!(strange, [const { Vec::<String>::new() }; 2]);
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }

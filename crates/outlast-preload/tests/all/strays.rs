@@ -1,6 +1,6 @@
 //! The next start listens elsewhere: connections that were kept for it end.
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill, wait_until_held};
 use std::process::Command;
 
 /// Listens at the ports that a file tells.
@@ -33,7 +33,7 @@ fn connections_end_that_have_come_where_the_next_start_does_not_listen() {
         clients
     };
     let (mut kept, mut ended) = (clients(stays), clients(old));
-    std::thread::sleep(std::time::Duration::from_millis(150));
+    wait_until_held(&server, kept.iter().chain(&ended));
     std::fs::write(&ports, format!("{stays} {new}")).unwrap();
     kill(server.main(), libc::SIGKILL);
     assert!(Client::connect(new).get("/"));

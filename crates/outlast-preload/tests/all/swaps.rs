@@ -1,7 +1,9 @@
 //! A connection that is held is given to whoever has accepted what stands for it, and to nobody else.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, holds, is_installed, is_root, kill};
+use crate::common::{
+    Client, Server, eventually, folder, free_port, is_installed, is_root, kill, wait_until_held,
+};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
@@ -89,8 +91,7 @@ fn a_held_connection_is_not_given_for_one_with_the_same_port_or_to_a_stranger() 
     let server = Server::start(&command, true);
     let mut kept = Client::connect(ports[0]);
     assert!(kept.get("/"));
-    let its = [kept.0.local_addr().unwrap().port()];
-    eventually("it is not held", || holds(server.pid(), ports[0], &its).then_some(()));
+    wait_until_held(&server, [&kept]);
     kill(server.main(), libc::SIGKILL);
     eventually("it is not started again", || folder.join("second").exists().then_some(()));
     kept.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();

@@ -1,6 +1,9 @@
 //! Servers at UNIX sockets, whose clients reach them by a file: it is there after a crash, whatever the server does with it.
 
-use crate::common::{PATIENCE, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{
+    PATIENCE, Server, eventually, folder, free_port, is_installed, kill, wait_until_held,
+    wait_until_held_unix,
+};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -81,7 +84,9 @@ fn is_reached_after_crashes(mode: &str, kept: bool) {
     for crash in 0..2 {
         let mut idle = UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&mut idle), Some(last), "{mode}: {crash}");
-        std::thread::sleep(std::time::Duration::from_millis(150));
+        if kept {
+            wait_until_held_unix(&server);
+        }
         kill(last, libc::SIGKILL);
         let next = eventually("it is not reached after a crash", || asked(&path).filter(|pid| *pid != last));
         if kept {
@@ -176,7 +181,7 @@ fn haproxy_with_a_socket_of_its_master_runs() {
     };
     let mut client = crate::common::Client::connect(port);
     assert!(client.get("/"));
-    std::thread::sleep(std::time::Duration::from_millis(150));
+    wait_until_held(&server, [&client]);
     eventually("its master does not answer", show);
     let main = server.main();
     kill(main, libc::SIGKILL);

@@ -1,27 +1,20 @@
 //! Copies of idle connections: taken from the processes that serve them, kept when those crash, and given to others.
 
+mod offers;
 mod strays;
 
 use super::address::Address;
-use super::listeners::Listeners;
 use super::table::{NEW, Phase, Slot, TAKEN, Table};
 use crate::sys::process::Pid;
 use crate::sys::tcp::{self, Positions};
 use crate::sys::{custody as sys, local};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use offers::Loose;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use strays::Strays;
 
-/// A connection whose process has crashed waits so long for its client's next request: as servers do.
-const REST: Duration = Duration::from_secs(75);
-/// And so long for the program to accept it.
-const OFFER: Duration = Duration::from_secs(30);
-/// Before it is offered once more.
-const AGAIN: Duration = Duration::from_millis(50);
-/// So many are offered at a time: clients wait in the same queue.
-const OFFERS: usize = 16;
 /// A process that is given a connection has it under its number by then.
 const SETTLED: Duration = Duration::from_secs(1);
 /// In one look for connections that were closed unseen.
@@ -73,7 +66,7 @@ pub(super) struct Connections {
     table: &'static Table,
     all: BTreeMap<u32, Connection>,
     /// Those that nobody serves.
-    loose: BTreeSet<u32>,
+    loose: Loose,
     strays: Strays,
     /// All that are served, the oldest copies first; and some that are over.
     by_age: VecDeque<(u32, u64)>,
@@ -112,23 +105,12 @@ fn is_over(socket: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether two sockets are the ends of one connection: no other in this network has both of its addresses.
-fn is_other_end(accepted: BorrowedFd<'_>, offered: BorrowedFd<'_>) -> bool {
-    let [here, there] = [sys::local_address, sys::peer_address]
-        .map(|address| [accepted, offered].map(|socket| Address::parse(&address(socket))));
-    let ([here, from], [there, to]) = (here, there);
-    let is_one = |one: Option<Address>, other: Option<Address>| {
-        one.zip(other).is_some_and(|(one, other)| one.is_same(&other))
-    };
-    is_one(here, to) && is_one(there, from) && sys::network(accepted) == sys::network(offered)
-}
-
 impl Connections {
     pub(super) fn new(table: &'static Table) -> Self {
         Self {
             table,
             all: BTreeMap::new(),
-            loose: BTreeSet::new(),
+            loose: Loose::default(),
             strays: Strays::default(),
             by_age: VecDeque::new(),
             limit: 0,
@@ -159,11 +141,6 @@ impl Connections {
     pub(super) fn has_new(&mut self) -> bool {
         self.table.take_new(&mut self.head, &mut self.new);
         !self.new.is_empty()
-    }
-
-    /// Whether some wait for the program.
-    pub(super) fn has_waiting(&self) -> bool {
-        self.table.waiting.load(std::sync::atomic::Ordering::SeqCst) > 0
     }
 
     /// The processes that have those of which there is no copy yet, as they say.
@@ -249,8 +226,7 @@ impl Connections {
         };
         let Some(held) = self.all.get_mut(&number).filter(is_it) else { return };
         if keep && Self::is_idle(self.table, number, held) {
-            rest(number, held, epoll);
-            self.loose.insert(number);
+            self.rest(number, epoll);
         } else {
             self.drop(number);
         }
@@ -294,20 +270,17 @@ impl Connections {
         for number in its {
             let Some(held) = self.all.get_mut(&number) else { continue };
             if keep && Self::is_idle(self.table, number, held) {
-                rest(number, held, epoll);
-                self.loose.insert(number);
+                self.rest(number, epoll);
                 kept += 1;
             } else if let Some(since) = Self::waits_since(held).filter(|_| keep) {
                 // The next one is as good for its client.
-                held.state = State::Ready { since };
-                self.loose.insert(number);
+                self.change(number, State::Ready { since });
                 kept += 1;
             } else {
                 self.drop(number);
                 closed += 1;
             }
         }
-        self.note_waiting();
         self.table.take_new(&mut self.head, &mut self.new);
         let mut is_lost = |number: &u32| {
             let slot = self.table.slot(*number)?;
@@ -325,7 +298,7 @@ impl Connections {
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
         let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
-            && !has_ended(held.socket.as_fd())
+            && !is_over(held.socket.as_fd())
             && tcp::waits_for_request(held.socket.as_fd(), unread)
     }
 
@@ -336,137 +309,9 @@ impl Connections {
         (is_untouched && !has_ended(held.socket.as_fd())).then_some(since)
     }
 
-    /// One that a process has accepted and nothing else: others are to have it.
-    pub(super) fn pass_on(&mut self, socket: OwnedFd) {
-        if !self.make_room() {
-            return;
-        }
-        let number = self.next_untouched;
-        self.next_untouched = number.checked_add(1).unwrap_or(UNTOUCHED);
-        let address = Address::parse(&sys::local_address(socket.as_fd()));
-        let (cookie, since) = (sys::cookie(socket.as_fd()), Instant::now());
-        let connection = Connection {
-            socket,
-            cookie,
-            owner: 0,
-            number: -1,
-            address,
-            got_at: since,
-            given: None,
-            looks_closed: false,
-            state: State::Ready { since },
-        };
-        self.all.insert(number, connection);
-        self.loose.insert(number);
-        self.note_waiting();
-    }
-
-    /// The client of one that nobody has sends something, or ends it.
-    pub(super) fn on_event(&mut self, number: u32, epoll: &OwnedFd, now: Instant) {
-        let Some(held) = self.all.get_mut(&number) else { return };
-        if !matches!(held.state, State::Resting { .. }) {
-            return;
-        }
-        let _ = epoll::delete(epoll, &held.socket);
-        if is_over(held.socket.as_fd()) {
-            self.drop(number);
-        } else {
-            held.state = State::Ready { since: now };
-            self.note_waiting();
-        }
-    }
-
-    /// Connects to the program for those whose clients have sent something, and gives up those that nobody wants.
-    pub(super) fn offer(&mut self, listeners: &Listeners, now: Instant) {
-        if self.loose.is_empty() {
-            return;
-        }
-        let is_offered = |number: &&u32| {
-            self.all.get(number).is_some_and(|held| matches!(held.state, State::Offered { .. }))
-        };
-        let mut offered = self.loose.iter().filter(is_offered).count();
-        let mut over = Vec::new();
-        for &number in &self.loose {
-            let Some(held) = self.all.get_mut(&number) else { continue };
-            let late = |since: &Instant, limit: Duration| now.duration_since(*since) >= limit;
-            match &held.state {
-                State::Resting { since } if late(since, REST) => over.push(number),
-                State::Ready { since } if late(since, OFFER) => over.push(number),
-                State::Offered { since, .. } if late(since, OFFER) => over.push(number),
-                // Whoever has accepted it was killed before it could ask what it stands for.
-                State::Offered { socket, since, at, .. } if late(at, AGAIN) && has_ended(socket.as_fd()) => {
-                    held.state = State::Ready { since: *since };
-                }
-                // A request that nobody has read yet may be a whole one.
-                State::Ready { .. } if number < UNTOUCHED && is_over(held.socket.as_fd()) => {
-                    over.push(number)
-                }
-                State::Ready { since } if offered < OFFERS => {
-                    let since = *since;
-                    let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
-                    let connected =
-                        origin.and_then(|(bytes, deferred)| Some((sys::connect(&bytes).ok()?, deferred)));
-                    if let Some((socket, deferred)) = connected {
-                        if deferred {
-                            // Whoever waits for a first byte is not woken up without one.
-                            let _ = rustix::net::send(&socket, b"\n", rustix::net::SendFlags::NOSIGNAL);
-                        }
-                        let name = Address::parse(&sys::local_address(socket.as_fd()));
-                        held.state = State::Offered { socket, name, since, at: now };
-                        offered += 1;
-                    }
-                }
-                _ => {}
-            }
-        }
-        over.into_iter().for_each(|number| self.drop(number));
-        self.note_waiting();
-    }
-
-    /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for. Ports
-    /// alone do not say that: clients of other machines have the same ones.
-    pub(super) fn swap(
-        &mut self,
-        (owner, process): (Pid, BorrowedFd<'_>),
-        at: RawFd,
-        peer: &Address,
-    ) -> Option<Given> {
-        let is_it = |held: &Connection| match &held.state {
-            State::Offered { name: Some(name), .. } => name.is_same(peer),
-            _ => false,
-        };
-        let number = *self.loose.iter().find(|number| self.all.get(number).is_some_and(is_it))?;
-        let State::Offered { socket: offered, .. } = &self.all.get(&number)?.state else { return None };
-        // Whoever asks has it in hand: only who has the program's listening socket can have accepted it.
-        let accepted = sys::copy_of(process, at).ok()?;
-        if !is_other_end(accepted.as_fd(), offered.as_fd()) {
-            return None;
-        }
-        if number >= UNTOUCHED {
-            let socket = self.all.remove(&number)?.socket;
-            self.drop(number);
-            return Some(Given { socket, slot: number, cookie: 0 });
-        }
-        let slot = self.table.slot(number)?;
-        slot.owner.store(owner.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
-        slot.descriptor.store(at.cast_unsigned(), std::sync::atomic::Ordering::SeqCst);
-        slot.set_phase(Phase::Busy);
-        let held = self.all.get_mut(&number)?;
-        if let State::Offered { since, .. } = held.state {
-            held.given = tcp::positions(held.socket.as_fd()).ok().map(|positions| (positions, since));
-        }
-        (held.owner, held.number, held.state) = (owner, at, State::Served);
-        (held.got_at, held.looks_closed) = (Instant::now(), false);
-        self.by_age.push_back((number, held.cookie));
-        self.loose.remove(&number);
-        self.note_waiting();
-        let held = self.all.get(&number)?;
-        let socket = held.socket.try_clone().ok()?;
-        Some(Given { socket, slot: number, cookie: held.cookie })
-    }
-
     /// Looks whether some were closed unseen.
     pub(super) fn sweep(&mut self) {
+        self.drop_ended();
         let from = self.looked_at;
         let some: Vec<u32> = self.all.range(from..).take(LOOKED_AT).map(|(number, _)| *number).collect();
         self.looked_at = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |last| last + 1);
@@ -490,11 +335,10 @@ impl Connections {
     }
 
     fn drop(&mut self, number: u32) {
-        if let (Some(_), Some(slot)) = (self.all.remove(&number), self.table.slot(number)) {
-            slot.free();
-        }
-        if self.loose.remove(&number) {
+        if let Some(held) = self.all.remove(&number) {
+            self.loose.remove(number, &held.state);
             self.note_waiting();
+            self.table.slot(number).map(Slot::free);
         }
         if self.by_age.len() > 2 * self.all.len() + 64 {
             let all = &self.all;
@@ -514,19 +358,4 @@ impl Connections {
         }
         true
     }
-
-    fn note_waiting(&self) {
-        let waits = |held: &&Connection| matches!(held.state, State::Ready { .. } | State::Offered { .. });
-        let loose = self.loose.iter().filter_map(|number| self.all.get(number));
-        let waiting = u32::try_from(loose.filter(waits).count()).unwrap_or(u32::MAX);
-        self.table.waiting.store(waiting, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-/// Nobody has it from here on.
-fn rest(number: u32, held: &mut Connection, epoll: &OwnedFd) {
-    held.state = State::Resting { since: Instant::now() };
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
-    let data = epoll::EventData::new_u64(super::holder::of_connection(number));
-    let _ = epoll::add(epoll, &held.socket, data, flags);
 }

@@ -130,7 +130,8 @@ pub(super) struct Holder {
     left_over: LeftOver,
     main: Option<u32>,
     listens: bool,
-    serves: bool,
+    /// The one that was started last serves since then.
+    serves_since: Option<Instant>,
     ending: Ending,
     /// The last one, from which on nobody has served.
     main_ended_at: Option<Instant>,
@@ -181,7 +182,7 @@ impl Holder {
             left_over: LeftOver::new(now),
             main: None,
             listens: false,
-            serves: false,
+            serves_since: None,
             ending: Ending::No,
             main_ended_at: None,
             changed_at: now,
@@ -293,7 +294,8 @@ impl Holder {
             self.puts_back_until = Some(until).filter(|until| now < *until);
         }
         if self.ending != Ending::ForGood {
-            self.connections.offer(&self.listeners, now);
+            let serves_since = self.serves_since.filter(|_| self.main_ended_at.is_none());
+            self.connections.offer(&self.listeners, serves_since, now);
         }
         if now.duration_since(self.watched_at) < self.watch_interval(now) {
             return;
@@ -320,14 +322,14 @@ impl Holder {
             return;
         }
         self.connections.sweep();
-        if self.serves && self.ending == Ending::No && !self.is_main_down() {
+        if self.serves_since.is_some() && self.ending == Ending::No && !self.is_main_down() {
             let closed = self.connections.close_strays(&self.listeners, now);
             if closed > 0 {
                 self.report(Report::ClosedStrays { closed });
             }
         }
         let (listens, main) = (self.listens, self.main.and_then(|main| Pid::try_from(main).ok()));
-        let untold = match main.filter(|_| self.serves) {
+        let untold = match main.filter(|_| self.serves_since.is_some()) {
             Some(main) => self.untold.look_at_main(main, now),
             None if listens => None,
             None => self.untold.look(&processes, now),
@@ -349,7 +351,8 @@ impl Holder {
     fn look_at_listeners(&mut self, now: Instant) {
         let pause = if self.listeners.is_in_doubt() { IN_DOUBT } else { SWEEP };
         let is_time = now.duration_since(self.listeners_at) >= pause;
-        let goes_on = self.serves && self.ending != Ending::Replaced && self.listeners.count() > 0;
+        let serves = self.serves_since.is_some();
+        let goes_on = serves && self.ending != Ending::Replaced && self.listeners.count() > 0;
         if is_time && goes_on && !self.is_main_down() {
             self.listeners_at = now;
             let left_over = &self.left_over;

@@ -174,7 +174,11 @@ impl LeftOver {
         now: Instant,
     ) -> bool {
         let &Process { pid, known, .. } = process;
-        stand_still(process);
+        // It may be about to have one more. Later it may stand still.
+        if !stand_still(process) && now < finishing.until {
+            let _ = family::signal_known(known, pid, libc::SIGCONT);
+            return false;
+        }
         connections.take_of(Some(pid), |_| Some(known));
         let mut sockets = listeners.sockets_of(known, pid).unwrap_or_default();
         let untouched: Vec<Client> = sockets.clients.extract_if(.., |client| client.is_untouched).collect();
@@ -279,13 +283,18 @@ fn waiting(pid: Pid, sockets: &Sockets, connections: &mut Connections) -> Waitin
     waiting
 }
 
-/// Stops a process, and waits until it has, a moment at most.
-fn stand_still(&Process { pid, known, .. }: &Process<'_>) {
+/// Stops a process, and waits until it has, a moment at most: whether it has. On a busy machine that may take longer, and as
+/// long one of its threads may be about to accept a client.
+fn stand_still(&Process { pid, known, .. }: &Process<'_>) -> bool {
     if family::signal_known(known, pid, libc::SIGSTOP).is_err() {
-        return;
+        return sys::is_exiting(pid);
     }
     let until = Instant::now() + STANDS_STILL;
-    while !sys::is_stopped(pid) && Instant::now() < until {
+    while !sys::is_stopped(pid) {
+        if Instant::now() >= until {
+            return false;
+        }
         std::thread::sleep(Duration::from_micros(50));
     }
+    true
 }

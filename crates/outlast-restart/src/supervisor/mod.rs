@@ -26,7 +26,7 @@ use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::process::{self, Known};
 use crate::sys::signals::{Mask, Waited};
-use crate::sys::{family, signals};
+use crate::sys::{descriptors, family, signals};
 pub(crate) use left::Watch;
 pub use left::{ENVIRONMENT, Left, OUTLIVES_ENVIRONMENT, without_supervisor};
 use rest::{Rest, Spared};
@@ -407,6 +407,8 @@ impl Supervisor {
         let board = traces::name_of_board(key);
         let (memory, board) = Board::create_called(&board, &settings.policy)
             .map_err(|error| Error::system("make a board", error))?;
+        // The program inherits it. What it opens itself has the numbers that it has without us.
+        let memory = descriptors::move_up(memory);
         if settings.own_hang_timeout {
             board.leave_hang_timeout();
         }

@@ -7,6 +7,7 @@
 
 use super::left;
 use crate::custody;
+use crate::sys::descriptors::HIGH;
 use crate::sys::family;
 use crate::sys::process::{self, Known, Pid};
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ use std::collections::BTreeMap;
 pub(super) const KEY_ENVIRONMENT: &str = "OUTLAST_SERVICE";
 /// Begins the name of a board's memory.
 const BOARD: &str = "outlast-board:";
-/// A supervisor has few descriptors when it makes its board: it is one of the first.
-const NUMBER_MAX: i32 = 256;
+/// A supervisor has few descriptors when it makes its board: it is one of the first, or of those with [high](HIGH) numbers.
+const NUMBERS: i32 = 256;
 
 /// As what a supervisor of this key is known to the next one. The number that it has means something in its own PID
 /// namespace only: in another one, such as a container's, it looks gone while it lives.
@@ -54,14 +55,12 @@ fn by_environment(pid: Pid, key: &str) -> Option<Pid> {
 
 fn by_board(pid: Pid, key: &str) -> Option<Pid> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
-    let low = |entry: &std::fs::DirEntry| {
-        entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-            .is_some_and(|number: i32| number < NUMBER_MAX)
+    let is_one = |entry: &std::fs::DirEntry| {
+        entry.file_name().to_str().and_then(|name| name.parse().ok()).is_some_and(|number: i32| {
+            (0..NUMBERS).contains(&number) || (HIGH..HIGH + NUMBERS).contains(&number)
+        })
     };
-    entries.filter(low).find_map(|entry| {
+    entries.filter(is_one).find_map(|entry| {
         let path = std::fs::read_link(entry.path()).ok()?;
         custody::supervisor_in(path.to_str()?, BOARD, key)
     })

@@ -264,6 +264,14 @@ pub(crate) fn duplicate(number: RawFd) -> Option<OwnedFd> {
     (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// From here on numbers are high ones.
+pub(crate) const HIGH: RawFd = 900;
+
+/// The same under a high number, if such numbers are allowed: low ones are for who counts on them.
+pub(crate) fn move_up(descriptor: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&descriptor, HIGH).unwrap_or(descriptor)
+}
+
 /// Whether no program that is executed has it.
 pub(crate) fn is_private(number: RawFd) -> bool {
     // SAFETY: asks for flags, of a number that may not be open.

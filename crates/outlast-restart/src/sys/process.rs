@@ -310,10 +310,23 @@ pub(crate) fn is_dead(pid: Pid) -> bool {
     };
     let mut stats = tasks.map(|task| std::fs::read_to_string(task?.path().join("stat")));
     stats.all(|stat| match stat {
-        // PF_EXITING of include/linux/sched.h.
-        Ok(stat) => field::<u32>(&stat, 6).is_none_or(|flags| flags & 4 != 0),
+        Ok(stat) => is_exiting(&stat),
         Err(error) => is_gone(&error),
     })
+}
+
+/// Whether a thread is on its way out, as its `stat` tells.
+fn is_exiting(stat: &str) -> bool {
+    // Of include/linux/sched.h.
+    const PF_EXITING: u32 = 4;
+    field::<u32>(stat, 6).is_none_or(|flags| flags & PF_EXITING != 0)
+}
+
+/// How many threads of a process are not on their way out.
+pub(crate) fn living_thread_count(pid: Pid) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.filter(|stat| !is_exiting(stat)).count()
 }
 
 /// Whether that is why something of a process cannot be read.
@@ -371,6 +384,7 @@ mod tests {
             scope.spawn(move || wait.recv());
             assert!(thread_count(pid()).unwrap() > before.min(2) - 1);
             assert!(!is_dead(pid()));
+            assert!(living_thread_count(pid()) >= 2);
             drop(done);
         });
         assert!(is_dead(Pid::MAX));

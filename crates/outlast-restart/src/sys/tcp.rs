@@ -28,12 +28,14 @@ struct Info {
 }
 
 const ESTABLISHED: u8 = 1;
+/// The peer has ended its side.
+const CLOSE_WAIT: u8 = 8;
 
 /// Who has just sent something may send more.
 const QUIET_MS: u32 = 200;
 
 /// States in which the peer's FIN has come, which the kernel counts as a byte: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
-const PEER_HAS_ENDED: [u8; 4] = [8, 9, 11, 6];
+const PEER_HAS_ENDED: [u8; 4] = [CLOSE_WAIT, 9, 11, 6];
 
 /// CLOSE: both sides have ended, or the connection was broken off.
 const CLOSE: u8 = 7;
@@ -93,9 +95,13 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
 
 /// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
 /// is no TCP connection. What is `unread` is asked for last: a request that comes meanwhile would look as if it had been read.
+///
+/// A client may end its side behind a request: that is one as long as it is unread.
 pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: impl FnOnce() -> u64) -> bool {
-    info(socket).map_or(true, |info| {
-        info.state == ESTABLISHED && (info.last_data_sent_ms <= info.last_data_received_ms || unread() > 0)
+    info(socket).map_or(true, |info| match info.state {
+        ESTABLISHED => info.last_data_sent_ms <= info.last_data_received_ms || unread() > 0,
+        CLOSE_WAIT => unread() > 0,
+        _ => false,
     })
 }
 
@@ -112,7 +118,7 @@ pub(crate) fn is_under_way(socket: BorrowedFd<'_>) -> bool {
         let is_asked = info.last_data_received_ms < info.last_data_sent_ms;
         let answers = info.last_data_sent_ms < QUIET_MS;
         let is_unsent = || queued(socket, libc::TIOCOUTQ).is_ok_and(|bytes| bytes > 0);
-        info.state == ESTABLISHED && (is_asked || answers || is_unsent())
+        [ESTABLISHED, CLOSE_WAIT].contains(&info.state) && (is_asked || answers || is_unsent())
     })
 }
 

@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// By which a program can be seen to take over its connections by itself: a section of its file.
 #[used]
@@ -103,15 +104,25 @@ impl Origin {
     }
 }
 
+/// A thread that was joined is gone by then, also on a busy machine: `pthread_join` returns a moment before it is.
+const THREADS_END: Duration = Duration::from_secs(5);
+
 /// That a process which is to split has one thread.
 pub(crate) fn check_alone() -> Result<(), Error> {
     if CONTROL.get().is_some() {
         return Err(Error::Registered);
     }
-    match process::thread_count(process::pid()) {
-        Ok(1) => Ok(()),
-        Ok(count) => Err(Error::Threads { count }),
-        Err(error) => Err(Error::system("read /proc", error)),
+    let (us, until) = (process::pid(), Instant::now() + THREADS_END);
+    loop {
+        match process::thread_count(us) {
+            Ok(1) => return Ok(()),
+            // The others are on their way out.
+            Ok(_) if process::living_thread_count(us) == 1 && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(count) => return Err(Error::Threads { count }),
+            Err(error) => return Err(Error::system("read /proc", error)),
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Starts that are remembered.
 const STARTS_MAX: usize = 64;
+/// Who is left of a crashed one has ended by then.
+const FINISHES_MS: u64 = 30_000;
 
 /// What is known of the program.
 #[derive(Debug)]
@@ -115,6 +117,14 @@ impl State {
                     now.crashes.pop_front();
                 }
                 now.crashes.push_back(Crash { pid, at_ms: now_ms(), death, kept, closed });
+            }
+            // It goes with its master's crash, if that is noted.
+            Event::PartFinished { kept, closed, .. } => {
+                let is_recent = |crash: &&mut Crash| now_ms().saturating_sub(crash.at_ms) < FINISHES_MS;
+                if let Some(crash) = now.crashes.back_mut().filter(is_recent) {
+                    crash.kept += kept;
+                    crash.closed += closed;
+                }
             }
             Event::Succeeded { pid, .. } | Event::RolledBack { pid, .. } | Event::InBackground { pid } => {
                 now.main_pid = pid;

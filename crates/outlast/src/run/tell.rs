@@ -58,11 +58,14 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
         }
         Event::PartEnded { pid, death, kept, closed } => {
             let how = death.map_or_else(|| "has ended".to_owned(), |death| format!("has {death}"));
-            tracing::warn!(
-                "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
-            );
+            match kept + closed {
+                0 => tracing::warn!("{name}: process {pid} {how}"),
+                _ => tracing::warn!(
+                    "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
+                ),
+            }
         }
-        Event::PartFinished { pid, kept, closed } => tracing::info!(
+        Event::PartFinished { pid, kept, closed } => tracing::warn!(
             "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are kept, {closed} \
              closed"
         ),

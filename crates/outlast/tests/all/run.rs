@@ -343,3 +343,12 @@ fn without_proc_it_is_said_that_this_is_why_a_program_is_not_protected() {
     );
     assert_eq!(ran.status.code(), Some(0), "{said}");
 }
+
+#[test]
+fn the_first_file_that_a_program_opens_has_the_number_that_it_has_without_us() {
+    let folder = folder();
+    let opens = ["/usr/bin/perl", "-e", "open(F, '<', '/dev/null'); print fileno(F)"];
+    let alone = std::process::Command::new(opens[0]).args(&opens[1..]).output().unwrap();
+    let below = output(folder.path(), &[&["run", "--"][..], &opens].concat());
+    assert_eq!(String::from_utf8_lossy(&below.stdout), String::from_utf8_lossy(&alone.stdout));
+}

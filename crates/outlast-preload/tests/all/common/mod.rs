@@ -1,6 +1,9 @@
 //! Real programs below the example `supervise`, or as they are.
 #![allow(clippy::print_stderr, reason = "what is skipped is said")]
 
+mod held;
+
+pub use held::{holds, wait_until_held, wait_until_held_unix, wait_until_read};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
@@ -108,6 +111,12 @@ pub fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Whether no thread of a killed process reads anything any more.
+pub fn has_ended(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads <= 1 && !Path::new(&format!("/proc/{pid}/fd/0")).exists()
+}
+
 /// One process, never a group or everybody.
 pub fn kill(pid: u32, signal: i32) {
     let pid = i32::try_from(pid).unwrap();
@@ -125,27 +134,6 @@ pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Whether a supervisor has copies of all these connections with a server, which are told by the ports of its clients.
-pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
-    let entries = std::fs::read_dir(format!("/proc/{}/fd", supervisor)).into_iter().flatten().flatten();
-    let held: Vec<PathBuf> = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok()).collect();
-    let tables = ["tcp", "tcp6"].map(|table| {
-        std::fs::read_to_string(format!("/proc/{}/net/{table}", supervisor)).unwrap_or_default()
-    });
-    let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
-    let inodes: Vec<&str> = tables
-        .iter()
-        .flat_map(|table| table.lines())
-        .filter_map(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let (own, client) = (port(words.get(1)?)?, port(words.get(2)?)?);
-            (own == server && clients.contains(&client)).then(|| words.get(9).copied())?
-        })
-        .collect();
-    let is_held = |inode: &&str| held.contains(&PathBuf::from(format!("socket:[{inode}]")));
-    inodes.iter().filter(|inode| is_held(inode)).count() == clients.len()
 }
 
 /// A port where nobody listens, of those that the system gives to no client.

@@ -33,7 +33,7 @@ impl Connections {
             !address.is_some_and(is_served)
         };
         let before = std::mem::take(&mut self.strays.0);
-        let strays = self.loose.iter().copied().filter(is_stray);
+        let strays = self.loose.numbers().filter(is_stray);
         let strays = strays.map(|number| (number, before.get(&number).copied().unwrap_or(now)));
         let is_over = |(_, since): &(u32, Instant)| now.duration_since(*since) >= PATIENCE;
         let (over, strays): (Vec<_>, Vec<_>) = strays.partition(is_over);

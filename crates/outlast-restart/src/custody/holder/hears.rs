@@ -53,7 +53,7 @@ impl Holder {
                         self.hear_of(main);
                         self.on_end(main);
                     }
-                    (self.main, self.listens, self.serves) = (None, false, false);
+                    (self.main, self.listens, self.serves_since) = (None, false, None);
                     self.listeners.begin();
                     self.connections.begin();
                     if self.ending == Ending::ForGood {
@@ -199,7 +199,11 @@ impl Holder {
                 if let Some(given) = &given {
                     (answer.verb, answer.slot, answer.cookie) = (Verb::Yes, given.slot, given.cookie);
                 }
-                let _ = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+                let sent = packet::send(control.socket.as_fd(), &answer.encode(), socket, false);
+                if let Some(given) = given.filter(|_| sent.is_err()) {
+                    // It did not wait so long.
+                    self.connections.take_back(given);
+                }
             }
             Verb::Release => {
                 let is_alone = self.is_main_down() || self.left_over.is_older(pid);
@@ -233,11 +237,12 @@ impl Holder {
     /// The program listens, perhaps.
     fn note_serving(&mut self) {
         self.changed_at = Instant::now();
-        let Some(main) = self.main.filter(|_| self.listens && !self.serves) else { return };
+        let is_new = self.listens && self.serves_since.is_none();
+        let Some(main) = self.main.filter(|_| is_new) else { return };
         if self.board.backend() != Backend::None {
             return;
         }
-        self.serves = true;
+        self.serves_since = Some(self.changed_at);
         if self.ending == Ending::Replaced {
             self.ending = Ending::No;
         }

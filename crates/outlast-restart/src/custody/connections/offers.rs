@@ -1,0 +1,396 @@
+//! Connections that nobody serves: until their clients send something, and from then on until the program takes them.
+
+use super::{Connection, Connections, Given, State, UNTOUCHED, has_ended, is_over};
+use crate::custody::address::Address;
+use crate::custody::listeners::Listeners;
+use crate::custody::table::Phase;
+use crate::sys::process::Pid;
+use crate::sys::{custody as sys, tcp};
+use rustix::event::epoll;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// A connection whose process has crashed waits so long for its client's next request: as servers do.
+const REST: Duration = Duration::from_secs(75);
+/// And so long for the program to accept it.
+const OFFER: Duration = Duration::from_secs(30);
+/// Before it is offered once more.
+const AGAIN: Duration = Duration::from_millis(50);
+/// So many are offered at a time: clients wait in the same queue.
+const OFFERS: usize = 16;
+
+/// Connections that nobody serves, by their numbers, and since when. There may be thousands: nothing is done for each of them
+/// when one changes.
+#[derive(Debug, Default)]
+pub(super) struct Loose {
+    /// Their clients are silent.
+    resting: BTreeSet<(Instant, u32)>,
+    /// Their clients wait, the first ones longest.
+    ready: BTreeSet<(Instant, u32)>,
+    /// They are connected to the program.
+    offered: BTreeSet<u32>,
+}
+
+impl Loose {
+    fn add(&mut self, number: u32, state: &State) {
+        match state {
+            State::Served => {}
+            State::Resting { since } => drop(self.resting.insert((*since, number))),
+            State::Ready { since } => drop(self.ready.insert((*since, number))),
+            State::Offered { .. } => drop(self.offered.insert(number)),
+        }
+    }
+
+    /// It was in this state, and is none of them any more.
+    pub(super) fn remove(&mut self, number: u32, state: &State) {
+        match state {
+            State::Served => {}
+            State::Resting { since } => drop(self.resting.remove(&(*since, number))),
+            State::Ready { since } => drop(self.ready.remove(&(*since, number))),
+            State::Offered { .. } => drop(self.offered.remove(&number)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.resting.is_empty() && self.ready.is_empty() && self.offered.is_empty()
+    }
+
+    /// All of them.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
+        let timed = self.resting.iter().chain(&self.ready).map(|(_, number)| *number);
+        timed.chain(self.offered.iter().copied())
+    }
+
+    fn next_ready(&self, behind: Option<(Instant, u32)>) -> Option<(Instant, u32)> {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        self.ready.range((from, Bound::Unbounded)).next().copied()
+    }
+}
+
+/// Whether two sockets are the ends of one connection: no other in this network has both of its addresses.
+fn is_other_end(accepted: BorrowedFd<'_>, offered: BorrowedFd<'_>) -> bool {
+    let [here, there] = [sys::local_address, sys::peer_address]
+        .map(|address| [accepted, offered].map(|socket| Address::parse(&address(socket))));
+    let ([here, from], [there, to]) = (here, there);
+    let is_one = |one: Option<Address>, other: Option<Address>| {
+        one.zip(other).is_some_and(|(one, other)| one.is_same(&other))
+    };
+    is_one(here, to) && is_one(there, from) && sys::network(accepted) == sys::network(offered)
+}
+
+impl Connections {
+    /// Whether some wait for the program.
+    pub(in crate::custody) fn has_waiting(&self) -> bool {
+        self.table.waiting.load(SeqCst) > 0
+    }
+
+    /// From here on it is in this state.
+    pub(super) fn change(&mut self, number: u32, state: State) {
+        let Some(held) = self.all.get_mut(&number) else { return };
+        let before = std::mem::replace(&mut held.state, state);
+        self.loose.remove(number, &before);
+        self.loose.add(number, &held.state);
+        self.note_waiting();
+    }
+
+    /// Nobody has it from here on.
+    pub(super) fn rest(&mut self, number: u32, epoll: &OwnedFd) {
+        self.change(number, State::Resting { since: Instant::now() });
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
+        let data = epoll::EventData::new_u64(crate::custody::holder::of_connection(number));
+        if let Some(held) = self.all.get(&number) {
+            let _ = epoll::add(epoll, &held.socket, data, flags);
+        }
+    }
+
+    /// One that a process has accepted and nothing else: others are to have it.
+    pub(in crate::custody) fn pass_on(&mut self, socket: OwnedFd) {
+        if !self.make_room() {
+            return;
+        }
+        let number = self.next_untouched;
+        self.next_untouched = number.checked_add(1).unwrap_or(UNTOUCHED);
+        let address = Address::parse(&sys::local_address(socket.as_fd()));
+        let (cookie, since) = (sys::cookie(socket.as_fd()), Instant::now());
+        let connection = Connection {
+            socket,
+            cookie,
+            owner: 0,
+            number: -1,
+            address,
+            got_at: since,
+            given: None,
+            looks_closed: false,
+            state: State::Served,
+        };
+        self.all.insert(number, connection);
+        self.change(number, State::Ready { since });
+    }
+
+    /// The client of one that nobody has sends something, or ends it.
+    pub(in crate::custody) fn on_event(&mut self, number: u32, epoll: &OwnedFd, now: Instant) {
+        let Some(held) = self.all.get(&number) else { return };
+        if !matches!(held.state, State::Resting { .. }) {
+            return;
+        }
+        let _ = epoll::delete(epoll, &held.socket);
+        if is_over(held.socket.as_fd()) {
+            self.drop(number);
+        } else {
+            self.change(number, State::Ready { since: now });
+        }
+    }
+
+    /// Connects to the program for those whose clients have sent something, and gives up those that nobody wants: that counts
+    /// as long as the program serves, which it does since then.
+    pub(in crate::custody) fn offer(
+        &mut self,
+        listeners: &Listeners,
+        serves_since: Option<Instant>,
+        now: Instant,
+    ) {
+        if self.loose.is_empty() {
+            return;
+        }
+        self.give_up(serves_since, now);
+        self.take_unclaimed(now);
+        // Those that could not be connected to: their queues are full, or nobody listens there.
+        let (mut behind, mut full) = (None, BTreeSet::new());
+        while self.loose.offered.len() < OFFERS
+            && let Some((since, number)) = self.loose.next_ready(behind)
+        {
+            behind = Some((since, number));
+            let Some(held) = self.all.get(&number) else { continue };
+            // A request that nobody has read yet may be a whole one.
+            if number < UNTOUCHED && is_over(held.socket.as_fd()) {
+                self.drop(number);
+                continue;
+            }
+            let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
+            let Some((address, deferred)) = origin.filter(|(address, _)| !full.contains(address)) else {
+                continue;
+            };
+            let Ok(socket) = sys::connect(&address) else {
+                full.insert(address);
+                continue;
+            };
+            if deferred {
+                // Whoever waits for a first byte is not woken up without one.
+                let _ = rustix::net::send(&socket, b"\n", rustix::net::SendFlags::NOSIGNAL);
+            }
+            let name = Address::parse(&sys::local_address(socket.as_fd()));
+            self.change(number, State::Offered { socket, name, since, at: now });
+        }
+    }
+
+    /// Lets go of those that have waited too long. A program may take its time until it serves: so have its new clients to
+    /// wait, and they do.
+    fn give_up(&mut self, serves_since: Option<Instant>, now: Instant) {
+        let Some(serves_since) = serves_since else { return };
+        let is_late = |since: Instant, limit: Duration| now.duration_since(since.max(serves_since)) >= limit;
+        let first = |set: &BTreeSet<(Instant, u32)>, limit: Duration| {
+            set.first().filter(|(since, _)| is_late(*since, limit)).map(|(_, number)| *number)
+        };
+        while let Some(number) = first(&self.loose.resting, REST).or_else(|| first(&self.loose.ready, OFFER))
+        {
+            self.drop(number);
+        }
+        let all = &self.all;
+        let is_over = |number: &u32| match all.get(number).map(|held| &held.state) {
+            Some(State::Offered { since, .. }) => is_late(*since, OFFER),
+            _ => false,
+        };
+        let over: Vec<u32> = self.loose.offered.iter().copied().filter(is_over).collect();
+        over.into_iter().for_each(|number| self.drop(number));
+    }
+
+    /// Of those that were offered: whoever has accepted one was killed before it could ask what that stands for.
+    fn take_unclaimed(&mut self, now: Instant) {
+        let all = &self.all;
+        let lost = self.loose.offered.iter().filter_map(|number| match &all.get(number)?.state {
+            State::Offered { socket, since, at, .. } => {
+                let is_lost = now.duration_since(*at) >= AGAIN && has_ended(socket.as_fd());
+                is_lost.then_some((*number, *since))
+            }
+            _ => None,
+        });
+        let lost: Vec<(u32, Instant)> = lost.collect();
+        lost.into_iter().for_each(|(number, since)| self.change(number, State::Ready { since }));
+    }
+
+    /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for. Ports
+    /// alone do not say that: clients of other machines have the same ones.
+    pub(in crate::custody) fn swap(
+        &mut self,
+        (owner, process): (Pid, BorrowedFd<'_>),
+        at: RawFd,
+        peer: &Address,
+    ) -> Option<Given> {
+        let all = &self.all;
+        let (number, offered, since) =
+            self.loose.offered.iter().find_map(|number| match &all.get(number)?.state {
+                State::Offered { socket, name: Some(name), since, .. } if name.is_same(peer) => {
+                    Some((*number, socket, *since))
+                }
+                _ => None,
+            })?;
+        // Whoever asks has it in hand: only who has the program's listening socket can have accepted it.
+        let accepted = match sys::copy_of(process, at) {
+            Ok(accepted) => accepted,
+            // For want of a descriptor, perhaps. To who has accepted it this is a client that leaves.
+            Err(_) => {
+                self.change(number, State::Ready { since });
+                return None;
+            }
+        };
+        if !is_other_end(accepted.as_fd(), offered.as_fd()) {
+            return None;
+        }
+        if number >= UNTOUCHED {
+            self.change(number, State::Served);
+            let socket = self.all.remove(&number)?.socket;
+            return Some(Given { socket, slot: number, cookie: 0 });
+        }
+        let (slot, held) = (self.table.slot(number)?, self.all.get(&number)?);
+        let Ok(socket) = held.socket.try_clone() else {
+            self.change(number, State::Ready { since });
+            return None;
+        };
+        self.change(number, State::Served);
+        slot.owner.store(owner.cast_unsigned(), SeqCst);
+        slot.descriptor.store(at.cast_unsigned(), SeqCst);
+        slot.set_phase(Phase::Busy);
+        let held = self.all.get_mut(&number)?;
+        held.given = tcp::positions(held.socket.as_fd()).ok().map(|positions| (positions, since));
+        (held.owner, held.number) = (owner, at);
+        (held.got_at, held.looks_closed) = (Instant::now(), false);
+        self.by_age.push_back((number, held.cookie));
+        Some(Given { socket, slot: number, cookie: held.cookie })
+    }
+
+    /// Lets go of those whose clients have gone while they waited for the program. Asks for each: not often.
+    pub(super) fn drop_ended(&mut self) {
+        let all = &self.all;
+        let is_gone = |number: &u32| {
+            *number < UNTOUCHED && all.get(number).is_some_and(|held| is_over(held.socket.as_fd()))
+        };
+        let gone: Vec<u32> = self.loose.ready.iter().map(|(_, number)| *number).filter(is_gone).collect();
+        gone.into_iter().for_each(|number| self.drop(number));
+    }
+
+    /// The process that was to have it has not received it: others are to have it.
+    pub(in crate::custody) fn take_back(&mut self, given: Given) {
+        if given.cookie == 0 {
+            self.pass_on(given.socket);
+        } else if let Some((_, since)) = self.all.get(&given.slot).and_then(|held| held.given) {
+            self.change(given.slot, State::Ready { since });
+        }
+    }
+
+    pub(super) fn note_waiting(&self) {
+        let waiting = self.loose.ready.len() + self.loose.offered.len();
+        self.table.waiting.store(u32::try_from(waiting).unwrap_or(u32::MAX), SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::custody::message::AddressBytes;
+    use crate::custody::table::Table;
+    use crate::sys::process;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    /// A program that listens, and connections that it has accepted, but not read from, with their clients.
+    struct Scene {
+        listener: TcpListener,
+        listeners: Listeners,
+        connections: Connections,
+        _clients: Vec<TcpStream>,
+    }
+
+    fn scene(count: usize) -> Scene {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table));
+        connections.set_limit(count);
+        let bytes = AddressBytes::new(&sys::local_address(listener.as_fd())).unwrap();
+        let socket = listener.as_fd().try_clone_to_owned().unwrap();
+        assert!(listeners.add(socket, bytes, None, (process::pid(), None), &[], table));
+        let mut clients = Vec::new();
+        for number in 0..count {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            writeln!(client, "{number}").unwrap();
+            clients.push(client);
+            connections.pass_on(listener.accept().unwrap().0.into());
+        }
+        Scene { listener, listeners, connections, _clients: clients }
+    }
+
+    impl Scene {
+        /// The program accepts, and asks what it has got.
+        fn accept(&mut self) -> Given {
+            let (accepted, us) = (self.listener.accept().unwrap().0, process::pid());
+            let known = process::open(us).unwrap();
+            let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
+            self.connections.swap((us, known.as_fd()), accepted.as_raw_fd(), &peer).unwrap()
+        }
+    }
+
+    fn reads(given: Given) -> String {
+        let mut said = [0; 8];
+        let length = TcpStream::from(given.socket).read(&mut said).unwrap();
+        String::from_utf8_lossy(&said[..length]).trim().to_owned()
+    }
+
+    #[test]
+    fn all_are_given_and_those_first_that_wait_longest() {
+        const COUNT: usize = 100;
+        let mut scene = scene(COUNT);
+        for number in 0..COUNT {
+            scene.connections.offer(&scene.listeners, None, Instant::now());
+            assert!(scene.connections.has_waiting());
+            assert_eq!(scene.connections.loose.offered.len(), OFFERS.min(COUNT - number));
+            let given = scene.accept();
+            assert_eq!(reads(given), number.to_string());
+        }
+        assert!(!scene.connections.has_waiting() && scene.connections.loose.is_empty());
+    }
+
+    #[test]
+    fn one_that_was_not_received_is_given_again() {
+        let mut scene = scene(1);
+        for _ in 0..3 {
+            scene.connections.offer(&scene.listeners, None, Instant::now());
+            let given = scene.accept();
+            scene.connections.take_back(given);
+            assert!(scene.connections.has_waiting());
+        }
+        scene.connections.offer(&scene.listeners, None, Instant::now());
+        let given = scene.accept();
+        assert_eq!(reads(given), "0");
+    }
+
+    #[test]
+    fn a_client_waits_as_long_as_the_program_takes_to_begin_and_some_time_more() {
+        let mut scene = scene(2);
+        let (now, start) = (Instant::now(), Duration::from_secs(3600));
+        let serves = Some(now + start);
+        let moment = Duration::from_secs(1);
+        for (serves_since, at, is_there) in [
+            (None, start, true),
+            (serves, start, true),
+            (serves, start + OFFER - moment, true),
+            (serves, start + OFFER + moment, false),
+        ] {
+            scene.connections.offer(&scene.listeners, serves_since, now + at);
+            assert_eq!(scene.connections.has_waiting(), is_there, "{at:?}");
+        }
+        assert_eq!(scene.connections.count(), 0);
+    }
+}
