@@ -168,6 +168,11 @@ pub fn number() -> sys::Pid {
     NUMBER.load(Ordering::Relaxed)
 }
 
+/// It is not known from here on.
+pub fn forget_number() {
+    NUMBER.store(-1, Ordering::Relaxed);
+}
+
 /// The same; it is asked for where it is not known.
 pub fn ask_number() -> sys::Pid {
     if number() == 0 {

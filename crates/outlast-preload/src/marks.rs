@@ -61,8 +61,9 @@ pub fn begin() {
 
 extern "C" fn forked() {
     if is_silent() {
-        // None of its parent's slots is its own.
+        // None of its parent's slots is its own, and it cannot ask for others.
         PID.store(-1, Ordering::Relaxed);
+        holder::forget_number();
         return;
     }
     PID.store(sys::pid(), Ordering::Relaxed);

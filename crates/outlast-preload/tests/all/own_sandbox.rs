@@ -1,7 +1,7 @@
 //! Programs that forbid themselves system calls, on pain of death: nothing that this library does may cost them their life.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill};
+use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill, wait_until_held};
 use std::process::Command;
 
 /// Serves one client after the other. From before its first client on it may read, write, accept and close, and nothing else.
@@ -46,6 +46,79 @@ int main(int count, char **arguments) {
     }
 }
 "#;
+
+/// Serves one client with an answer, forbids itself a call, and has a child that closes what it has inherited. Then it serves
+/// its next request.
+const FORKS: &str = r#"
+#define _GNU_SOURCE
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int serve(int client) {
+    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n";
+    char request[4096];
+    return read(client, request, sizeof request) > 0 && write(client, answer, strlen(answer)) > 0;
+}
+
+int main(int count, char **arguments) {
+    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, (void *)&at, sizeof at) || listen(listener, 50)) return 1;
+    int client = accept(listener, 0, 0);
+    if (!serve(client)) return 2;
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;
+    pid_t child = fork();
+    if (child == 0) {
+        close(client);
+        close(listener);
+        _exit(0);
+    }
+    if (waitpid(child, 0, 0) != child) return 4;
+    while (serve(client)) continue;
+    for (;;) pause();
+}
+"#;
+
+#[test]
+fn what_a_child_closes_stays_its_parents_also_when_that_forbids_itself_calls() {
+    if !is_installed("cc") {
+        return;
+    }
+    let (folder, port) = (folder("sandbox-forks"), free_port());
+    let (source, program) = (folder.join("forks.c"), folder.join("forks"));
+    std::fs::write(&source, FORKS).unwrap();
+    assert!(Command::new("cc").args(["-w", "-o"]).arg(&program).arg(&source).status().unwrap().success());
+    let mut command = Command::new(&program);
+    command.arg(port.to_string());
+    let server = Server::start(&command, true);
+    let mut client = Client::connect(port);
+    // The second answer comes behind the child's end.
+    assert!(client.get("/") && client.get("/"));
+    wait_until_held(&server, [&client]);
+    let main = server.main();
+    kill(main, libc::SIGKILL);
+    eventually("it is not started again", || (server.main() != main).then_some(()));
+    assert!(client.get("/"), "it is not kept");
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
 
 #[test]
 fn a_program_that_would_be_killed_for_any_other_call_serves() {
