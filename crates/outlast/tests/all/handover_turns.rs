@@ -2,6 +2,7 @@
 
 use crate::common::restarts::{connect, ends, listen, open, say, stop};
 use crate::common::{Outlast, echo, folder, nobody};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
 use std::time::Duration;
 
 /// The process that keeps the sessions is held up, so that both are there when it answers.
@@ -53,6 +54,21 @@ fn of_two_that_start_at_once_one_goes_on() {
     second.wait_for("another program listens there");
     assert!(!second.ended().success());
     say(&mut stream, b"still there");
+}
+
+/// The turn is a name that every user of the machine can bind.
+#[test]
+fn a_stranger_who_binds_the_name_of_the_turn_keeps_no_listener_from_starting() {
+    let folder = folder();
+    let address = nobody();
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("outlast/listen/{user}/{}", address.port());
+    let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let squatter = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&squatter, &name).unwrap();
+    let _server = listen(folder.path(), address, &echo().to_string(), &[]);
+    let (_client, front) = connect(folder.path(), address, &[]);
+    say(&mut open(front), b"served");
 }
 
 fn signal(pid: u32, name: &str) {
