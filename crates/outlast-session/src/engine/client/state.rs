@@ -155,7 +155,12 @@ impl ClientState {
 
     /// Whoever is at `address` does not have the session. Whether that means nothing yet: another one had it.
     pub(in crate::engine) fn is_stranger(&mut self, address: SocketAddr, error: &Error) -> bool {
-        let is_stranger = self.welcomed_by.is_some_and(|server| server != address);
+        self.welcomed_by.is_some() && self.may_be_stranger(address, error)
+    }
+
+    /// The same for a session that was given up: its watcher has opened none, and does not know which server has it.
+    pub(in crate::engine) fn may_be_stranger(&mut self, address: SocketAddr, error: &Error) -> bool {
+        let is_stranger = self.welcomed_by != Some(address);
         if is_stranger {
             self.strangers = (self.strangers.0 + 1, Some(error.clone()));
         }
@@ -185,11 +190,19 @@ impl Engine {
         self.ctl.lock().client.strangers = (0, None);
     }
 
-    /// Every one of so many addresses was tried: what that means if nobody has the session.
-    pub(crate) fn end_round(&self, tried: u32) -> Option<Verdict> {
-        let (count, error) = std::mem::take(&mut self.ctl.lock().client.strangers);
-        let error = error.filter(|_| count >= tried)?;
-        Some(self.fatal(error))
+    /// Every one of so many addresses of so many targets was tried: what that means if nobody has the session.
+    pub(crate) fn end_round(&self, tried: u32, targets: usize) -> Option<Verdict> {
+        let mut ctl = self.ctl.lock();
+        let (count, error) = std::mem::take(&mut ctl.client.strangers);
+        let error = error?;
+        if ctl.client.owes_abort() {
+            // One of a name's addresses often leads nowhere: a watcher does not wait for that, as it cannot know that the session
+            // was elsewhere.
+            let all = count >= tried || (targets == 1 && ctl.client.welcomed_by.is_none());
+            return all.then(|| self.abort_is_told(&mut ctl, error));
+        }
+        drop(ctl);
+        (count >= tried).then(|| self.fatal(error))
     }
 
     /// This address has taken a connection, and no answer came.

@@ -195,7 +195,7 @@ fn a_server_that_never_had_the_session_ends_it_only_if_nobody_has_it() {
         answer(&mut server, &link, &refuse(Refusal::UnknownSession));
         let verdict = other.give_up(shake, &link);
         assert!(matches!(verdict, Verdict::Elsewhere { .. }), "{verdict:?}");
-        let end = pair.engine.end_round(tried);
+        let end = pair.engine.end_round(tried, 2);
         assert_eq!(matches!(end, Some(Verdict::Fatal(Error::Refused { .. }))), ends, "{end:?}");
         assert_eq!(pair.engine.is_over(), ends);
     }
