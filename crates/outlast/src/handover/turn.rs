@@ -5,6 +5,7 @@
 //! whatever folders a process can write to, and ends with its process, whatever ends that.
 
 use super::keeper::is_own;
+use super::owner;
 use crate::admin_folder::own_uid;
 use crate::exit::Failure;
 use anyhow::Result;
@@ -132,8 +133,11 @@ fn holder(name: &[u8]) -> Holder {
         Ok((true, pid)) => Holder::Own(Some(pid)),
         Ok((false, _)) => Holder::Foreign,
         Err(rustix::io::Errno::CONNREFUSED) => Holder::Mute,
-        // It was asked often: its queue of connections is full.
-        Err(_) => Holder::Own(None),
+        // Its queue of connections is full: it was asked often, or wants to look like that.
+        Err(_) => match owner::of_listener(name) {
+            Some(user) if user != own_uid() && user != 0 => Holder::Foreign,
+            _ => Holder::Own(None),
+        },
     }
 }
 
