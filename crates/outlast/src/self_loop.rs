@@ -62,21 +62,39 @@ fn leads_to(server: SocketAddr, front: SocketAddr) -> bool {
     server_ip == front_ip && scopes
 }
 
-/// Whether this machine has the address: it would send from there.
+/// Whether this machine has the address: its sockets can bind to it.
 fn is_own(address: SocketAddr, as_given: SocketAddr) -> bool {
     if address.ip().is_loopback() {
         return true;
     }
-    let any: SocketAddr = match as_given {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    let (mut bound, family) = match address {
+        SocketAddr::V4(_) => (address, "ipv4"),
+        // With its interface.
+        SocketAddr::V6(_) => (as_given, "ipv6"),
+    };
+    bound.set_port(0);
+    // The kernel lets sockets bind to groups, too, and to any address where this setting says so.
+    let nonlocal = std::fs::read(format!("/proc/sys/net/{family}/ip_nonlocal_bind"));
+    let tells = !address.ip().is_multicast() && nonlocal.is_ok_and(|setting| setting.starts_with(b"0"));
+    match UdpSocket::bind(bound) {
+        Ok(_) if tells => true,
+        Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => false,
+        _ => is_sent_from(if address.is_ipv4() { address } else { as_given }),
+    }
+}
+
+/// Whether this machine would send to the address from there: it does where it has the address, if that is not a secondary one.
+fn is_sent_from(address: SocketAddr) -> bool {
+    let any = match address {
+        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
     // Connecting a datagram socket sends nothing.
     let source = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect(as_given)?;
+        socket.connect(address)?;
         socket.local_addr()
     });
-    source.is_ok_and(|source| source.ip().to_canonical() == address.ip())
+    source.is_ok_and(|source| source.ip() == address.ip())
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
             }
         }
     }
-    engine.end_round(tried).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
+    engine.end_round(tried, late_from).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
 }
 
 fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

@@ -74,9 +74,10 @@ impl Engine {
         Ok(Begun::Shake(Arc::new(link), Box::new(Shake::new(handshake, true))))
     }
 
-    /// The server has said something to it. Whatever it is, unless it is "later", it will not help to repeat it.
-    pub(super) fn abort_answered(&self, step: &ClientStep) -> Verdict {
+    /// A server has said something to it. Whatever that is, unless it is "later", it will not help to repeat it there.
+    pub(super) fn abort_answered(&self, step: &ClientStep, link: &Link) -> Verdict {
         let mut ctl = self.ctl();
+        let mut had_it = false;
         if let ClientStep::Refused(Refuse { refusal, .. }) = step {
             if let Refusal::StaleEpoch { current } = refusal {
                 ctl.client.saw_epoch(*current);
@@ -85,11 +86,22 @@ impl Engine {
                 let after = Duration::from_millis(refusal.retry_after_ms().unwrap_or_default());
                 return Verdict::Again { error: refusal.to_string(), after };
             }
+            had_it = matches!(refusal, Refusal::Ended { .. } | Refusal::Expired);
         }
-        tracing::debug!(session = %self.id, ?step, "the server has heard that the session was given up");
+        tracing::debug!(session = %self.id, ?step, "a server has heard that the session was given up");
+        // PROTOCOL 3.14: several servers may be tried, and one of them has it.
+        let error = ctl.failure.clone().unwrap_or(Error::Closed { id: self.id });
+        if !had_it && ctl.client.may_be_stranger(link.peer_addr, &error) {
+            return Verdict::Elsewhere { error: "this server does not have the session".into() };
+        }
+        self.abort_is_told(&mut ctl, error)
+    }
+
+    /// No server has to hear any more that the session was given up.
+    pub(super) fn abort_is_told(&self, ctl: &mut Ctl, error: Error) -> Verdict {
         ctl.client.owed_abort = None;
-        self.interrupt_wait(&mut ctl);
-        Verdict::Fatal(ctl.failure.clone().unwrap_or(Error::Closed { id: self.id }))
+        self.interrupt_wait(ctl);
+        Verdict::Fatal(error)
     }
 
     /// The server's side: the client has proved itself and gives the session up. What it is told.

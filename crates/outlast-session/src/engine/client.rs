@@ -257,7 +257,7 @@ impl Engine {
                     shake.output.extend_from_slice(&bytes);
                     shake.input.drain(..consumed_bytes.min(shake.input.len()));
                 }
-                step if shake.aborts => return self.abort_answered(&step),
+                step if shake.aborts => return self.abort_answered(&step, link),
                 ClientStep::Welcomed(welcomed) => return self.client_welcomed(*welcomed, link, &shake),
                 other => return self.client_refused(&other, link),
             }

@@ -83,12 +83,7 @@ impl Psk {
         // With room from the start: what a vector leaves behind when it grows is not wiped.
         let mut digits = Zeroizing::new(Vec::with_capacity(text.len()));
         digits.extend(text.bytes().filter(|byte| !byte.is_ascii_whitespace()));
-        let mut key = Zeroizing::new(alloc::vec![0; digits.len() / 2]);
-        let mut weakness = None;
-        if hex_into(&digits, &mut key).is_none() {
-            key = base64(&digits).ok_or(KeyError::Text)?;
-            weakness = randomness::of_base64(&digits);
-        }
+        let (key, weakness) = decoded(&digits).ok_or(KeyError::Text)?;
         let psk = Self::from_bytes(&key)?;
         match weakness.or_else(|| randomness::of_bytes(&key)) {
             None => Ok(psk),
@@ -299,6 +294,15 @@ fn hex_into(text: &[u8], out: &mut [u8]) -> Option<()> {
         *byte = value;
     }
     Some(())
+}
+
+/// The bytes of a key, from hexadecimal or base64, and what shows in the latter.
+fn decoded(digits: &[u8]) -> Option<(Zeroizing<Vec<u8>>, Option<randomness::Weakness>)> {
+    let mut key = Zeroizing::new(alloc::vec![0; digits.len() / 2]);
+    match hex_into(digits, &mut key) {
+        Some(()) => Some((key, None)),
+        None => Some((base64(digits)?, randomness::of_base64(digits))),
+    }
 }
 
 /// RFC 4648 sections 4 and 5, padding optional.

@@ -88,7 +88,7 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
             }
         }
     }
-    engine.end_round(tried).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
+    engine.end_round(tried, late_from).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
 }
 
 async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

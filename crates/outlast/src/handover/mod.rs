@@ -12,6 +12,7 @@
 mod counter;
 mod door;
 mod keeper;
+mod owner;
 mod parcel;
 mod places;
 mod turn;

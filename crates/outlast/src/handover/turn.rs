@@ -5,6 +5,7 @@
 //! whatever folders a process can write to, and ends with its process, whatever ends that.
 
 use super::keeper::is_own;
+use super::owner;
 use crate::admin_folder::own_uid;
 use crate::exit::Failure;
 use anyhow::Result;
@@ -22,6 +23,10 @@ const TURN_WITHIN: Duration = Duration::from_secs(120);
 /// How often to look whether it is over.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// A socket that has the name and refuses connections at so many looks, one after the other, is a stranger's: any local user can
+/// bind the name, and processes of this user listen at once. About a second; looks are counted, as this process may stand still.
+const REFUSALS_OF_A_STRANGER: u32 = 200;
+
 /// The right to begin to listen at a port. Until it is dropped all others of this user wait.
 #[derive(Debug)]
 pub struct Turn(#[expect(dead_code, reason = "held until it is dropped")] OwnedFd);
@@ -33,6 +38,8 @@ enum Holder {
     Own(Option<i32>),
     /// Another user's process: that does not have our sessions.
     Foreign,
+    /// It has the name and does not listen, or has just gone.
+    Mute,
 }
 
 impl Turn {
@@ -56,10 +63,10 @@ impl Turn {
         })
     }
 
-    /// None where there are no such sockets, or another user has it. The error: the holder, if that is in vain.
+    /// None where there are no such sockets, or another user has it, or seems to. The error: the holder, if that is in vain.
     fn take_within(name: &[u8], limit: Duration) -> Result<Option<Self>, Option<i32>> {
         let started = Instant::now();
-        let mut asked = false;
+        let (mut asked, mut refusals) = (false, 0);
         loop {
             match occupy(name) {
                 Ok(socket) => return Ok(Some(Self(socket))),
@@ -70,13 +77,26 @@ impl Turn {
                 }
             }
             let over = started.elapsed() >= limit;
-            // Rarely: nobody accepts these connections.
-            if over || !asked {
+            // Rarely: nobody accepts these connections. Those that are refused leave nothing behind.
+            if over || !asked || refusals > 0 {
                 asked = true;
                 match holder(name) {
                     Holder::Foreign => return Ok(None),
+                    Holder::Mute => {
+                        refusals += 1;
+                        if refusals >= REFUSALS_OF_A_STRANGER {
+                            tracing::warn!(
+                                "another program has bound the abstract UNIX socket @{} and does not listen; going on without it",
+                                String::from_utf8_lossy(name)
+                            );
+                            return Ok(None);
+                        }
+                        if over {
+                            return Err(None);
+                        }
+                    }
                     Holder::Own(pid) if over => return Err(pid),
-                    Holder::Own(_) => {}
+                    Holder::Own(_) => refusals = 0,
                 }
             }
             std::thread::sleep(LOOK);
@@ -112,8 +132,12 @@ fn holder(name: &[u8]) -> Holder {
     match ask() {
         Ok((true, pid)) => Holder::Own(Some(pid)),
         Ok((false, _)) => Holder::Foreign,
-        // It is about to listen, has just gone, or was asked often.
-        Err(_) => Holder::Own(None),
+        Err(rustix::io::Errno::CONNREFUSED) => Holder::Mute,
+        // Its queue of connections is full: it was asked often, or wants to look like that.
+        Err(_) => match owner::of_listener(name) {
+            Some(user) if user != own_uid() && user != 0 => Holder::Foreign,
+            _ => Holder::Own(None),
+        },
     }
 }
 
@@ -150,6 +174,35 @@ mod tests {
         assert_eq!(Turn::take_within(&name, Duration::ZERO).unwrap_err(), Some(own));
         drop(turn);
         assert!(Turn::take_within(&name, Duration::ZERO).unwrap().is_some());
+    }
+
+    /// A socket that has the name, and that cannot be asked whose it is.
+    fn bound(name: &[u8]) -> OwnedFd {
+        let socket = unix_socket().unwrap();
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name).unwrap()).unwrap();
+        socket
+    }
+
+    /// Any local user can bind the name. A process of ours that has bound it listens at once.
+    #[test]
+    fn a_name_whose_socket_never_listens_keeps_nobody_waiting() {
+        let name = format!("outlast/test-squatted/{}", std::process::id()).into_bytes();
+        let _squatter = bound(&name);
+        assert!(Turn::take_within(&name, TURN_WITHIN).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_process_of_ours_that_listens_a_moment_later_has_the_turn() {
+        let name = format!("outlast/test-late/{}", std::process::id()).into_bytes();
+        let socket = bound(&name);
+        let own = i32::try_from(std::process::id()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(LOOK * REFUSALS_OF_A_STRANGER / 4);
+                listen(&socket, 16).unwrap();
+            });
+            assert_eq!(Turn::take_within(&name, 2 * LOOK * REFUSALS_OF_A_STRANGER).unwrap_err(), Some(own));
+        });
     }
 
     /// One process listens at several addresses of one port: it has one turn for all of them.

@@ -2,6 +2,9 @@
 
 use crate::common::restarts::{connect, ends, listen, open, say, stop};
 use crate::common::{Outlast, echo, folder, nobody};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+use std::io::Read;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// The process that keeps the sessions is held up, so that both are there when it answers.
@@ -55,7 +58,58 @@ fn of_two_that_start_at_once_one_goes_on() {
     say(&mut stream, b"still there");
 }
 
+/// The turn is a name that every user of the machine can bind.
+#[test]
+fn a_stranger_who_binds_the_name_of_the_turn_keeps_no_listener_from_starting() {
+    let folder = folder();
+    let address = nobody();
+    let user = rustix::process::geteuid().as_raw();
+    let name = format!("outlast/listen/{user}/{}", address.port());
+    let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let squatter = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    bind(&squatter, &name).unwrap();
+    let _server = listen(folder.path(), address, &echo().to_string(), &[]);
+    let (_client, front) = connect(folder.path(), address, &[]);
+    say(&mut open(front), b"served");
+}
+
+/// A process that listens and takes no connection cannot be asked whose it is.
+#[test]
+fn nor_does_one_whose_queue_is_full() {
+    outlast_lab::require!("starts a process of another user");
+    const SQUATTER: &str = "
+import os, socket, sys
+os.setuid(65534)
+name = b'\\0outlast/listen/' + sys.argv[1].encode()
+squatter = socket.socket(socket.AF_UNIX)
+squatter.bind(name)
+squatter.listen(0)
+held = []
+try:
+    while True:
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].setblocking(False)
+        held[-1].connect(name)
+except BlockingIOError:
+    print('full', flush=True)
+sys.stdin.read()
+";
+    let folder = folder();
+    let address = nobody();
+    let user = rustix::process::geteuid().as_raw();
+    let mut squatter = Command::new("/usr/bin/python3")
+        .args(["-c", SQUATTER, &format!("{user}/{}", address.port())])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    squatter.stdout.take().unwrap().read_exact(&mut [0; 4]).unwrap();
+    let _server = listen(folder.path(), address, &echo().to_string(), &[]);
+    drop(squatter.stdin.take());
+    squatter.wait().unwrap();
+}
+
 fn signal(pid: u32, name: &str) {
-    let kill = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    let kill = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(kill.unwrap().success());
 }

@@ -62,6 +62,7 @@ mod run_upgrade_ends;
 mod run_waiting;
 mod run_without_proc;
 mod segments;
+mod self_loops;
 mod shed_sessions;
 mod small_ends;
 mod splice;

@@ -3,8 +3,8 @@
 
 use crate::common::restarts::{both_ends, connect, listen, open, say};
 use crate::common::{Outlast, PATIENCE, echo, eventually, folder, nobody, output};
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -122,6 +122,30 @@ fn a_session_waits_for_the_server_that_has_it() {
     other.wait_for("unknown");
     let _next = listen(runtime, first, &to, &[]);
     say(&mut stream, b"still there");
+}
+
+/// The server that has the session hears that it was given up, also when the client asks another one first.
+#[test]
+fn a_session_that_is_ended_at_its_client_ends_at_the_server_that_has_it() {
+    // `kill` finds the client only: ending it at the server needs no word from there.
+    let (folder, of_client) = (folder(), folder());
+    let runtime = folder.path();
+    let service = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (first, second, to) = (nobody(), nobody(), service.local_addr().unwrap().to_string());
+    // The first one is not there when the session is opened.
+    let _server = listen(runtime, second, &to, &[]);
+    let via = format!("{first},{second}");
+    let mut client = Outlast::start(of_client.path(), &["connect", "127.0.0.1:0", "--via", &via]);
+    let front = client.address();
+    let (_program, mut served) = both_ends(front, &service);
+    let _other = listen(runtime, first, &to, &[]);
+    let status = output(of_client.path(), &["status", "--json"]).stdout;
+    let status: serde_json::Value = serde_json::from_slice(&status).unwrap();
+    let id = status[0]["sessions"][0]["id"].as_str().unwrap();
+    let ended = output(of_client.path(), &["kill", id]);
+    assert!(ended.status.success(), "{ended:?}");
+    served.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(served.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 #[test]

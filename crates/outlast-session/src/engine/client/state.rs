@@ -52,7 +52,7 @@ pub(crate) struct ClientState {
     welcomed_by: Option<SocketAddr>,
     /// Other servers that have said, in this round over all addresses, that they do not have it; and what that means if nobody
     /// else has it either.
-    strangers: (u32, Option<Error>),
+    strangers: (Vec<SocketAddr>, Option<Error>),
     /// The server has asked for some time.
     pub(in crate::engine) not_before: Option<Instant>,
     /// Where links are made, if threads make them.
@@ -79,7 +79,7 @@ impl ClientState {
             fallbacks: 0,
             put_off: Vec::new(),
             welcomed_by: None,
-            strangers: (0, None),
+            strangers: (Vec::new(), None),
             not_before: None,
             place: None,
         }
@@ -157,7 +157,21 @@ impl ClientState {
     pub(in crate::engine) fn is_stranger(&mut self, address: SocketAddr, error: &Error) -> bool {
         let is_stranger = self.welcomed_by.is_some_and(|server| server != address);
         if is_stranger {
-            self.strangers = (self.strangers.0 + 1, Some(error.clone()));
+            self.strangers.0.push(address);
+            self.strangers.1 = Some(error.clone());
+        }
+        is_stranger
+    }
+
+    /// The same for a session that was given up: its watcher has opened none, and does not know which server has it.
+    pub(in crate::engine) fn may_be_stranger(&mut self, address: SocketAddr, error: &Error) -> bool {
+        let is_stranger = self.welcomed_by != Some(address);
+        if is_stranger {
+            // The round of a resume may be under way yet, and ask the same servers.
+            if !self.strangers.0.contains(&address) {
+                self.strangers.0.push(address);
+            }
+            self.strangers.1 = Some(error.clone());
         }
         is_stranger
     }
@@ -182,14 +196,23 @@ impl Engine {
 
     /// A round over all addresses begins.
     pub(crate) fn begin_round(&self) {
-        self.ctl.lock().client.strangers = (0, None);
+        self.ctl.lock().client.strangers = (Vec::new(), None);
     }
 
-    /// Every one of so many addresses was tried: what that means if nobody has the session.
-    pub(crate) fn end_round(&self, tried: u32) -> Option<Verdict> {
-        let (count, error) = std::mem::take(&mut self.ctl.lock().client.strangers);
-        let error = error.filter(|_| count >= tried)?;
-        Some(self.fatal(error))
+    /// Every one of so many addresses of so many targets was tried: what that means if nobody has the session.
+    pub(crate) fn end_round(&self, tried: u32, targets: usize) -> Option<Verdict> {
+        let mut ctl = self.ctl.lock();
+        let (strangers, error) = std::mem::take(&mut ctl.client.strangers);
+        let error = error?;
+        let all = strangers.len() >= usize::try_from(tried).unwrap_or(usize::MAX);
+        if ctl.client.owes_abort() {
+            // One of a name's addresses often leads nowhere: a watcher does not wait for that, as it cannot know that the session
+            // was elsewhere.
+            let enough = all || (targets == 1 && ctl.client.welcomed_by.is_none());
+            return enough.then(|| self.abort_is_told(&mut ctl, error));
+        }
+        drop(ctl);
+        all.then(|| self.fatal(error))
     }
 
     /// This address has taken a connection, and no answer came.

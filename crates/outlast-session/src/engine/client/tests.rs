@@ -4,7 +4,7 @@
 use super::super::{Role, SessionState};
 use super::*;
 use crate::config::{AckMode, Config};
-use crate::proto::{Decoded, Message, Modes, Welcome, decode, refuse};
+use crate::proto::{Decoded, LastWord, Message, Modes, SecurityKind, Welcome, decode, refuse};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
@@ -195,9 +195,33 @@ fn a_server_that_never_had_the_session_ends_it_only_if_nobody_has_it() {
         answer(&mut server, &link, &refuse(Refusal::UnknownSession));
         let verdict = other.give_up(shake, &link);
         assert!(matches!(verdict, Verdict::Elsewhere { .. }), "{verdict:?}");
-        let end = pair.engine.end_round(tried);
+        let end = pair.engine.end_round(tried, 2);
         assert_eq!(matches!(end, Some(Verdict::Fatal(Error::Refused { .. }))), ends, "{end:?}");
         assert_eq!(pair.engine.is_over(), ends);
+    }
+}
+
+/// PROTOCOL 3.14, for a session that was given up. Its last resume may still be under way, and ask the same servers.
+#[test]
+fn an_abort_is_told_when_each_server_has_answered_or_one_address_of_a_name() {
+    let id = new_session_id();
+    for (answers, tried, targets, told) in [
+        (&[1, 1][..], 2, 2, false),
+        (&[1, 2], 2, 2, true),
+        (&[1], 2, 1, true),
+        (&[1], 2, 2, false),
+        (&[], 0, 1, false),
+    ] {
+        let word = LastWord { id, security: SecurityKind::Open, key: None };
+        let engine = Engine::for_last_word(word, "killed", &Arc::default());
+        engine.begin_round();
+        for port in answers {
+            let server = SocketAddr::from(([127, 0, 0, 1], *port));
+            assert!(engine.ctl().client.may_be_stranger(server, &Error::Closed { id }));
+        }
+        let end = engine.end_round(tried, targets);
+        assert_eq!(matches!(end, Some(Verdict::Fatal(_))), told, "{answers:?} {tried} {targets}: {end:?}");
+        assert_eq!(engine.owes_abort(), !told);
     }
 }
 

@@ -4,7 +4,9 @@ use super::*;
 use crate::engine::gap::{self, Gap};
 use crate::engine::{Engine, Link};
 use crate::error::Error;
-use crate::proto::{Decoded, Hello, Intent, Message, Refusal, Welcome, decode, refuse};
+use crate::proto::{
+    Decoded, Hello, Intent, LastWord, Message, Refusal, SecurityKind, Welcome, decode, refuse,
+};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Weak;
 
@@ -206,5 +208,53 @@ fn a_server_that_asks_an_opening_for_time_gets_it() {
         first.write_all(&refuse(Refusal::Draining { retry_after_ms: 400 })).unwrap();
         let _second = server.welcome();
         assert!(refused.elapsed() >= Duration::from_millis(390), "after {:?}", refused.elapsed());
+    });
+}
+
+/// PROTOCOL 3.14: a process that gives another one's session up does not know which server has it.
+#[test]
+fn a_last_word_reaches_the_server_that_has_the_session() {
+    within(|| {
+        let (stranger, server) = (Server::new(), Server::new());
+        let targets: Targets = [&stranger, &server]
+            .map(|server| server.0.local_addr().unwrap().to_string())
+            .join(",")
+            .parse()
+            .unwrap();
+        let word = LastWord { id: crate::engine::new_session_id(), security: SecurityKind::Open, key: None };
+        let id = word.id();
+        let says = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(crate::tokio::say_last_word(word, "killed", &targets, &Arc::default()))
+        });
+        let heard = stranger.refuse(Refusal::UnknownSession);
+        assert_eq!((heard.id, heard.intent), (id, Intent::Abort));
+        // It is busy, and asked again: so are all.
+        server.refuse(Refusal::Draining { retry_after_ms: 1 });
+        stranger.refuse(Refusal::UnknownSession);
+        server.refuse(Refusal::Ended { offset: 0 });
+        assert!(says.join().unwrap(), "the server has answered");
+    });
+}
+
+#[test]
+fn a_last_word_that_no_server_knows_the_session_of_is_said_once() {
+    within(|| {
+        let servers = [Server::new(), Server::new()];
+        let targets: Targets = servers
+            .each_ref()
+            .map(|server| server.0.local_addr().unwrap().to_string())
+            .join(",")
+            .parse()
+            .unwrap();
+        let word = LastWord { id: crate::engine::new_session_id(), security: SecurityKind::Open, key: None };
+        let says = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(crate::tokio::say_last_word(word, "killed", &targets, &Arc::default()))
+        });
+        for server in &servers {
+            server.refuse(Refusal::UnknownSession);
+        }
+        assert!(says.join().unwrap(), "all have answered");
     });
 }
