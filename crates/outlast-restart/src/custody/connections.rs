@@ -10,7 +10,7 @@ use crate::sys::tcp::{self, Positions};
 use crate::sys::{custody as sys, local};
 use offers::Loose;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use strays::Strays;
@@ -36,6 +36,8 @@ enum State {
 struct Connection {
     socket: OwnedFd,
     cookie: u64,
+    /// Its key in [`Connections::by_age`].
+    age: u64,
     owner: Pid,
     number: RawFd,
     address: Option<Address>,
@@ -68,8 +70,9 @@ pub(super) struct Connections {
     /// Those that nobody serves.
     loose: Loose,
     strays: Strays,
-    /// All that are served, the oldest copies first; and some that are over.
-    by_age: VecDeque<(u32, u64)>,
+    /// All that are served and have a slot, the oldest first.
+    by_age: BTreeMap<u64, u32>,
+    next_age: u64,
     limit: usize,
     /// For want of descriptors.
     given_up: u64,
@@ -112,7 +115,8 @@ impl Connections {
             all: BTreeMap::new(),
             loose: Loose::default(),
             strays: Strays::default(),
-            by_age: VecDeque::new(),
+            by_age: BTreeMap::new(),
+            next_age: 0,
             limit: 0,
             given_up: 0,
             next_untouched: UNTOUCHED,
@@ -123,9 +127,11 @@ impl Connections {
         }
     }
 
-    /// Holds at most so many from here on.
+    /// Holds at most so many from here on, and no more of those that the program has still: the supervisor needs its
+    /// descriptors for other things, too.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
+        self.give_up_beyond(limit);
     }
 
     /// How many the limit allows, if some were given up for it.
@@ -197,9 +203,12 @@ impl Connections {
                 let address = Address::parse(&sys::local_address(socket.as_fd()));
                 let state = State::Served;
                 let got_at = Instant::now();
+                self.next_age += 1;
+                let age = self.next_age;
                 let connection = Connection {
                     socket,
                     cookie,
+                    age,
                     owner,
                     number: at,
                     address,
@@ -209,7 +218,7 @@ impl Connections {
                     state,
                 };
                 self.all.insert(number, connection);
-                self.by_age.push_back((number, cookie));
+                self.by_age.insert(age, number);
             }
             false
         });
@@ -336,25 +345,24 @@ impl Connections {
 
     fn drop(&mut self, number: u32) {
         if let Some(held) = self.all.remove(&number) {
+            self.by_age.remove(&held.age);
             self.loose.remove(number, &held.state);
             self.note_waiting();
             self.table.slot(number).map(Slot::free);
-        }
-        if self.by_age.len() > 2 * self.all.len() + 64 {
-            let all = &self.all;
-            self.by_age.retain(|(number, cookie)| all.get(number).is_some_and(|held| held.cookie == *cookie));
         }
     }
 
     /// Whether there is room for one more copy: the oldest is given up for it, if need be. The program has that one still.
     fn make_room(&mut self) -> bool {
-        while self.all.len() >= self.limit {
+        self.give_up_beyond(self.limit.saturating_sub(1))
+    }
+
+    /// Whether there are no more than these, as far as some could be given up.
+    fn give_up_beyond(&mut self, limit: usize) -> bool {
+        while self.all.len() > limit {
             self.given_up += 1;
-            let Some((number, cookie)) = self.by_age.pop_front() else { return false };
-            let is_it = |held: &Connection| held.cookie == cookie && matches!(held.state, State::Served);
-            if self.all.get(&number).is_some_and(is_it) {
-                self.drop(number);
-            }
+            let Some((_, number)) = self.by_age.pop_first() else { return false };
+            self.drop(number);
         }
         true
     }

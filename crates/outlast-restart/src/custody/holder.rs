@@ -11,7 +11,7 @@ use super::untold;
 use super::{Buried, Report};
 use crate::board::{Backend, Board};
 use crate::sys::process::{self, Known, Pid};
-use crate::sys::{custody as sys, family};
+use crate::sys::{custody as sys, family, reserve};
 use rustix::event::{Timespec, epoll};
 use std::collections::BTreeMap;
 use std::io;
@@ -202,6 +202,7 @@ impl Holder {
     /// Until it is told to end.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(64);
+        reserve::keep();
         while !self.is_over {
             let patience = self.patience();
             events.clear();
@@ -397,7 +398,7 @@ impl Holder {
     }
 
     fn has_table(&self, pid: Pid) -> bool {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let maps = reserve::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         maps.contains(super::MARK)
     }
 }

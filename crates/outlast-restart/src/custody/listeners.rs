@@ -10,14 +10,14 @@ use super::address::Address;
 use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, descriptors};
+use crate::sys::{custody as sys, descriptors, tcp};
 use file::{SocketFile, folder_of};
 use left::{Left, is_in};
 use rustix::event::epoll;
 pub(crate) use sockets::does_listen;
 pub(super) use sockets::open_of;
-use sockets::places;
 pub(super) use sockets::{Client, Sockets};
+use sockets::{is_unseen, places};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -30,6 +30,13 @@ const LISTENERS_MAX: usize = 1024;
 const BACKLOG: i32 = 4096;
 /// A socket that nobody of the program has any more, while it has others, is closed after so long: it has given it up.
 const UNUSED: Duration = Duration::from_secs(6);
+/// And so much later at the most, if the program has listened there some time after its start.
+const DELAY_MAX: Duration = Duration::from_secs(60);
+
+/// How an IPv4 address begins that is written as an IPv6 one.
+const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+/// Where the scope is in the address of an IPv6 socket.
+const SCOPE_AT: usize = 24;
 
 #[derive(Debug)]
 struct Listener {
@@ -41,6 +48,8 @@ struct Listener {
     ipv6_only: bool,
     users: Users,
     unused_since: Option<Instant>,
+    /// How long after a start the program has listened with it.
+    delay: Duration,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
     closes_at: Option<Instant>,
     /// The process that was given it last: it may not have received it yet.
@@ -66,6 +75,8 @@ const ORPHANED: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     all: Vec<Listener>,
+    /// The program was started then.
+    began_at: Option<Instant>,
     left: Vec<Left>,
 }
 
@@ -75,6 +86,12 @@ impl Listener {
         self.place.is_some_and(|(pid, number)| {
             sys::is_copy(self.socket.as_fd(), pid, number).unwrap_or_else(|| !sys::is_exiting(pid))
         })
+    }
+
+    /// Whether another process than the one that asks has said that it has it, and may: what that has open cannot be seen.
+    fn may_be_in_place(&self, asks: Pid, processes: &[Pid]) -> bool {
+        let is_other = |pid: &Pid| *pid != asks && processes.contains(pid);
+        self.place.is_some_and(|(pid, _)| is_other(&pid) && is_unseen(pid) && self.is_in_place())
     }
 
     /// Whether it is what a program means by this address: paths of UNIX sockets may be relative, to the folder that is given.
@@ -119,6 +136,7 @@ impl Listeners {
         table: &Table,
     ) -> bool {
         let place = number.map(|number| (maker, number));
+        let delay = self.began_at.map_or(Duration::ZERO, |began| began.elapsed()).min(DELAY_MAX);
         let (Some(address), Ok(inode)) =
             (Address::parse(&sys::local_address(socket.as_fd())), descriptors::inode(&socket))
         else {
@@ -130,7 +148,7 @@ impl Listeners {
         };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
-            (known.maker, known.place) = (maker, place);
+            (known.maker, known.place, known.delay) = (maker, place, known.delay.max(delay));
             known.users.add(of);
             if known.file.is_none() {
                 known.file = find();
@@ -154,6 +172,7 @@ impl Listeners {
             ipv6_only,
             users,
             unused_since,
+            delay,
             closes_at,
             given: None,
             maker,
@@ -182,8 +201,11 @@ impl Listeners {
             return None;
         }
         let used = open_of(processes, &inodes);
-        let is_given = |listener: &&Listener| listener.given.is_some_and(&is_about_to_receive);
-        there.into_iter().find(|listener| !used.contains(&listener.inode) && !is_given(listener))
+        let is_given = |listener: &Listener| listener.given.is_some_and(&is_about_to_receive);
+        let is_taken = |listener: &Listener| {
+            used.contains(&listener.inode) || is_given(listener) || listener.may_be_in_place(by, processes)
+        };
+        there.into_iter().find(|listener| !is_taken(listener))
     }
 
     /// Files of UNIX sockets that a process which ends has removed: another one serves there, or will in a moment.
@@ -249,6 +271,7 @@ impl Listeners {
 
     /// The program is started again: it has as much time to ask for each as at its first start.
     pub(super) fn begin(&mut self) {
+        self.began_at = Some(Instant::now());
         for listener in &mut self.all {
             (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
         }
@@ -259,28 +282,48 @@ impl Listeners {
         self.all.iter().for_each(|listener| sys::listen_again(listener.socket.as_fd(), BACKLOG));
     }
 
-    /// Where a connection has come from, to connect there once more; and whether it waits for a first byte.
-    pub(super) fn origin(&self, connection: &Address) -> Option<(Vec<u8>, bool)> {
+    /// Whether all who have come where a connection had come to are accepted.
+    pub(super) fn is_queue_empty(&self, connection: &Address) -> bool {
+        let mut there = self.all.iter().filter(|listener| connection.came_to(&listener.address));
+        there.all(|listener| tcp::queued_count(listener.socket.as_fd()) == Some(0))
+    }
+
+    /// Where a connection has come from, to connect there once more, the best address first; and whether it waits for a first
+    /// byte.
+    pub(super) fn origin(&self, connection: &Address) -> (Vec<Vec<u8>>, bool) {
         let mut there = self.all.iter().filter(|listener| connection.came_to(&listener.address));
         if connection.path().is_some() {
-            return there.find_map(|listener| Some((listener.file.as_ref()?.reached_at()?, false)));
+            let at = there.find_map(|listener| listener.file.as_ref()?.reached_at());
+            return (at.into_iter().collect(), false);
         }
-        let listener = there.next()?;
-        let mut bytes = listener.bytes.as_ref().to_vec();
-        if let Address::Internet { ip, .. } = &listener.address
-            && ip.iter().all(|&byte| byte == 0)
-        {
-            let loopback: &[u8] = if ip.len() == 4 {
-                &[127, 0, 0, 1]
-            } else {
-                &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
-            };
-            let at = if ip.len() == 4 { 4 } else { 8 };
-            bytes.get_mut(at..at + ip.len())?.copy_from_slice(loopback);
-        }
+        let Some(listener) = there.next() else { return Default::default() };
         // Asked now: some set it after they listen.
         let deferred = sys::tcp_option(listener.socket.as_fd(), libc::TCP_DEFER_ACCEPT) > 0;
-        Some((bytes, deferred))
+        let bytes = listener.bytes.as_ref();
+        let anywhere = |ip: &[u8]| ip.iter().all(|&byte| byte == 0);
+        let (Address::Internet { ip: at, .. }, Address::Internet { ip: own, scope, .. }) =
+            (&listener.address, connection)
+        else {
+            return (vec![bytes.to_vec()], deferred);
+        };
+        if !anywhere(at) {
+            return (vec![bytes.to_vec()], deferred);
+        }
+        // Loopback may have no address of IPv6 where that is switched off: clients who come by IPv4 do not need it.
+        let loopback: &[u8] = match own.len() {
+            4 => &[127, 0, 0, 1],
+            _ if own.starts_with(&MAPPED) => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1],
+            _ => &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        };
+        let to = |ip: &[u8], scope: u32| {
+            let (mut bytes, begin) = (bytes.to_vec(), if at.len() == 4 { 4 } else { 8 });
+            bytes.get_mut(begin..begin + ip.len())?.copy_from_slice(ip);
+            if let Some(place) = bytes.get_mut(SCOPE_AT..SCOPE_AT + 4).filter(|_| at.len() == 16) {
+                place.copy_from_slice(&scope.to_ne_bytes());
+            }
+            Some(bytes)
+        };
+        (to(loopback, 0).into_iter().chain(to(own, *scope)).collect(), deferred)
     }
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
@@ -316,7 +359,8 @@ impl Listeners {
             if std::mem::replace(&mut listener.looks_closed, is_closed) && is_closed {
                 return false;
             }
-            !is_any_used || now.duration_since(*listener.unused_since.get_or_insert(now)) < UNUSED
+            let unused_since = *listener.unused_since.get_or_insert(now);
+            !is_any_used || now.duration_since(unused_since) < UNUSED + listener.delay
         });
         all_taken
     }
@@ -350,14 +394,13 @@ impl Listeners {
         });
     }
 
-    /// Where the program listens, as far as clients reach it there.
+    /// Where the program listens, or has time to begin, as far as clients reach it there.
     pub(super) fn served(&self) -> impl Iterator<Item = &Address> {
         let is_reached = |listener: &&Listener| {
             listener.address.path().is_none()
                 || listener.file.as_ref().is_some_and(|file| file.reached_at().is_some())
         };
-        let served = self.all.iter().filter(|listener| listener.unused_since.is_none());
-        served.filter(is_reached).map(|listener| &listener.address)
+        self.all.iter().filter(is_reached).map(|listener| &listener.address)
     }
 
     /// Whether some look as if the program had given them up just now.

@@ -1,6 +1,7 @@
 //! Looking at sockets and processes from outside.
 
 use super::process::Pid;
+use super::reserve;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -34,7 +35,7 @@ pub(crate) fn exit_status(process: BorrowedFd<'_>, pid: Pid) -> Option<i32> {
         (told && info.mask & EXIT != 0).then_some(info.exit_code)
     };
     let unburied = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let stat = reserve::read(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit(' ').next()?.trim_end().parse().ok()
     };
     // It may be buried between two looks. Older kernels do not tell of those.
@@ -70,7 +71,7 @@ pub(crate) fn is_copy(own: BorrowedFd<'_>, pid: Pid, number: RawFd) -> Option<bo
 /// Whether a process is ending, or is gone: some of its descriptors may be closed.
 pub(crate) fn is_exiting(pid: Pid) -> bool {
     const PF_EXITING: u64 = 4;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = reserve::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name may have anything in it. Behind it: the state, parent, group, session, terminal and its group, and flags.
     let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse::<u64>().ok());
     flags.is_none_or(|flags| flags & PF_EXITING != 0)
@@ -78,13 +79,13 @@ pub(crate) fn is_exiting(pid: Pid) -> bool {
 
 /// Whether all threads of a process stand still, or are gone.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
-    let threads = match std::fs::read_dir(format!("/proc/{pid}/task")) {
-        Ok(threads) => threads.flatten(),
+    let threads = match reserve::names(format!("/proc/{pid}/task")) {
+        Ok(threads) => threads,
         // Without a descriptor to look with it is not known.
         Err(error) => return error.kind() == io::ErrorKind::NotFound,
     };
-    let states = threads.filter_map(|thread| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+    let states = threads.iter().filter_map(|thread| {
+        let stat = reserve::read(format!("/proc/{pid}/task/{}/stat", thread.to_str()?)).ok()?;
         // The name may have anything in it. The state is behind it.
         stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
     });

@@ -1,7 +1,8 @@
 //! Who is whose child.
 
-use super::lineage::{self, Seen};
+use super::lineage::{self, Listed, Seen};
 use super::process::{self, Pid};
+use super::reserve;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -18,7 +19,7 @@ pub(crate) fn parent_of_living(pid: Pid) -> Option<Pid> {
 }
 
 fn look(pid: Pid) -> Option<Seen> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = reserve::read(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
@@ -30,7 +31,7 @@ fn look(pid: Pid) -> Option<Seen> {
 pub(crate) fn is_being_executed(pid: Pid) -> bool {
     /// Of the fields behind the name, which begin with the state.
     const ENV_START: usize = 50 - 3;
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let Ok(stat) = reserve::read(format!("/proc/{pid}/stat")) else { return false };
     let mut fields = stat.rsplit_once(')').map_or("", |(_, behind)| behind).split_ascii_whitespace();
     let state = fields.next();
     !matches!(state, None | Some("Z" | "X")) && fields.nth(ENV_START - 1) == Some("0")
@@ -40,7 +41,7 @@ pub(crate) fn is_being_executed(pid: Pid) -> bool {
 pub(crate) fn image(pid: Pid) -> Option<u64> {
     /// Of the fields behind the name, which begin with the state.
     const START_CODE: usize = 26 - 3;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = reserve::read(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_CODE)?.parse().ok()
 }
 
@@ -53,19 +54,17 @@ pub(crate) fn tell_end_of_parent(signal: i32) -> io::Result<()> {
 
 /// The children of a process, also those that are not buried.
 pub(crate) fn children(of: Pid) -> Vec<Pid> {
-    if let Ok(listed) = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")) {
+    if let Ok(listed) = reserve::read(format!("/proc/{of}/task/{of}/children")) {
         return listed.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect();
     }
     // A kernel without that list.
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| parent_of_living(*pid) == Some(of)).collect()
+    all().into_iter().filter(|pid| parent_of_living(*pid) == Some(of)).collect()
 }
 
 /// All processes that can be seen.
 pub(crate) fn all() -> Vec<Pid> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let names = reserve::names("/proc").unwrap_or_default();
+    names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
 /// The process group of a process; of the calling one for 0. None if there is no such process.
@@ -98,15 +97,35 @@ pub(crate) fn below_this() -> Vec<Pid> {
         .unwrap_or_else(|| and_below(us).into_iter().filter(|pid| *pid != us).collect())
 }
 
-/// The children of all threads of a process. None where the kernel does not list them, and if one of them has ended
-/// meanwhile.
-fn listed_children(of: Pid) -> Option<Vec<Pid>> {
-    let mut found = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{of}/task")).ok()? {
-        let listed = std::fs::read_to_string(task.ok()?.path().join("children")).ok()?;
-        found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<Pid>().ok()));
+/// The children of all threads of a process. When a thread ends, another one has its children: as long as threads end between,
+/// they are looked for again.
+fn listed_children(of: Pid) -> Listed {
+    const TRIES: usize = 8;
+    let list = || -> io::Result<Option<Vec<Pid>>> {
+        let mut found = Vec::new();
+        for thread in reserve::names(format!("/proc/{of}/task"))? {
+            let Some(thread) = thread.to_str() else { continue };
+            match reserve::read(format!("/proc/{of}/task/{thread}/children")) {
+                Ok(listed) => {
+                    found.extend(listed.split_ascii_whitespace().filter_map(|pid| pid.parse::<Pid>().ok()));
+                }
+                Err(error) if process::is_gone(&error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(found))
+    };
+    for _ in 0..TRIES {
+        match list() {
+            Ok(Some(found)) => return Listed::Children(found),
+            // A kernel without such lists is no process that has ended.
+            Ok(None) if parent_of_living(of).is_none() => return Listed::Ended,
+            Ok(None) => {}
+            Err(error) if process::is_gone(&error) => return Listed::Ended,
+            Err(_) => return Listed::Unclear,
+        }
     }
-    Some(found)
+    Listed::Unclear
 }
 
 /// Whether a living process is below the calling one, however far.

@@ -20,6 +20,16 @@ pub(super) struct Seen {
     pub(super) parent: Pid,
 }
 
+/// What the kernel lists as the children of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    Children(Vec<Pid>),
+    /// It has ended: they are somebody else's by now.
+    Ended,
+    /// There are no such lists, or its threads come and go too fast.
+    Unclear,
+}
+
 /// Whether a living process is below another one, however far.
 pub(super) fn is_below(pid: Pid, root: Pid, look: impl Fn(Pid) -> Option<Seen>) -> bool {
     let Some(first) = look(pid).filter(|seen| seen.lives) else { return false };
@@ -85,19 +95,23 @@ pub(super) fn and_below(roots: &[Pid], all: Vec<Pid>, look: impl Fn(Pid) -> Opti
     found
 }
 
-/// All living processes below this one, found by their parents' lists. None: there is none of the root.
+/// All living processes below this one, found by their parents' lists. None: some of those are unclear.
 pub(super) fn by_lists(
     root: Pid,
-    children: impl Fn(Pid) -> Option<Vec<Pid>>,
+    children: impl Fn(Pid) -> Listed,
     lives: impl Fn(Pid) -> bool,
 ) -> Option<Vec<Pid>> {
+    let listed = |pid| match children(pid) {
+        Listed::Children(found) => Some(found),
+        Listed::Ended => Some(Vec::new()),
+        Listed::Unclear => None,
+    };
     let walk = || {
-        let mut order = children(root)?;
+        let mut order = listed(root)?;
         let (mut found, mut next): (BTreeSet<Pid>, _) = (order.iter().copied().collect(), 0);
         while let Some(&parent) = order.get(next) {
             next += 1;
-            let theirs = children(parent).into_iter().flatten();
-            order.extend(theirs.filter(|child| found.insert(*child)));
+            order.extend(listed(parent)?.into_iter().filter(|child| found.insert(*child)));
         }
         Some(found)
     };
@@ -156,11 +170,14 @@ mod tests {
             world.parents.get(&pid).map(|parent| Seen { lives: true, parent: *parent })
         }
 
-        fn children(world: &RefCell<Self>, of: Pid) -> Option<Vec<Pid>> {
+        fn children(world: &RefCell<Self>, of: Pid) -> Listed {
             let mut world = world.borrow_mut();
             world.step();
-            world.parents.contains_key(&of).then_some(())?;
-            Some(world.parents.iter().filter(|(_, parent)| **parent == of).map(|(pid, _)| *pid).collect())
+            if !world.parents.contains_key(&of) {
+                return Listed::Ended;
+            }
+            let its = world.parents.iter().filter(|(_, parent)| **parent == of);
+            Listed::Children(its.map(|(pid, _)| *pid).collect())
         }
     }
 
@@ -205,6 +222,15 @@ mod tests {
             let found = by_lists(ROOT, |pid| World::children(world, pid), lives).unwrap();
             assert!(found.contains(&last), "{found:?}");
         });
+    }
+
+    #[test]
+    fn a_list_that_is_unclear_is_not_taken_for_an_empty_one() {
+        let world = World::new(LINES[0], &[]);
+        for unclear in [ROOT, 51, 53] {
+            let children = |pid| if pid == unclear { Listed::Unclear } else { World::children(&world, pid) };
+            assert_eq!(by_lists(ROOT, children, |_| true), None, "{unclear}");
+        }
     }
 
     #[test]

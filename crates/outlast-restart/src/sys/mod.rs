@@ -21,6 +21,7 @@ pub(crate) mod process;
 #[cfg(feature = "tokio")]
 pub(crate) mod reactor;
 pub(crate) mod region;
+pub(crate) mod reserve;
 pub(crate) mod robust;
 pub(crate) mod shared;
 pub(crate) mod signals;

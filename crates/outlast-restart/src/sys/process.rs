@@ -330,7 +330,7 @@ pub(crate) fn living_thread_count(pid: Pid) -> usize {
 }
 
 /// Whether that is why something of a process cannot be read.
-fn is_gone(error: &io::Error) -> bool {
+pub(super) fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 

@@ -18,7 +18,10 @@ pub(crate) struct Positions {
 #[derive(Clone, Copy)]
 struct Info {
     state: u8,
-    before_times: [u8; 43],
+    before_unacked: [u8; 23],
+    /// Of a listening socket: how many wait to be accepted.
+    unacked: u32,
+    before_times: [u8; 16],
     last_data_sent_ms: u32,
     last_ack_sent_ms: u32,
     last_data_received_ms: u32,
@@ -103,6 +106,12 @@ pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: impl FnOnce() ->
         CLOSE_WAIT => unread() > 0,
         _ => false,
     })
+}
+
+/// How many connections wait at a listening socket of TCP. None: it is none.
+pub(crate) fn queued_count(socket: BorrowedFd<'_>) -> Option<u32> {
+    const LISTEN: u8 = 10;
+    info(socket).ok().filter(|info| info.state == LISTEN).map(|info| info.unacked)
 }
 
 /// Whether nothing was read of a connection since it was accepted, or written to it. False of what is no TCP connection.

@@ -19,6 +19,8 @@ const REST: Duration = Duration::from_secs(75);
 const OFFER: Duration = Duration::from_secs(30);
 /// Before it is offered once more.
 const AGAIN: Duration = Duration::from_millis(50);
+/// Whoever has accepted one asks sooner what it stands for.
+const UNCLAIMED: Duration = Duration::from_secs(3);
 /// So many are offered at a time: clients wait in the same queue.
 const OFFERS: usize = 16;
 
@@ -93,6 +95,12 @@ impl Connections {
         let before = std::mem::replace(&mut held.state, state);
         self.loose.remove(number, &before);
         self.loose.add(number, &held.state);
+        self.by_age.remove(&held.age);
+        if matches!(held.state, State::Served) && number < UNTOUCHED {
+            self.next_age += 1;
+            held.age = self.next_age;
+            self.by_age.insert(held.age, number);
+        }
         self.note_waiting();
     }
 
@@ -118,6 +126,7 @@ impl Connections {
         let connection = Connection {
             socket,
             cookie,
+            age: 0,
             owner: 0,
             number: -1,
             address,
@@ -156,9 +165,9 @@ impl Connections {
             return;
         }
         self.give_up(serves_since, now);
-        self.take_unclaimed(now);
+        self.take_unclaimed(listeners, now);
         // Those that could not be connected to: their queues are full, or nobody listens there.
-        let (mut behind, mut full) = (None, BTreeSet::new());
+        let (mut behind, mut full) = (None, BTreeSet::<Vec<u8>>::new());
         while self.loose.offered.len() < OFFERS
             && let Some((since, number)) = self.loose.next_ready(behind)
         {
@@ -169,14 +178,15 @@ impl Connections {
                 self.drop(number);
                 continue;
             }
-            let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
-            let Some((address, deferred)) = origin.filter(|(address, _)| !full.contains(address)) else {
-                continue;
-            };
-            let Ok(socket) = sys::connect(&address) else {
-                full.insert(address);
-                continue;
-            };
+            let (ways, deferred) =
+                held.address.as_ref().map(|address| listeners.origin(address)).unwrap_or_default();
+            let open = ways.into_iter().filter(|address| !full.contains(address));
+            let mut refused = Vec::new();
+            let connected = open
+                .into_iter()
+                .find_map(|address| sys::connect(&address).map_err(|_| refused.push(address)).ok());
+            full.extend(refused);
+            let Some(socket) = connected else { continue };
             if deferred {
                 // Whoever waits for a first byte is not woken up without one.
                 let _ = rustix::net::send(&socket, b"\n", rustix::net::SendFlags::NOSIGNAL);
@@ -207,15 +217,18 @@ impl Connections {
         over.into_iter().for_each(|number| self.drop(number));
     }
 
-    /// Of those that were offered: whoever has accepted one was killed before it could ask what that stands for.
-    fn take_unclaimed(&mut self, now: Instant) {
+    /// Of those that were offered: whoever has accepted one was killed before it could ask what that stands for, or has asked
+    /// in vain as this process did not answer.
+    fn take_unclaimed(&mut self, listeners: &Listeners, now: Instant) {
         let all = &self.all;
-        let lost = self.loose.offered.iter().filter_map(|number| match &all.get(number)?.state {
-            State::Offered { socket, since, at, .. } => {
-                let is_lost = now.duration_since(*at) >= AGAIN && has_ended(socket.as_fd());
-                is_lost.then_some((*number, *since))
-            }
-            _ => None,
+        let lost = self.loose.offered.iter().filter_map(|number| {
+            let held = all.get(number)?;
+            let State::Offered { socket, since, at, .. } = &held.state else { return None };
+            let age = now.duration_since(*at);
+            let is_accepted =
+                || held.address.as_ref().is_some_and(|address| listeners.is_queue_empty(address));
+            let is_lost = age >= AGAIN && has_ended(socket.as_fd()) || age >= UNCLAIMED && is_accepted();
+            is_lost.then_some((*number, *since))
         });
         let lost: Vec<(u32, Instant)> = lost.collect();
         lost.into_iter().for_each(|(number, since)| self.change(number, State::Ready { since }));
@@ -267,7 +280,6 @@ impl Connections {
         held.given = tcp::positions(held.socket.as_fd()).ok().map(|positions| (positions, since));
         (held.owner, held.number) = (owner, at);
         (held.got_at, held.looks_closed) = (Instant::now(), false);
-        self.by_age.push_back((number, held.cookie));
         Some(Given { socket, slot: number, cookie: held.cookie })
     }
 

@@ -6,8 +6,8 @@ use crate::custody::listeners::Listeners;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A program that serves has so long to listen at the other addresses that it had.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// So long after its listening socket was given up.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// By their numbers, and since when they are known to be some.
 #[derive(Debug, Default)]

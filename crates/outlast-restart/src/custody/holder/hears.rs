@@ -8,8 +8,9 @@ use crate::custody::listeners::{Listeners, Place, User, open_of};
 use crate::custody::message::{BYTES, IN_USE, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, family, local};
+use crate::sys::{custody as sys, family, local, reserve};
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use std::collections::BTreeMap;
 use std::io;
@@ -83,7 +84,20 @@ impl Holder {
     }
 
     pub(super) fn accept(&mut self) {
-        while let Ok(socket) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            let socket = match accept_with(&self.socket, flags) {
+                Ok(socket) => socket,
+                // Whoever asks is told by an end, and goes on without an answer.
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    let refused = reserve::with(|| Ok(accept_with(&self.socket, flags).map(drop)?));
+                    if refused.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Err(_) => return,
+            };
             // Whoever has no process here is a stranger.
             let Some((pid, user)) = sys::peer_of(socket.as_fd()) else { continue };
             if !family::is_below_this(pid) {

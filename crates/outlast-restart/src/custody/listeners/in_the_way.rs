@@ -11,11 +11,19 @@ use crate::sys::process::Pid;
 use std::os::fd::OwnedFd;
 
 /// Of these listeners the inodes of those that nobody has, or is about to receive.
-fn of_nobody(some: &[&Listener], processes: &[Pid], is_about_to_receive: impl Fn(Pid) -> bool) -> Vec<u64> {
+fn of_nobody(
+    some: &[&Listener],
+    by: Pid,
+    processes: &[Pid],
+    is_about_to_receive: impl Fn(Pid) -> bool,
+) -> Vec<u64> {
     let inodes: Vec<u64> = some.iter().map(|listener| listener.inode).collect();
     let used = open_of(processes, &inodes);
     let is_given = |listener: &Listener| listener.given.is_some_and(&is_about_to_receive);
-    let free = some.iter().filter(|listener| !used.contains(&listener.inode) && !is_given(listener));
+    let is_taken = |listener: &Listener| {
+        used.contains(&listener.inode) || is_given(listener) || listener.may_be_in_place(by, processes)
+    };
+    let free = some.iter().filter(|listener| !is_taken(listener));
     free.map(|listener| listener.inode).collect()
 }
 
@@ -36,7 +44,7 @@ impl Listeners {
         if there.is_empty() {
             return Vec::new();
         }
-        let free = of_nobody(&there, processes, is_about_to_receive);
+        let free = of_nobody(&there, by, processes, is_about_to_receive);
         let closed = self.all.extract_if(.., |listener| free.contains(&listener.inode));
         closed.map(|listener| listener.socket).collect()
     }
@@ -54,7 +62,7 @@ impl Listeners {
                 && is_in(by, listener.network.as_ref())
         };
         let there: Vec<&Listener> = self.all.iter().filter(is_reached).collect();
-        !there.is_empty() && of_nobody(&there, &processes(), is_about_to_receive).len() == there.len()
+        !there.is_empty() && of_nobody(&there, by, &processes(), is_about_to_receive).len() == there.len()
     }
 
     /// Whether some were last seen with that process.

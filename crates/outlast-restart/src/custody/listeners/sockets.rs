@@ -3,10 +3,13 @@
 use super::{Listener, Listeners};
 use crate::custody::address::Address;
 use crate::sys::process::{self, Pid};
+use crate::sys::reserve::{self, is_out_of_descriptors};
 use crate::sys::tcp;
 use crate::sys::{custody as sys, descriptors};
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
 
 /// What a process has of a program's sockets.
 #[derive(Default)]
@@ -42,18 +45,21 @@ impl Client {
     }
 }
 
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+/// The inode of a socket that a process has open under this name of a descriptor.
+fn inode_of(pid: Pid, name: &OsStr) -> Option<u64> {
+    let link = std::fs::read_link(Path::new(&format!("/proc/{pid}/fd")).join(name)).ok()?;
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// The sockets that a process has open: their numbers there, and by what they are known.
 fn sockets(pid: Pid) -> io::Result<impl Iterator<Item = (RawFd, u64)>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
-    Ok(entries.filter_map(|entry| {
-        let link = std::fs::read_link(entry.path()).ok()?;
-        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
-        Some((entry.file_name().to_str()?.parse().ok()?, inode))
-    }))
+    let names = reserve::names(format!("/proc/{pid}/fd"))?;
+    Ok(names.into_iter().filter_map(move |name| Some((name.to_str()?.parse().ok()?, inode_of(pid, &name)?))))
+}
+
+/// Whether a process lives, and what it has open cannot be seen.
+pub(super) fn is_unseen(pid: Pid) -> bool {
+    reserve::names(format!("/proc/{pid}/fd")).is_err() && !sys::is_exiting(pid)
 }
 
 /// Where these sockets are: each in one process that has it. None: not all processes can be looked at.
@@ -81,12 +87,7 @@ pub(super) fn places(processes: &[Pid], mut inodes: Vec<u64>) -> Option<Vec<(u64
 
 /// Copies of all listening sockets that a process has.
 pub(super) fn all_listening(process: BorrowedFd<'_>, pid: Pid) -> Vec<OwnedFd> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| {
-        let link = std::fs::read_link(entry.path()).ok()?;
-        let is_socket = link.to_str()?.starts_with("socket:");
-        is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
-    });
+    let numbers = sockets(pid).into_iter().flatten().map(|(number, _)| number);
     let copies = numbers.filter_map(|number| sys::copy_of(process, number).ok());
     copies.filter(|copy| descriptors::does_listen(copy.as_fd()) && sys::is_stream(copy.as_fd())).collect()
 }
@@ -105,14 +106,13 @@ pub(crate) fn does_listen(pid: Pid) -> bool {
 /// Which of these sockets some of the processes have open.
 pub(in crate::custody) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64> {
     let mut found = Vec::new();
-    for pid in processes {
-        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
-        for link in entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()) {
-            let inode = link
-                .to_str()
-                .and_then(|link| link.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u64>().ok());
-            found.extend(inode.filter(|inode| inodes.contains(inode) && !found.contains(inode)));
-        }
+    for &pid in processes {
+        let its = sockets(pid).into_iter().flatten().map(|(_, inode)| inode);
+        its.for_each(|inode| {
+            if inodes.contains(&inode) && !found.contains(&inode) {
+                found.push(inode);
+            }
+        });
         if found.len() == inodes.len() {
             break;
         }
