@@ -4,8 +4,8 @@ mod down;
 mod up;
 mod urgent;
 
-use super::bulk::Bulk;
 use super::Destination;
+use super::bulk::Bulk;
 use crate::error::Error;
 use crate::sys::Pipe;
 use crate::tokio::Session;
