@@ -169,7 +169,8 @@ impl Connections {
                 self.drop(number);
                 continue;
             }
-            let origin = held.address.as_ref().and_then(|address| listeners.origin(address));
+            let origin =
+                held.address.as_ref().and_then(|address| listeners.origin(address, held.socket.as_fd()));
             let Some((address, deferred)) = origin.filter(|(address, _)| !full.contains(address)) else {
                 continue;
             };
