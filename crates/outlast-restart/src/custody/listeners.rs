@@ -144,7 +144,8 @@ impl Listeners {
         };
         let find = || {
             let path = address.path()?;
-            SocketFile::find(folder.or_else(|| folder_of(path, maker))?, path, inode)
+            let may_link = users::may_link_file_of(&socket, of);
+            SocketFile::find(folder.or_else(|| folder_of(path, maker))?, path, inode, may_link)
         };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
@@ -290,8 +291,9 @@ impl Listeners {
 
     /// Where a connection has come from, to connect there once more, the best address first; and whether it waits for a first
     /// byte.
-    pub(super) fn origin(&self, connection: &Address) -> (Vec<Vec<u8>>, bool) {
-        let mut there = self.all.iter().filter(|listener| connection.came_to(&listener.address));
+    pub(super) fn origin(&self, connection: &Address, socket: BorrowedFd<'_>) -> (Vec<Vec<u8>>, bool) {
+        let came_to = |listener: &&Listener| connection.came_to(&listener.address);
+        let mut there = self.all.iter().filter(came_to).filter(|listener| listener.may_serve(socket));
         if connection.path().is_some() {
             let at = there.find_map(|listener| listener.file.as_ref()?.reached_at());
             return (at.into_iter().collect(), false);

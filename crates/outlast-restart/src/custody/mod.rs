@@ -15,6 +15,7 @@ mod connections;
 mod holder;
 mod left_over;
 mod listeners;
+mod mark;
 pub mod message;
 pub(crate) mod name;
 mod overlap;
@@ -30,6 +31,8 @@ use crate::sys::process::{Ended, Known, Pid};
 use holder::{Command, Holder};
 pub(crate) use left_over::Remains;
 pub(crate) use listeners::does_listen;
+use mark::{MARK, mark, owner_of_table};
+pub(crate) use mark::{Marks, is_ours, name_of_memory, supervisor_in, supervisor_of};
 use name::Name;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -48,60 +51,6 @@ pub const ENVIRONMENT: &str = "OUTLAST_CUSTODY";
 /// The variable with what the table's memory is called, for who listens when the supervisor is gone: memory of this name is
 /// then made by the library, so that the next supervisor finds the process.
 pub const MARK_ENVIRONMENT: &str = "OUTLAST_CUSTODY_MARK";
-
-/// Begins the name of the table's memory, as others see it in /proc/PID/maps: behind it are the supervisor's process and
-/// the name of what it runs.
-const MARK: &str = "outlast-custody:";
-/// Of the latter.
-const MARK_BYTES_MAX: usize = 200;
-
-fn mark(supervisor: u32, name: &str) -> String {
-    name_of_memory(MARK, supervisor, name)
-}
-
-/// What memory is called that shows others, in /proc, which supervisor a process is of, and what that runs.
-pub(crate) fn name_of_memory(begin: &str, supervisor: u32, name: &str) -> String {
-    let safe = |c: char| if c.is_control() || c == '\\' { '?' } else { c };
-    let mut mark = format!("{begin}{supervisor}:");
-    name.chars()
-        .map(safe)
-        .take_while(|c| {
-            let fits = mark.len() + c.len_utf8() <= MARK_BYTES_MAX;
-            mark.push(if fits { *c } else { ' ' });
-            fits
-        })
-        .for_each(drop);
-    mark.trim_end().to_owned()
-}
-
-/// The supervisor that a process has its table of, if it is one of that name.
-pub(crate) fn supervisor_of(pid: Pid, name: &str) -> Option<Pid> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    maps.lines().find_map(|line| supervisor_in(line, MARK, name))
-}
-
-/// The supervisor that memory is of, by its path in /proc, if it is one of that name.
-pub(crate) fn supervisor_in(path: &str, begin: &str, name: &str) -> Option<Pid> {
-    let (_, found) = path.split_once(begin)?;
-    let supervisor = found.split_once(':')?.0.parse().ok()?;
-    let found = found.strip_suffix(" (deleted)").unwrap_or(found);
-    let is_it = name_of_memory(begin, supervisor, name).strip_prefix(begin) == Some(found);
-    is_it.then(|| Pid::try_from(supervisor).ok())?
-}
-
-/// Whose the table is that a process has: who has made it, whatever the process is by now. None: it has none, or this process
-/// may not ask (which takes CAP_CHECKPOINT_RESTORE).
-fn owner_of_table(pid: Pid) -> Option<u32> {
-    use std::os::unix::fs::MetadataExt;
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let line = maps.lines().find(|line| line.contains(MARK))?;
-    let range = line.split_ascii_whitespace().next()?;
-    // With as many digits as it takes.
-    let (from, to) = range.split_once('-')?;
-    let [from, to] = [from, to].map(|end| u64::from_str_radix(end, 16));
-    let file = std::fs::metadata(format!("/proc/{pid}/map_files/{:x}-{:x}", from.ok()?, to.ok()?)).ok()?;
-    Some(file.uid())
-}
 
 /// A process of the program has ended, and not in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! What goes on without its supervisor: who that was is told to the program by a variable, which all that it starts inherit.
 
+use super::traces;
 use crate::custody;
 use crate::sys::process::{self, Known, Pid};
 use crate::sys::{descriptors, family, signals};
@@ -50,7 +51,8 @@ pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Known>> {
     let mut found = BTreeMap::<Pid, Vec<Known>>::new();
     for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
         let Ok(known) = Known::open(pid) else { continue };
-        if let Some(supervisor) = custody::supervisor_of(pid, key)
+        let is_told = |supervisor| traces::tells(pid, supervisor, key);
+        if let Some(supervisor) = custody::supervisor_of(pid, key, is_told)
             && family::parent_of_living(supervisor).is_none()
         {
             found.entry(supervisor).or_default().push(known);

@@ -2,8 +2,8 @@
 //! long as it lived it would have ended them; the next one of its name does.
 //!
 //! A process has the supervisor's [board](crate::board::Board) open, and its name among its environment. Some close all
-//! descriptors, some write over their environment: one of both is enough. A server that uses the library has the board
-//! mapped, too: it looks after itself, and is left alone.
+//! descriptors, some write over their environment: one of both is enough. It is a board only if this user has made it, or
+//! root. A server that uses the library has the board mapped, too: it looks after itself, and is left alone.
 
 use super::left;
 use crate::custody;
@@ -11,6 +11,7 @@ use crate::sys::descriptors::HIGH;
 use crate::sys::family;
 use crate::sys::process::{self, Known, Pid};
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 
 /// The variable with the [key](super::Settings::key) of the supervisor.
 pub(super) const KEY_ENVIRONMENT: &str = "OUTLAST_SERVICE";
@@ -62,14 +63,23 @@ fn by_board(pid: Pid, key: &str) -> Option<Pid> {
     };
     entries.filter(is_one).find_map(|entry| {
         let path = std::fs::read_link(entry.path()).ok()?;
-        custody::supervisor_in(path.to_str()?, BOARD, key)
+        let supervisor = custody::supervisor_in(path.to_str()?, BOARD, key)?;
+        // A stranger may have passed it to a process that takes descriptors.
+        let owner = std::fs::metadata(entry.path()).ok()?.uid();
+        custody::is_ours(owner).then_some(supervisor)
     })
+}
+
+/// Whether a process names this supervisor by something else than what it has mapped.
+pub(super) fn tells(pid: Pid, supervisor: Pid, key: &str) -> bool {
+    by_environment(pid, key) == Some(supervisor) || by_board(pid, key) == Some(supervisor)
 }
 
 /// Whether it looks after itself: it has this supervisor's board mapped. Another supervisor has its own.
 fn uses_library(pid: Pid, supervisor: Pid, key: &str) -> bool {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    maps.lines().any(|line| custody::supervisor_in(line, BOARD, key) == Some(supervisor))
+    let marks = custody::Marks::of(pid);
+    let is_its = |is_its: Option<bool>| is_its.unwrap_or_else(|| tells(pid, supervisor, key));
+    marks.supervisors(BOARD, key).any(|(its, is_theirs)| its == supervisor && is_its(is_theirs))
 }
 
 #[cfg(test)]

@@ -48,6 +48,7 @@ mod run_held;
 mod run_leftovers;
 mod run_listen;
 mod run_log;
+mod run_marks;
 mod run_namespaces;
 mod run_notify;
 mod run_orphaned;

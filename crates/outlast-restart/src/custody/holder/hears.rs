@@ -151,13 +151,13 @@ impl Holder {
                     self.puts_back_until = Some(Instant::now() + PUTS_BACK);
                     self.report(Report::TookOver { supervisor, sockets });
                 }
-                let address = address.filter(|address| self.admits(control, address));
+                let ipv6_only = message.slot & IPV6_ONLY != 0;
+                let address = address.filter(|address| self.admits(control, (address, ipv6_only)));
                 let Some(control) = self.controls.get(&control) else { return };
                 let processes = self.left_over.newer(family::below_this());
                 let controls = &self.controls;
                 let is_about_to_receive = |other: Pid| about_to_receive(controls, pid, other);
                 let folder = descriptors.first().map(AsFd::as_fd);
-                let ipv6_only = message.slot & IPV6_ONLY != 0;
                 let place = address.as_ref().map(|address| Place { address, folder, ipv6_only });
                 if let Some(socket) =
                     place.and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive))
@@ -233,7 +233,7 @@ impl Holder {
     }
 
     /// Whether what is held at this address, if anything is, is for the user who asks.
-    fn admits(&mut self, control: u64, address: &Address) -> bool {
+    fn admits(&mut self, control: u64, address: (&Address, bool)) -> bool {
         let Some((user, pid)) = self.user_of(control).zip(self.controls.get(&control).map(|it| it.pid))
         else {
             return false;

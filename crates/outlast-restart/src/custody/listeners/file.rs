@@ -62,22 +62,35 @@ fn begin_of_links(name: &OsStr) -> OsString {
 }
 
 impl SocketFile {
-    /// That of the listening socket with this inode, which is bound to this path. None: it is not there.
-    pub(super) fn find(folder: OwnedFd, path: &[u8], inode: u64) -> Option<Self> {
+    /// That of the listening socket with this inode, which is bound to this path. None: it is not there. It gets a second name
+    /// if that `may_link` for its owner.
+    pub(super) fn find(
+        folder: OwnedFd,
+        path: &[u8],
+        inode: u64,
+        may_link: impl Fn(u32) -> bool,
+    ) -> Option<Self> {
         let name = Path::new(OsStr::from_bytes(path)).file_name()?.to_owned();
         let mut link = begin_of_links(&name);
         link.push(format!("{}-{inode}", process::pid()));
-        let Some(file) = look(folder.as_fd(), &name) else {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = fs::openat(&folder, &name, flags, Mode::empty()) else {
             // It may have one already.
-            let id = id(&look(folder.as_fd(), &link)?);
-            return Some(Self { folder, name, id, link: Some(link) });
+            let file = look(folder.as_fd(), &link).filter(|file| may_link(file.st_uid))?;
+            return Some(Self { folder, name, id: id(&file), link: Some(link) });
         };
-        let _ = fs::unlinkat(&folder, &link, AtFlags::empty());
-        let linked = fs::linkat(&folder, &name, &folder, &link, AtFlags::empty()).ok();
-        match linked.and_then(|()| look(folder.as_fd(), &link)) {
-            Some(file) => Some(Self { folder, name, id: id(&file), link: Some(link) }),
-            None => Some(Self { folder, name, id: id(&file), link: None }),
+        let found = fs::fstat(&file).ok()?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+            return None;
         }
+        if !may_link(found.st_uid) {
+            return Some(Self { folder, name, id: id(&found), link: None });
+        }
+        let _ = fs::unlinkat(&folder, &link, AtFlags::empty());
+        // Of this very file: another one may have its name by now.
+        let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let linked = fs::linkat(fs::CWD, opened, &folder, &link, AtFlags::SYMLINK_FOLLOW).is_ok();
+        Some(Self { folder, name, id: id(&found), link: linked.then_some(link) })
     }
 
     /// Whether it is in this folder, by whatever path.
@@ -181,7 +194,7 @@ mod tests {
         let _listener = UnixListener::bind(&at).unwrap();
         // One that a supervisor has left that was killed does not count.
         std::fs::hard_link(&at, path.join(".s.outlast-1-1")).unwrap();
-        let file = SocketFile::find(opened, b"s", 7).unwrap();
+        let file = SocketFile::find(opened, b"s", 7, |_| true).unwrap();
         assert!(file.is_there() && file.put_back());
         std::fs::remove_file(&at).unwrap();
         assert!(!file.is_there() && file.put_back() && file.is_there());
@@ -205,9 +218,9 @@ mod tests {
         let _listener = UnixListener::bind(path.join("s")).unwrap();
         let absolute = path.join("s");
         let found = folder_of(absolute.as_os_str().as_bytes(), process::pid()).unwrap();
-        let file = SocketFile::find(opened, b"s", 8).unwrap();
+        let file = SocketFile::find(opened, b"s", 8, |_| true).unwrap();
         assert!(file.is_in(found.as_fd()) && !file.is_in(other.as_fd()));
-        assert!(SocketFile::find(other, b"s", 8).is_none());
+        assert!(SocketFile::find(other, b"s", 8, |_| true).is_none());
         drop(file);
         std::fs::remove_dir_all(path).unwrap();
         std::fs::remove_dir_all(other_path).unwrap();

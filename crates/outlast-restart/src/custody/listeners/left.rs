@@ -2,7 +2,7 @@
 
 use super::file::{SocketFile, folder_of};
 use super::sockets::all_listening;
-use super::users::of_left;
+use super::users::{may_link_file_of, of_left};
 use super::{Listener, Listeners};
 use crate::custody::address::Address;
 use crate::custody::message::AddressBytes;
@@ -69,8 +69,11 @@ impl Listeners {
         let (mut addresses, mut files) = (Vec::new(), Vec::new());
         for (pid, socket) in sockets {
             let Some(address) = Address::parse(&sys::local_address(socket.as_fd())) else { continue };
-            let find =
-                |path| SocketFile::find(folder_of(path, pid)?, path, descriptors::inode(&socket).ok()?);
+            let users = of_left(pid);
+            let find = |path| {
+                let may_link = may_link_file_of(&socket, &users);
+                SocketFile::find(folder_of(path, pid)?, path, descriptors::inode(&socket).ok()?, may_link)
+            };
             files.extend(address.path().and_then(find));
             table.note_address(&address);
             let network = network_of(pid, &address);

@@ -2,6 +2,7 @@
 
 use super::{Listener, Listeners};
 use crate::custody::address::Address;
+use crate::custody::overlap::is_in_the_way;
 use crate::sys::process::Pid;
 use rustix::process::geteuid;
 use std::os::fd::AsFd;
@@ -11,7 +12,7 @@ const USERS_MAX: usize = 8;
 const ROOT: u32 = 0;
 
 /// A user who asks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::custody) struct User(u32);
 
 impl User {
@@ -40,7 +41,7 @@ pub(super) struct Users(Vec<u32>);
 
 impl Users {
     pub(super) fn of(socket: impl AsFd) -> Self {
-        Self(rustix::fs::fstat(socket).map(|socket| socket.st_uid).into_iter().collect())
+        Self(maker(socket).into_iter().map(|User(user)| user).collect())
     }
 
     pub(super) fn add(&mut self, users: &[User]) {
@@ -53,8 +54,17 @@ impl Users {
 
     /// Whether this user may have it; and may want it: root does not serve at what a stranger has made, and may still have.
     fn are_those_of(&self, user: User) -> bool {
-        let by_us = self.0.first().is_some_and(|made| User(*made).has_all());
-        self.0.contains(&user.0) || (user.has_all() && by_us)
+        self.0.contains(&user.0) || (user.has_all() && self.is_ours())
+    }
+
+    fn is_ours(&self) -> bool {
+        self.0.first().is_some_and(|made| User(*made).has_all())
+    }
+
+    /// Whether who serves here may have a connection that `served` had: what another user listens with is no place for what
+    /// has come to ours. Ours is one for all: only who was given it has it, such as workers that have given their rights away.
+    fn may_serve(&self, served: Option<User>) -> bool {
+        self.is_ours() || served.is_some_and(|user| self.0.contains(&user.0))
     }
 }
 
@@ -63,14 +73,30 @@ pub(super) fn of_left(pid: Pid) -> Vec<User> {
     [Some(geteuid().as_raw()), effective(pid)].into_iter().flatten().map(User).collect()
 }
 
-/// Whether nobody can listen at both unless both say so (SO_REUSEPORT).
-fn overlap(one: &Address, other: &Address) -> bool {
-    let anywhere = |ip: &[u8]| ip.iter().all(|&byte| byte == 0);
-    match (one, other) {
-        (Address::Internet { ip, port, .. }, Address::Internet { ip: other_ip, port: other_port, .. }) => {
-            port == other_port && (ip == other_ip || anywhere(ip) || anywhere(other_ip))
-        }
-        _ => one == other,
+/// Who has made a socket: of an accepted one that is who has accepted it.
+fn maker(socket: impl AsFd) -> Option<User> {
+    rustix::fs::fstat(socket).ok().map(|socket| User(socket.st_uid))
+}
+
+/// Whether the holder may make a second name of a socket's file, which `owner` owns, for these users: it could do that where
+/// they may not. The socket's `maker` counts as well: we may have found it with somebody else.
+pub(super) fn may_link(users: &[User], maker: Option<User>, owner: u32) -> bool {
+    let is_ours = maker.is_some_and(User::has_all);
+    users
+        .iter()
+        .any(|user| if user.has_all() { is_ours || maker == Some(User(owner)) } else { user.0 == owner })
+}
+
+/// As [`may_link`], of a socket.
+pub(super) fn may_link_file_of(socket: impl AsFd, users: &[User]) -> impl Fn(u32) -> bool {
+    let maker = maker(socket);
+    move |owner| may_link(users, maker, owner)
+}
+
+impl Listener {
+    /// Whether a connection may be served by whoever has this listening socket.
+    pub(super) fn may_serve(&self, connection: impl AsFd) -> bool {
+        self.users.may_serve(maker(connection))
     }
 }
 
@@ -81,11 +107,14 @@ impl Listeners {
     pub(in crate::custody) fn admit(
         &mut self,
         user: User,
-        address: &Address,
+        (address, ipv6_only): (&Address, bool),
         begins: bool,
         used: impl FnOnce(&[u64]) -> Vec<u64>,
     ) -> bool {
-        let is_denied = |it: &Listener| overlap(&it.address, address) && !it.users.are_those_of(user);
+        let is_at = |it: &Listener| {
+            it.address == *address || is_in_the_way((&it.address, it.ipv6_only), (address, ipv6_only))
+        };
+        let is_denied = |it: &Listener| is_at(it) && !it.users.are_those_of(user);
         let denied: Vec<u64> = self.all.iter().filter(|it| is_denied(it)).map(|it| it.inode).collect();
         if denied.is_empty() {
             return true;
@@ -121,6 +150,30 @@ mod tests {
         assert!(strangers.are_those_of(User(own)));
         (0..100).for_each(|user| strangers.add(&[User(user)]));
         assert_eq!(strangers.0.len(), USERS_MAX);
+    }
+
+    #[test]
+    fn what_has_come_to_ours_is_served_by_who_has_ours_and_by_nobody_else() {
+        let own = geteuid().as_raw();
+        let (a, b) = (own + 1, own + 2);
+        let (ours, strangers) = (Users(vec![own]), Users(vec![a]));
+        // Workers that have given their rights away serve at ours.
+        assert!([own, a].into_iter().all(|user| ours.may_serve(Some(User(user)))));
+        assert!(strangers.may_serve(Some(User(a))));
+        assert!(
+            [Some(User(own)), Some(User(b)), None].into_iter().all(|served| !strangers.may_serve(served))
+        );
+    }
+
+    #[test]
+    fn a_file_gets_a_second_name_for_its_owner_and_for_us_if_the_socket_is_ours_or_the_file_its_makers() {
+        let own = geteuid().as_raw();
+        let (us, a) = (User(own), User(own + 1));
+        assert!(may_link(&[us], Some(us), own) && may_link(&[us], Some(us), a.0));
+        assert!(may_link(&[a], Some(a), a.0) && may_link(&[us, a], Some(a), a.0));
+        assert!(!may_link(&[a], Some(a), own) && !may_link(&[a], Some(us), own));
+        assert!(!may_link(&[us], Some(a), own) && !may_link(&[us, a], Some(a), own));
+        assert!(!may_link(&[], Some(us), own));
     }
 
     #[test]
