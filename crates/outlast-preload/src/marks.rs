@@ -32,7 +32,7 @@ static MARKS: [Mark; DESCRIPTORS] =
     [const { Mark { what: AtomicU32::new(NOTHING), cookie: AtomicU64::new(0) } }; DESCRIPTORS];
 /// Of this process. 0: the program has not begun yet, or this is a child that was made past the C library (by `clone`).
 static PID: &AtomicI32 = &OWN.number;
-static OWN: sys::Wiped = sys::Wiped::new();
+static OWN: sys::children::Wiped = sys::children::Wiped::new();
 /// How often this process, and those that it comes from, have forked.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
@@ -90,7 +90,7 @@ fn is_silent_child() -> bool {
 pub extern "C" fn begin() {
     OWN.wipe_in_children();
     PID.store(sys::pid(), Ordering::Relaxed);
-    sys::on_fork(has_forked, forked);
+    sys::children::on_fork(has_forked, forked);
 }
 
 extern "C" fn has_forked() {

@@ -6,11 +6,15 @@ use std::io::{self, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
+pub mod children;
 pub mod execute;
 pub mod given;
 pub mod room;
+mod signals;
+
+pub use signals::BlockedSignals;
 
 /// A process of the kernel.
 pub type Pid = libc::pid_t;
@@ -81,65 +85,6 @@ pub fn thread() -> usize {
 pub fn pid() -> Pid {
     // SAFETY: no arguments, cannot fail.
     unsafe { libc::getpid() }
-}
-
-/// Has `in_parent` called behind every fork, and `in_child` in every child that comes of one.
-pub fn on_fork(in_parent: extern "C" fn(), in_child: extern "C" fn()) {
-    // SAFETY: functions without arguments that stay as long as the program. A failure leaves it as it is.
-    unsafe { libc::pthread_atfork(None, Some(in_parent), Some(in_child)) };
-}
-
-/// A number that is 0 in every child with memory of its own; a child of `vfork` has its parent's. Alone on its page.
-#[repr(align(4096))]
-pub struct Wiped {
-    /// It.
-    pub number: AtomicI32,
-}
-
-impl Wiped {
-    /// As it begins.
-    pub const fn new() -> Self {
-        Self { number: AtomicI32::new(0) }
-    }
-
-    /// Where the kernel cannot do so, or has larger pages, a child has its parent's number.
-    pub fn wipe_in_children(&'static self) {
-        let place = std::ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the pages of a static whose only content may be 0 at any time.
-        unsafe { libc::madvise(place, size_of::<Self>(), libc::MADV_WIPEONFORK) };
-    }
-}
-
-/// The calling thread's signals wait as long as this lives, but those that a fault of its own sends.
-pub struct BlockedSignals {
-    /// None: they are not blocked.
-    before: Option<u64>,
-}
-
-impl BlockedSignals {
-    /// From here on.
-    pub fn new() -> Self {
-        const FAULTS: [c_int; 6] =
-            [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-        let all = FAULTS.iter().fold(u64::MAX, |all, fault| all & !(1 << (fault - 1)));
-        let mut before = 0;
-        let is_done = signal_mask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-        Self { before: is_done.then_some(before) }
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            signal_mask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        }
-    }
-}
-
-/// As the kernel has it: the C library leaves out the signal by which it cancels threads.
-fn signal_mask(how: c_int, mask: *const u64, before: *mut u64) -> bool {
-    // SAFETY: the kernel reads and fills as much as is told, or says that it cannot.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, mask, before, size_of::<u64>()) == 0 }
 }
 
 fn length<T>() -> libc::socklen_t {
