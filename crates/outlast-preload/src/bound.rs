@@ -98,7 +98,11 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
 /// The program listens.
 pub fn on_listen(descriptor: RawFd) {
     let _errno = sys::Errno::keep();
-    if marks::is_silent() || !sys::is_stream(descriptor) {
+    if marks::is_silent() {
+        marks::listens_untold();
+        return;
+    }
+    if !sys::is_stream(descriptor) {
         return;
     }
     let name = sys::name(descriptor, false);

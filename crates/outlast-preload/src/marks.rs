@@ -8,7 +8,7 @@ use crate::sys;
 use outlast_restart::custody::message::{Message, Verb};
 use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, Table};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors beyond are not looked at.
 const DESCRIPTORS: usize = 1 << 16;
@@ -69,6 +69,14 @@ pub fn forbid<T>(call: impl FnOnce() -> T, has_failed: impl FnOnce(&T) -> bool) 
         }
     }
     result
+}
+
+/// Whether the program listens where the holder cannot be told any more.
+static LISTENS_UNTOLD: AtomicBool = AtomicBool::new(false);
+
+/// The program has begun to listen, after it has forbidden itself system calls.
+pub fn listens_untold() {
+    LISTENS_UNTOLD.store(true, Ordering::Relaxed);
 }
 
 /// Whether this process makes no system calls but the program's.
@@ -210,6 +218,10 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
         mark.what.store(NOTHING, Ordering::Relaxed);
         if is_silent() {
+            if LISTENS_UNTOLD.load(Ordering::Relaxed) {
+                // Its user would be told that what listens is kept. The holder finds out that it is not.
+                return;
+            }
             let is_kept_elsewhere = |table: &&Table| table.keeps_connections() && http::is_request(head);
             if let Some(table) = holder::table().filter(is_kept_elsewhere) {
                 table.note_not_kept(NotKept::Sandbox);

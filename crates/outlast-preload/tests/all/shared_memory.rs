@@ -36,6 +36,7 @@ static int prepare(const char *what) {
     if (!strcmp(what, "prctl")) return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, 0) == -1 && errno == EFAULT;
     if (!strcmp(what, "seccomp"))
         return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, 0) == -1 && errno == EFAULT;
+    if (!strcmp(what, "forbids")) return forbid(), 1;
     pid_t child = vfork();
     if (!child) {
         if (!strcmp(what, "child forbids")) forbid();
@@ -97,6 +98,22 @@ fn a_program_that_asks_by_seccomp_whether_calls_can_be_forbidden_is_held() {
 #[test]
 fn a_child_of_vfork_that_forbids_itself_calls_silences_itself_alone() {
     is_heard_after("child forbids");
+}
+
+#[test]
+fn sockets_that_listen_only_behind_a_filter_are_not_said_to_be_kept() {
+    if !is_installed("cc") {
+        return;
+    }
+    let (folder, port) = (folder("shared-memory-forbids"), free_port());
+    let mut command = Command::new(compiled("cc", &folder, "program", PROGRAM));
+    command.arg(port.to_string()).arg("forbids");
+    let server = Server::start(&command, true);
+    assert!(Client::connect(port).get("/"));
+    eventually("it is not said that nothing is kept", || server.said("HoldsNothing").pop());
+    assert_eq!(server.said("Sandbox"), Vec::<String>::new());
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
