@@ -150,7 +150,7 @@ pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
 /// The program has shut a socket down. Processes that wait for clients there are told so as long as it does not listen, and the
 /// holder may have it listen again before they run: so it is shut down some more times.
 pub fn after_shutdown(descriptor: RawFd, shut_down: impl Fn()) {
-    const TIMES: u32 = 10;
+    const TIMES: u32 = 100;
     if !holder::table().is_some_and(Table::is_replaced)
         || marks::is_silent()
         || !marks::has_shared(descriptor)
@@ -159,7 +159,7 @@ pub fn after_shutdown(descriptor: RawFd, shut_down: impl Fn()) {
     }
     let _errno = sys::Errno::keep();
     for _ in 0..TIMES {
-        sys::pause_ms(2);
+        sys::pause_us(200);
         if sys::does_listen(descriptor) {
             shut_down();
         }

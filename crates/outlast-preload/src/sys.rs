@@ -290,8 +290,8 @@ pub fn now_ms() -> u64 {
 }
 
 /// Waits for so long, or until a signal comes.
-pub fn pause_ms(milliseconds: u32) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(milliseconds) * 1_000_000 };
+pub fn pause_us(microseconds: u32) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(microseconds) * 1000 };
     // SAFETY: reads a local.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, std::ptr::null_mut::<libc::timespec>()) };
 }
