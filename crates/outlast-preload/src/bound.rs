@@ -98,7 +98,11 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
 /// The program listens.
 pub fn on_listen(descriptor: RawFd) {
     let _errno = sys::Errno::keep();
-    if marks::is_silent() || !sys::is_stream(descriptor) {
+    if marks::is_silent() {
+        marks::listens_untold();
+        return;
+    }
+    if !sys::is_stream(descriptor) {
         return;
     }
     let name = sys::name(descriptor, false);
@@ -127,7 +131,7 @@ pub fn on_listen(descriptor: RawFd) {
 /// who wait for the program that takes this one's place. This process has one from there on that does not listen, and accepts
 /// nobody.
 ///
-/// Not where threads may wait for clients, who are to be told, and where the socket may be known to an epoll, which would not
+/// Not where threads or other processes may wait for clients, who are to be told, and where the socket may be known to an epoll, which would not
 /// know the other one: the holder has it listen again then, as soon as it hears of that. Takes no memory: it may be called
 /// in the handler of a signal.
 pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
@@ -136,10 +140,30 @@ pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
         return false;
     }
     let _errno = sys::Errno::keep();
-    if !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::has_epoll() {
+    let is_alone = marks::listens_alone(descriptor) && sys::does_listen(descriptor);
+    if !is_alone || !sys::is_only_thread() || sys::has_epoll() {
         return false;
     }
     sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))
+}
+
+/// The program has shut a socket down. Processes that wait for clients there are told so as long as it does not listen, and the
+/// holder may have it listen again before they run: so it is shut down some more times.
+pub fn after_shutdown(descriptor: RawFd, shut_down: impl Fn()) {
+    const TIMES: u32 = 100;
+    if !holder::table().is_some_and(Table::is_replaced)
+        || marks::is_silent()
+        || !marks::has_shared(descriptor)
+    {
+        return;
+    }
+    let _errno = sys::Errno::keep();
+    for _ in 0..TIMES {
+        sys::pause_us(200);
+        if sys::does_listen(descriptor) {
+            shut_down();
+        }
+    }
 }
 
 /// The program connects. Whether nobody is there but the holder: some look so whether another of them runs, or whether their port
@@ -161,7 +185,6 @@ pub fn on_connect(descriptor: RawFd, address: &[u8]) -> bool {
     let Some(parsed) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
     let Some(bytes) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
-    marks::begin();
     let question = Message { address: bytes, ..Message::new(Verb::Probe) };
     let folder = folder(address);
     holder::ask(&question, folder.as_ref().map(AsFd::as_fd))

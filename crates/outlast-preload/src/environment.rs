@@ -6,48 +6,59 @@
 
 use crate::program::{self, Program};
 use crate::sys::execute::{self, File, Texts};
+use crate::sys::room::{self, LINE_BYTES_MAX, PATH_BYTES};
 use crate::{marks, sys};
+use libc::c_char;
 use std::ffi::CStr;
 
 /// The loader's variable.
 const VARIABLE: &[u8] = b"LD_PRELOAD=";
-/// Longer ones are passed on as they are.
-const VALUE_BYTES: usize = 2048;
-/// Longer paths are not looked at.
-const PATH_BYTES: usize = 1024;
 /// Scripts for scripts: as deep as the kernel goes.
 const SCRIPTS_MAX: usize = 5;
 /// Where programs are looked for if nothing says so.
 const FOLDERS: &CStr = c"/bin:/usr/bin";
 
 /// Executes a file by `call`, with this environment or with that which it needs.
-pub fn execute<T>(file: Option<&CStr>, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
-    let own = execute::own().filter(|_| !marks::is_silent());
-    let names_it = |own: &CStr| {
-        let (place, variable) = execute::find(environment, VARIABLE)?;
-        let value = variable.to_bytes().get(VARIABLE.len()..)?;
-        paths(value).any(|path| path == own.to_bytes()).then_some((place, value))
-    };
-    let found = own.and_then(|own| Some((own, names_it(own)?)));
-    match (found, file) {
-        (Some((own, (place, value))), Some(file)) if does_end(file) => {
-            let mut room = [0; VALUE_BYTES];
-            match without(own.to_bytes(), value, &mut room) {
-                Ok(rest) => execute::with_other(environment, place, rest, call),
-                Err(TooLong) => call(environment),
-            }
-        }
-        _ => call(environment),
+pub fn execute<T>(file: *const c_char, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
+    match needed(file, environment, false) {
+        Some((_room, other)) => call(other),
+        None => call(environment),
     }
 }
 
 /// The same, of a file that is looked for in the folders of PATH unless its name has a slash.
-pub fn execute_found<T>(name: Option<&CStr>, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
-    let mut room = [0; PATH_BYTES];
-    // Most often there is nothing to look for.
-    let is_named = execute::find(environment, VARIABLE).is_some() && !marks::is_silent();
-    let file = name.filter(|_| is_named).and_then(|name| search(name, &mut room));
-    execute(file, environment, call)
+pub fn execute_found<T>(name: *const c_char, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
+    match needed(name, environment, true) {
+        Some((_room, other)) => call(other),
+        None => call(environment),
+    }
+}
+
+/// The environment that the program needs, and the room that it is in. None: this one will do.
+///
+/// Never inlined: what this needs of a small stack is free again when the program is executed.
+#[inline(never)]
+fn needed(file: *const c_char, environment: Texts, is_looked_for: bool) -> Option<(room::Taken, Texts)> {
+    if marks::is_silent() {
+        return None;
+    }
+    let _errno = sys::Errno::keep();
+    let own = execute::own()?.to_bytes();
+    let (place, variable) = execute::find(environment, VARIABLE)?;
+    let value = variable.to_bytes().get(VARIABLE.len()..)?;
+    if !paths(value).any(|path| path == own) {
+        return None;
+    }
+    let file = execute::path(file)?;
+    let mut room = room::take()?;
+    let room::Contents { path, value: rest, line, texts } = &mut *room;
+    let file = if is_looked_for { search(file, path)? } else { file };
+    if !does_end(file, line) {
+        return None;
+    }
+    let rest = without(own, value, rest).ok()?;
+    let other = execute::with_other(environment, place, rest, texts)?;
+    Some((room, other))
 }
 
 fn paths(value: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -79,17 +90,14 @@ fn without<'a>(own: &[u8], value: &[u8], room: &'a mut [u8]) -> Result<Option<&'
 }
 
 /// Whether the program would end of this library.
-fn does_end(file: &CStr) -> bool {
-    let _errno = sys::Errno::keep();
-    let mut program = File::open(file).map(|file| program::look_at(&file));
+fn does_end(file: &CStr, line: &mut [u8; LINE_BYTES_MAX]) -> bool {
+    let mut program = File::open(file).map(|file| program::look_at(&file, line));
     for _ in 0..SCRIPTS_MAX {
-        match program {
-            Some(Program::Script(path)) => {
-                let interpreter = CStr::from_bytes_until_nul(&path).ok().and_then(File::open);
-                program = interpreter.map(|file| program::look_at(&file));
-            }
-            _ => break,
+        if program != Some(Program::Script) {
+            break;
         }
+        let interpreter = CStr::from_bytes_until_nul(line).ok().and_then(File::open);
+        program = interpreter.map(|file| program::look_at(&file, line));
     }
     program == Some(Program::Ends)
 }
@@ -100,7 +108,6 @@ fn search<'a>(name: &'a CStr, room: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr
     if name_bytes.contains(&b'/') {
         return Some(name);
     }
-    let _errno = sys::Errno::keep();
     let folders = execute::variable(c"PATH").unwrap_or(FOLDERS);
     let mut found = false;
     for folder in folders.to_bytes().split(|byte| *byte == b':') {
@@ -113,7 +120,7 @@ fn search<'a>(name: &'a CStr, room: &'a mut [u8; PATH_BYTES]) -> Option<&'a CStr
         let [slash, end @ .., zero] = end else { continue };
         (*slash, *zero) = (b'/', 0);
         end.copy_from_slice(name_bytes);
-        found = CStr::from_bytes_with_nul(path).is_ok_and(|path| File::open(path).is_some());
+        found = CStr::from_bytes_with_nul(path).is_ok_and(execute::is_program);
         if found {
             break;
         }
@@ -153,18 +160,24 @@ mod tests {
         assert!(
             execute::find(list.as_ptr(), b"C=").is_none() && execute::find(std::ptr::null(), b"A=").is_none()
         );
-        let has = |all: Texts| {
-            [&b"A="[..], b"LD_PRELOAD=", b"B="]
-                .map(|name| execute::find(all, name).map(|(_, text)| text.to_str().unwrap().to_owned()))
+        let mut room = [std::ptr::null(); room::VARIABLES_MAX + 1];
+        let mut with = |list: &[*const c_char], by| {
+            let all = execute::with_other(list.as_ptr(), place, by, &mut room)?;
+            Some(
+                [&b"A="[..], b"LD_PRELOAD=", b"B="]
+                    .map(|name| execute::find(all, name).map(|(_, text)| text.to_str().unwrap().to_owned())),
+            )
         };
         let [a, b] = ["A=1", "B=2"].map(|text| Some(text.to_owned()));
-        let other = execute::with_other(list.as_ptr(), place, Some(c"LD_PRELOAD=/x.so"), has);
-        assert_eq!(other, [a.clone(), Some("LD_PRELOAD=/x.so".into()), b.clone()]);
-        assert_eq!(execute::with_other(list.as_ptr(), place, None, has), [a, None, b]);
+        let other = with(&list, Some(c"LD_PRELOAD=/x.so"));
+        assert_eq!(other, Some([a.clone(), Some("LD_PRELOAD=/x.so".into()), b.clone()]));
+        assert_eq!(with(&list, None), Some([a, None, b]));
         // Too many.
         let mut many = vec![texts[0].as_ptr(); 2000];
         many.push(std::ptr::null());
-        assert!(execute::with_other(many.as_ptr(), 0, None, |all| all == many.as_ptr()));
+        assert_eq!(with(&many, None), None);
+        // Its end is not there.
+        assert_eq!(execute::find(std::ptr::without_provenance(8), VARIABLE), None);
     }
 
     #[test]
@@ -174,6 +187,15 @@ mod tests {
         assert!(shell.ends_with("/sh") && std::path::Path::new(&shell).exists(), "{shell}");
         assert!(search(c"no-such-program", &mut room).is_none());
         assert_eq!(search(c"./no/such", &mut room), Some(c"./no/such"));
-        assert!(!does_end(c"/bin/sh") && !does_end(c"/no/such") && !does_end(c"/etc/passwd"));
+        for path in [c"/bin/sh", c"/no/such", c"/etc/passwd", c"/bin"] {
+            assert!(!does_end(path, &mut [0; LINE_BYTES_MAX]), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_the_programs_name_is_no_program() {
+        // The C library goes on to the next folder of PATH.
+        assert!(!execute::is_program(c"/bin") && execute::is_program(c"/bin/sh"));
+        assert!(!execute::is_program(c"/etc/passwd") && File::open(c"/bin").is_none());
     }
 }

@@ -45,27 +45,36 @@ static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
 /// One at a time asks: the thread that does. 0: none.
 static ASKS: AtomicUsize = AtomicUsize::new(0);
 
-/// One thread's turn to ask.
-struct Turn;
+/// One thread's turn to ask. No handler of a signal runs during it: one may jump away (`siglongjmp`), and the turn would be
+/// that thread's for ever.
+struct Turn {
+    /// Put back when the turn has ended: see `drop`.
+    _signals: sys::BlockedSignals,
+}
 
 impl Turn {
-    /// Short: others wait for at most one answer. None for a signal handler of the thread that has it, which cannot go on
-    /// before that, and for whoever has waited too long.
+    /// Short: others wait for at most one answer. None for whoever has waited too long, and for the handler of a fault (SIGSEGV)
+    /// in the thread that has it.
     fn take() -> Option<Self> {
         let (mut tries, thread) = (0u32, sys::thread());
-        while let Err(has) = ASKS.compare_exchange_weak(0, thread, Ordering::Acquire, Ordering::Relaxed) {
-            if has == thread {
-                return None;
+        loop {
+            // Only while it tries: whoever waits is not deaf to signals.
+            let signals = sys::BlockedSignals::new();
+            match ASKS.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Self { _signals: signals }),
+                Err(has) if has == thread => return None,
+                Err(_) => drop(signals),
             }
-            tries += 1;
-            match tries {
-                0..100 => std::hint::spin_loop(),
-                100..1000 => std::thread::yield_now(),
-                1000..3000 => std::thread::sleep(std::time::Duration::from_millis(1)),
-                _ => return None,
+            while ASKS.load(Ordering::Relaxed) != 0 {
+                tries += 1;
+                match tries {
+                    0..100 => std::hint::spin_loop(),
+                    100..1000 => std::thread::yield_now(),
+                    1000..3000 => std::thread::sleep(std::time::Duration::from_millis(1)),
+                    _ => return None,
+                }
             }
         }
-        Some(Self)
     }
 }
 
@@ -107,13 +116,16 @@ pub fn attach() -> Option<&'static Table> {
     if let Some(table) = table() {
         return Some(table);
     }
-    if !is_known() {
+    // A child made by `vfork` would give up for its parent, too.
+    if !is_known() || !marks::is_own() {
         return None;
     }
-    marks::begin();
     let table = introduce().and_then(|memory| Table::map(memory.as_fd()).ok());
     match table {
-        Some(table) => TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst),
+        Some(table) => {
+            marks::attached();
+            TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
+        }
         None => {
             // Who is only late is asked again.
             GIVEN_UP.store(!is_late(), Ordering::Relaxed);

@@ -8,7 +8,6 @@ use crate::sys;
 use outlast_restart::custody::message::{Message, Verb};
 use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, Table};
 use std::os::fd::RawFd;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors beyond are not looked at.
@@ -25,41 +24,89 @@ const LISTENS: u32 = u32::MAX;
 struct Mark {
     /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
     what: AtomicU32,
-    /// Of the connection in that slot.
+    /// Of the connection in that slot; for one that listens, [`FORKS`] when it began.
     cookie: AtomicU64,
 }
 
 static MARKS: [Mark; DESCRIPTORS] =
     [const { Mark { what: AtomicU32::new(NOTHING), cookie: AtomicU64::new(0) } }; DESCRIPTORS];
-/// Of this process.
-static PID: AtomicI32 = AtomicI32::new(0);
+/// Of this process. 0: the program has not begun yet, or this is a child that was made past the C library (by `clone`).
+static PID: &AtomicI32 = &OWN.number;
+static OWN: sys::children::Wiped = sys::children::Wiped::new();
+/// How often this process, and those that it comes from, have forked.
+static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// See [`fall_silent`].
-static IS_SILENT: AtomicBool = AtomicBool::new(false);
+/// How many calls that forbid this process system calls have not failed.
+static FORBIDDING: AtomicU32 = AtomicU32::new(0);
+/// A child made by `vfork` that has forbidden itself system calls. 0: none.
+static SILENT_CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// The program is about to forbid itself system calls: from here on this library makes none of its own, as it may be killed
-/// for any. What is held stays held, and what was idle by now is kept; nothing more is.
-pub fn fall_silent() {
-    // While that is allowed: what is not kept is noted there.
-    holder::attach();
-    IS_SILENT.store(true, Ordering::SeqCst);
+/// Makes a call by which the program may forbid itself system calls, and says whether it has failed. If it has not, this
+/// library makes no call of its own from there on, as the program may be killed for any. What is held stays held, and what
+/// was idle by now is kept; nothing more is.
+///
+/// Programs also make this call to find out whether the kernel knows it: then it fails, and forbids nothing.
+pub fn forbid<T>(call: impl FnOnce() -> T, has_failed: impl FnOnce(&T) -> bool) -> T {
+    let is_shared = !is_silent() && !is_own();
+    if is_shared {
+        // The memory is the parent's, and what is forbidden is so for the child alone.
+        SILENT_CHILD.store(sys::pid(), Ordering::SeqCst);
+    } else {
+        let _errno = sys::Errno::keep();
+        if !is_silent() {
+            // While that is allowed: what is not kept is noted there.
+            holder::attach();
+        }
+        // Before the call: another thread's may be forbidden in it, too. Counted, as several threads may make one.
+        FORBIDDING.fetch_add(1, Ordering::SeqCst);
+    }
+    let result = call();
+    if has_failed(&result) {
+        if is_shared {
+            SILENT_CHILD.store(0, Ordering::SeqCst);
+        } else {
+            FORBIDDING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    result
+}
+
+/// Whether the program listens where the holder cannot be told any more.
+static LISTENS_UNTOLD: AtomicBool = AtomicBool::new(false);
+
+/// The program has begun to listen, after it has forbidden itself system calls.
+pub fn listens_untold() {
+    LISTENS_UNTOLD.store(true, Ordering::Relaxed);
 }
 
 /// Whether this process makes no system calls but the program's.
 pub fn is_silent() -> bool {
-    IS_SILENT.load(Ordering::Relaxed)
+    is_process_silent() || is_silent_child()
 }
 
-/// This process, and those that it forks, speak with the holder from here on.
-pub fn begin() {
-    static FORK: Once = Once::new();
-    FORK.call_once(|| {
-        PID.store(sys::pid(), Ordering::Relaxed);
-        sys::on_fork(forked);
-    });
+fn is_process_silent() -> bool {
+    FORBIDDING.load(Ordering::Relaxed) > 0
+}
+
+fn is_silent_child() -> bool {
+    let child = SILENT_CHILD.load(Ordering::Relaxed);
+    child != 0 && child == sys::pid()
+}
+
+/// The linker calls it before the program begins, in which a child made by `vfork` may be the first to do anything: its memory
+/// is its parent's, and it is told from that by its number.
+pub extern "C" fn begin() {
+    OWN.wipe_in_children();
+    PID.store(sys::pid(), Ordering::Relaxed);
+    sys::children::on_fork(has_forked, forked);
+}
+
+extern "C" fn has_forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 extern "C" fn forked() {
+    has_forked();
     if is_silent() {
         // None of its parent's slots is its own, and it cannot ask for others.
         PID.store(-1, Ordering::Relaxed);
@@ -73,7 +120,15 @@ extern "C" fn forked() {
 /// Whether this is the process that its memory says it is, and not one that `vfork` has made, which uses its parent's.
 pub fn is_own() -> bool {
     let known = PID.load(Ordering::Relaxed);
-    !is_silent() && (known == 0 || known == sys::pid())
+    // What is known of a parent is not so for a child of `clone`.
+    !is_silent() && if known == 0 { holder::table().is_none() } else { known == sys::pid() }
+}
+
+/// It has the table.
+pub fn attached() {
+    if PID.load(Ordering::Relaxed) == 0 {
+        PID.store(sys::pid(), Ordering::Relaxed);
+    }
 }
 
 fn mark(descriptor: RawFd) -> Option<&'static Mark> {
@@ -96,8 +151,23 @@ pub fn accepted(descriptor: RawFd) {
 /// The program listens on it.
 pub fn listens(descriptor: RawFd) {
     if let Some(mark) = mark(descriptor) {
+        mark.cookie.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
         mark.what.store(LISTENS, Ordering::Relaxed);
     }
+}
+
+/// Whether this process alone may wait for clients there: it listens, and has not forked since.
+pub fn listens_alone(descriptor: RawFd) -> bool {
+    mark(descriptor).is_some_and(|mark| {
+        mark.what.load(Ordering::Relaxed) == LISTENS
+            && mark.cookie.load(Ordering::Relaxed) == FORKS.load(Ordering::Relaxed)
+    })
+}
+
+/// Whether others may wait for clients there, too: it listens, and this process has forked since.
+pub fn has_shared(descriptor: RawFd) -> bool {
+    mark(descriptor).is_some_and(|mark| mark.what.load(Ordering::Relaxed) == LISTENS)
+        && !listens_alone(descriptor)
 }
 
 /// A connection that was held has come, which has this slot.
@@ -148,6 +218,10 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
         mark.what.store(NOTHING, Ordering::Relaxed);
         if is_silent() {
+            if LISTENS_UNTOLD.load(Ordering::Relaxed) {
+                // Its user would be told that what listens is kept. The holder finds out that it is not.
+                return;
+            }
             let is_kept_elsewhere = |table: &&Table| table.keeps_connections() && http::is_request(head);
             if let Some(table) = holder::table().filter(is_kept_elsewhere) {
                 table.note_not_kept(NotKept::Sandbox);
@@ -226,7 +300,7 @@ pub fn forget(descriptor: RawFd) {
     if !is_marked(descriptor) {
         return;
     }
-    if is_silent() {
+    if is_process_silent() {
         // The holder finds out by itself that it is closed. Until then it is not to be kept.
         if let Some(slot) = slot_of(descriptor) {
             slot.set_phase(Phase::Unclear);

@@ -59,6 +59,8 @@ fn slice<'a, T>(memory: *const T, length: usize) -> &'a [T] {
     if memory.is_null() || length == 0 {
         return &[];
     }
+    // More than there can be: the kernel takes less, or says that it is not there.
+    let length = length.min(isize::MAX.cast_unsigned() / size_of::<T>());
     // SAFETY: the C library accesses as much of it in the call that this is about.
     unsafe { std::slice::from_raw_parts(memory, length) }
 }
@@ -80,5 +82,7 @@ mod tests {
             assert_eq!(one.head(count), &b"abcdefgh"[..count]);
         }
         assert_eq!(Parts::of_message(std::ptr::null()).head(1), b"");
+        // Some programs tell no length but the greatest.
+        assert_eq!(Parts::one(b"abc".as_ptr().cast(), usize::MAX).head(2), b"ab");
     }
 }

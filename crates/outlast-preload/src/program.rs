@@ -1,6 +1,8 @@
 //! Whether a program that is about to be executed ends where this library is loaded into it: pure, from the bytes of its
 //! file. Nothing is allocated, as it is asked in children made by `vfork`, too.
 
+use std::ops::Range;
+
 /// Machine code of this library's kind, in which numbers are read as here: of 64 bits, the lowest byte first.
 const BEGIN: &[u8] = b"\x7fELF\x02\x01";
 const PT_LOAD: u32 = 1;
@@ -14,9 +16,6 @@ const ENTRY_BYTES: usize = 16;
 /// More are not looked at.
 const SEGMENTS_MAX: u64 = 64;
 const ENTRIES_MAX: u64 = 1024;
-/// The longest first line of a script: what the kernel reads, too.
-const LINE_BYTES_MAX: usize = 256;
-
 /// The loader of another C library, which does not have all functions that this library needs.
 const OTHER_LOADER: &[u8] = b"ld-musl";
 /// Libraries that end the program where another one is loaded before them: AddressSanitizer's of GCC, and of clang.
@@ -30,35 +29,41 @@ pub trait ReadAt {
 
 /// What is executed.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant, reason = "nothing is allocated")]
 pub enum Program {
     /// It goes on with the library, or without a word where its loader leaves it out.
     GoesOn,
     /// It ends.
     Ends,
-    /// Text for another program, whose path ends with a zero.
-    Script([u8; LINE_BYTES_MAX]),
+    /// Text for another program, whose path is where the file's beginning was.
+    Script,
 }
 
-/// Looks at it.
-pub fn look_at(file: &impl ReadAt) -> Program {
-    let mut begin = [0; LINE_BYTES_MAX];
-    let length = file.read_at(0, &mut begin);
-    let begin = begin.get(..length).unwrap_or_default();
+/// Looks at it. `line` is room for the file's beginning, and has the path of a script's interpreter then, which ends with a zero.
+pub fn look_at(file: &impl ReadAt, line: &mut [u8]) -> Program {
+    let length = file.read_at(0, line);
+    let begin = line.get(..length).unwrap_or_default();
     match begin.strip_prefix(b"#!") {
-        Some(line) => interpreter(line).map_or(Program::GoesOn, Program::Script),
+        Some(rest) => match interpreter(rest) {
+            Some(Range { start, end }) => {
+                let mark = begin.len() - rest.len();
+                line.copy_within(mark + start..mark + end, 0);
+                line.get_mut(end - start..).unwrap_or_default().fill(0);
+                Program::Script
+            }
+            None => Program::GoesOn,
+        },
         None if begin.starts_with(BEGIN) && does_end(file).unwrap_or(false) => Program::Ends,
         None => Program::GoesOn,
     }
 }
 
-fn interpreter(line: &[u8]) -> Option<[u8; LINE_BYTES_MAX]> {
+/// Where its path is in the line.
+fn interpreter(line: &[u8]) -> Option<Range<usize>> {
     let line = line.split(|byte| matches!(byte, b'\n' | 0)).next()?;
-    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | b'\r'));
-    let path = words.find(|word| !word.is_empty())?;
-    let mut with_zero = [0; LINE_BYTES_MAX];
-    with_zero.get_mut(..path.len()).filter(|place| place.len() < LINE_BYTES_MAX)?.copy_from_slice(path);
-    Some(with_zero)
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r');
+    let start = line.iter().position(|byte| !is_blank(byte))?;
+    let length = line.iter().skip(start).position(is_blank).unwrap_or(line.len() - start);
+    Some(start..start + length)
 }
 
 /// None: it is not understood.
@@ -160,6 +165,10 @@ impl Text {
 mod tests {
     use super::*;
 
+    fn look(file: &Vec<u8>) -> Program {
+        look_at(file, &mut [0; 256])
+    }
+
     impl ReadAt for Vec<u8> {
         fn read_at(&self, at: u64, bytes: &mut [u8]) -> usize {
             let rest = usize::try_from(at).ok().and_then(|at| self.get(at..)).unwrap_or_default();
@@ -221,22 +230,24 @@ mod tests {
             (b"#! \t\n/bin/sh".to_vec(), Program::GoesOn),
         ];
         for (file, expected) in cases {
-            assert_eq!(look_at(&file), expected, "{}", String::from_utf8_lossy(&file));
+            assert_eq!(look(&file), expected, "{}", String::from_utf8_lossy(&file));
         }
         for line in ["#!/bin/sh", "#! /bin/sh -e\nexit", "#!\t/bin/sh\r\n"] {
-            let Program::Script(path) = look_at(&line.as_bytes().to_vec()) else { panic!("{line}") };
+            let mut path = [0; 256];
+            assert_eq!(look_at(&line.as_bytes().to_vec(), &mut path), Program::Script, "{line}");
             assert!(path.starts_with(b"/bin/sh\0"), "{line}");
         }
         // As long as the kernel reads, and longer.
         let long = [b"#!", &[b'x'; 400][..]].concat();
-        let Program::Script(path) = look_at(&long) else { panic!("it is no script") };
+        let mut path = [0; 256];
+        assert_eq!(look_at(&long, &mut path), Program::Script);
         assert_eq!((path[253], path[254]), (b'x', 0));
     }
 
     #[test]
     fn programs_of_this_system_go_on_and_broken_ones_do_no_harm() {
         let shell = std::fs::read("/bin/sh").unwrap();
-        assert_eq!(look_at(&shell), Program::GoesOn);
+        assert_eq!(look(&shell), Program::GoesOn);
         let mut seed = 7_u64;
         let mut random = |below: usize| {
             seed ^= seed << 13;
@@ -254,7 +265,7 @@ mod tests {
                     *byte = u8::try_from(random(256)).unwrap();
                 }
             }
-            look_at(&broken);
+            look(&broken);
         }
     }
 }

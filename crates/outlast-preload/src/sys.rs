@@ -8,7 +8,13 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+pub mod children;
 pub mod execute;
+pub mod given;
+pub mod room;
+mod signals;
+
+pub use signals::BlockedSignals;
 
 /// A process of the kernel.
 pub type Pid = libc::pid_t;
@@ -79,12 +85,6 @@ pub fn thread() -> usize {
 pub fn pid() -> Pid {
     // SAFETY: no arguments, cannot fail.
     unsafe { libc::getpid() }
-}
-
-/// Has `in_child` called in every child that comes of a fork.
-pub fn on_fork(in_child: extern "C" fn()) {
-    // SAFETY: a function without arguments that stays as long as the program. A failure leaves it as it is.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
 fn length<T>() -> libc::socklen_t {
@@ -289,6 +289,13 @@ pub fn now_ms() -> u64 {
     time.tv_sec.cast_unsigned() * 1000 + time.tv_nsec.cast_unsigned() / 1_000_000
 }
 
+/// Waits for so long, or until a signal comes.
+pub fn pause_us(microseconds: u32) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(microseconds) * 1000 };
+    // SAFETY: reads a local.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, std::ptr::null_mut::<libc::timespec>()) };
+}
+
 /// Receives a packet, and a descriptor with it perhaps. It waits as long as the socket is set to; with signals, not longer than
 /// that and this.
 pub fn receive(socket: RawFd, bytes: &mut [u8], milliseconds: u32) -> io::Result<(usize, Option<OwnedFd>)> {
@@ -435,12 +442,14 @@ pub fn has_epoll() -> bool {
     (0..USUAL).any(is_it)
 }
 
-/// What a program has given as an address, whose length it tells.
+/// What a program has given as an address, whose length it tells. Empty where the kernel will say that it is none.
 pub fn address<'a>(address: *const libc::sockaddr, length: libc::socklen_t) -> &'a [u8] {
-    if address.is_null() || length as usize > size_of::<libc::sockaddr_storage>() {
+    if length as usize > size_of::<libc::sockaddr_storage>()
+        || !given::Given::new().has(address.cast(), length as usize)
+    {
         return &[];
     }
-    // SAFETY: the program has given as many bytes to the C library.
+    // SAFETY: there are as many bytes, which the program leaves as they are during the call that this is about.
     unsafe { std::slice::from_raw_parts(address.cast(), length as usize) }
 }
 

@@ -15,6 +15,11 @@ static START: extern "C" fn() = crate::holder::look_for;
 /// As `START`.
 #[used]
 #[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = crate::marks::begin;
+
+/// As `START`.
+#[used]
+#[unsafe(link_section = ".init_array")]
 static FIND_OWN: extern "C" fn() = crate::sys::execute::find_own;
 
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function, which is looked

@@ -3,16 +3,16 @@
 
 use super::hooks;
 use crate::environment::{execute, execute_found};
-use crate::sys::execute::{Texts, environment, path};
+use crate::sys::execute::{Texts, environment};
 use libc::{c_char, c_int, c_void, pid_t};
 
 hooks! {
     fn execve(file: *const c_char, arguments: Texts, variables: Texts) -> c_int, next =>
-        execute(path(file), variables, |variables| next(file, arguments, variables));
+        execute(file, variables, |variables| next(file, arguments, variables));
     fn execvpe(file: *const c_char, arguments: Texts, variables: Texts) -> c_int, next =>
-        execute_found(path(file), variables, |variables| next(file, arguments, variables));
+        execute_found(file, variables, |variables| next(file, arguments, variables));
     fn execv(file: *const c_char, arguments: Texts) -> c_int, next =>
-        execute(path(file), environment(), |variables| {
+        execute(file, environment(), |variables| {
             if variables == environment() {
                 return next(file, arguments);
             }
@@ -20,7 +20,7 @@ hooks! {
             unsafe { execve(file, arguments, variables) }
         });
     fn execvp(file: *const c_char, arguments: Texts) -> c_int, next =>
-        execute_found(path(file), environment(), |variables| {
+        execute_found(file, environment(), |variables| {
             if variables == environment() {
                 return next(file, arguments);
             }
@@ -31,10 +31,10 @@ hooks! {
         pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Texts,
         variables: Texts
     ) -> c_int, next =>
-        execute(path(file), variables, |variables| next(pid, file, actions, attributes, arguments, variables));
+        execute(file, variables, |variables| next(pid, file, actions, attributes, arguments, variables));
     fn posix_spawnp(
         pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Texts,
         variables: Texts
     ) -> c_int, next =>
-        execute_found(path(file), variables, |variables| next(pid, file, actions, attributes, arguments, variables));
+        execute_found(file, variables, |variables| next(pid, file, actions, attributes, arguments, variables));
 }

@@ -18,6 +18,11 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
 const STRICT: u32 = libc::SECCOMP_SET_MODE_STRICT;
 const FILTER: u32 = libc::SECCOMP_SET_MODE_FILTER;
 
+/// What the program has given as an address. Nothing is asked about that once the program is not to be disturbed.
+fn given<'a>(address: *const sockaddr, length: socklen_t) -> &'a [u8] {
+    if marks::is_silent() { &[] } else { sys::address(address, length) }
+}
+
 /// A new descriptor of the program, which is no connection of a client.
 fn other(descriptor: c_int) -> c_int {
     marks::forget(descriptor);
@@ -27,7 +32,7 @@ fn other(descriptor: c_int) -> c_int {
 hooks! {
     fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int, next => other(next(family, kind, protocol));
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, next => {
-        if bound::on_connect(fd, sys::address(address, length)) {
+        if bound::on_connect(fd, given(address, length)) {
             sys::set_errno(libc::ECONNREFUSED);
             return -1;
         }
@@ -35,7 +40,7 @@ hooks! {
     };
     fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, next =>
 {
-        let at = sys::address(address, length);
+        let at = given(address, length);
         if bound::on_bind(fd, at) {
             return 0;
         }
@@ -88,22 +93,24 @@ hooks! {
     };
     // There may be fewer arguments here, too.
     fn prctl(option: c_int, two: c_ulong, three: c_ulong, four: c_ulong, five: c_ulong) -> c_int, next => {
+        let call = || next(option, two, three, four, five);
         if option == libc::PR_SET_SECCOMP {
-            let _errno = sys::Errno::keep();
-            marks::fall_silent();
+            return marks::forbid(call, |result| *result < 0);
         }
-        next(option, two, three, four, five)
+        call()
     };
     // By which libuv closes, and with it Node. There may be fewer arguments: then what is passed on is not looked at.
     fn syscall(
         number: c_long, one: c_long, two: c_long, three: c_long, four: c_long, five: c_long, six: c_long
     ) -> c_long, next => {
+        let call = || next(number, one, two, three, four, five, six);
         if number == libc::SYS_close {
             marks::forget(c_int::try_from(one & 0x7fff_ffff).unwrap_or(-1));
         } else if number == libc::SYS_seccomp && matches!(u32::try_from(one), Ok(STRICT | FILTER)) {
-            marks::fall_silent();
+            // A positive number may say that it has failed (SECCOMP_FILTER_FLAG_TSYNC): then nothing is risked.
+            return marks::forbid(call, |result| *result < 0);
         }
-        next(number, one, two, three, four, five, six)
+        call()
     };
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, next => {
         if flags == 0 {
@@ -125,6 +132,12 @@ hooks! {
         }
         // It is about to end.
         marks::never(fd);
-        next(fd, how)
+        let result = next(fd, how);
+        if result == 0 && how != libc::SHUT_WR {
+            bound::after_shutdown(fd, || {
+                next(fd, how);
+            });
+        }
+        result
     };
 }

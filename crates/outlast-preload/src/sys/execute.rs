@@ -1,6 +1,8 @@
-//! What is executed, and with which environment. In a child made by `vfork` nothing may be allocated or locked: all is on
-//! the caller's stack.
+//! What is executed, and with which environment. In a child made by `vfork` nothing may be allocated or locked, and the stack
+//! may be small: see `room`. What the program gives may not be there: see `given`.
 
+use super::given::Given;
+use super::room::VARIABLES_MAX;
 use crate::program::ReadAt;
 use libc::c_char;
 use std::ffi::{CStr, c_void};
@@ -10,9 +12,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A list of texts, which ends with null.
 pub type Texts = *const *const c_char;
-
-/// More variables are passed on as they are.
-const VARIABLES_MAX: usize = 1024;
 
 /// The file that this library was loaded from, as the loader was told.
 static OWN: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
@@ -38,11 +37,6 @@ fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// A path that the program gives to the C library.
-pub fn path<'a>(path: *const c_char) -> Option<&'a CStr> {
-    text(path)
-}
-
 /// This process's own environment.
 pub fn environment() -> Texts {
     unsafe extern "C" {
@@ -58,46 +52,71 @@ pub fn variable(name: &CStr) -> Option<&'static CStr> {
     text(unsafe { libc::getenv(name.as_ptr()) })
 }
 
+/// The longest variable that the kernel takes.
+const VARIABLE_BYTES_MAX: usize = 128 << 10;
+/// The same of paths.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// A path that the program gives to the C library.
+pub fn path<'a>(path: *const c_char) -> Option<&'a CStr> {
+    let _errno = super::Errno::keep();
+    Given::new().text(path, PATH_BYTES_MAX)
+}
+
 /// The place of a variable in an environment, and its text. `name` ends with an equals sign.
 pub fn find<'a>(all: Texts, name: &[u8]) -> Option<(usize, &'a CStr)> {
-    if all.is_null() {
-        return None;
-    }
+    let (list, texts) = (Given::new(), Given::new());
     for place in 0.. {
-        // SAFETY: the list ends with null, which is not gone beyond.
-        let one = text(unsafe { *all.add(place) })?;
-        if one.to_bytes().starts_with(name) {
-            return Some((place, one));
+        let one = list.pointer(all, place).filter(|one| !one.is_null())?;
+        // The first byte tells most of them.
+        if texts.has(one.cast(), 1) && begins(one) == name.first().copied() {
+            let text = texts.text(one, VARIABLE_BYTES_MAX)?;
+            if text.to_bytes().starts_with(name) {
+                return Some((place, text));
+            }
         }
     }
     None
 }
 
-/// An environment that is the same but for one place, as long as `call` takes. With None it has one less. Where it has too
-/// many variables it stays as it is.
-#[inline(never)]
-pub fn with_other<T>(all: Texts, place: usize, by: Option<&CStr>, call: impl FnOnce(Texts) -> T) -> T {
-    let mut copy = [std::ptr::null(); VARIABLES_MAX + 1];
-    let mut length = 0;
+fn begins(text: *const c_char) -> Option<u8> {
+    // SAFETY: its first byte can be read.
+    Some(unsafe { text.cast::<u8>().read() })
+}
+
+/// An environment that is the same but for one place. With None it has one less. None: it has too many variables.
+pub fn with_other(
+    all: Texts,
+    place: usize,
+    by: Option<&CStr>,
+    room: &mut [*const c_char; VARIABLES_MAX + 1],
+) -> Option<Texts> {
+    let (list, mut length) = (Given::new(), 0);
     for number in 0.. {
-        // SAFETY: as in `find`.
-        let mut one = unsafe { *all.add(number) };
-        if one.is_null() {
-            break;
-        }
-        if number == place {
-            match by {
-                Some(by) => one = by.as_ptr(),
+        let one = match list.pointer(all, number)? {
+            one if one.is_null() => break,
+            _ if number == place => match by {
+                Some(by) => by.as_ptr(),
                 None => continue,
-            }
-        }
-        match copy.get_mut(length).filter(|_| length < VARIABLES_MAX) {
-            Some(place) => *place = one,
-            None => return call(all),
-        }
+            },
+            one => one,
+        };
+        *room.get_mut(length).filter(|_| length < VARIABLES_MAX)? = one;
         length += 1;
     }
-    call(copy.as_ptr())
+    *room.get_mut(length)? = std::ptr::null();
+    Some(room.as_ptr())
+}
+
+/// Whether it can be executed: no folder, which may have a program's name.
+pub fn is_program(path: &CStr) -> bool {
+    let mut found = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: reads a text that ends, and fills a local.
+    unsafe {
+        libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK) == 0
+            && libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), found.as_mut_ptr(), 0) == 0
+            && found.assume_init().st_mode & libc::S_IFMT == libc::S_IFREG
+    }
 }
 
 /// A file that can be executed, opened to be looked at.
@@ -107,11 +126,11 @@ impl File {
     /// None: it is none, or may not be read.
     pub fn open(path: &CStr) -> Option<Self> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        if !is_program(path) {
+            return None;
+        }
         // SAFETY: reads a text that ends; a number that comes is new, and nobody else's.
         unsafe {
-            if libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK) < 0 {
-                return None;
-            }
             let number = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
             let number = RawFd::try_from(number).ok().filter(|number| *number >= 0)?;
             Some(Self(OwnedFd::from_raw_fd(number)))

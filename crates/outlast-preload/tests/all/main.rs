@@ -10,6 +10,7 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod bad_pointers;
 mod changed_addresses;
 mod closes;
 mod common;
@@ -18,13 +19,18 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod jumps;
 mod killed_supervisors;
 mod last_answers;
 mod other_users;
 mod own_sandbox;
+mod searched_folders;
 mod servers;
+mod shared_memory;
 mod shared_ports;
 mod slow_starts;
+mod small_stacks;
 mod strays;
 mod swaps;
+mod told_by_shutdown;
 mod unix_files;

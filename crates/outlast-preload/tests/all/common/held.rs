@@ -50,6 +50,14 @@ pub fn holds(supervisor: u32, server: u16, clients: &[u16]) -> bool {
     connections(supervisor).iter().filter(is_held).count() == clients.len()
 }
 
+/// Whether a supervisor has a copy of a socket that listens at this port.
+pub fn holds_listener(supervisor: u32, port: u16) -> bool {
+    let held = open(supervisor);
+    connections(supervisor).iter().any(|line| {
+        line.own == port && line.peer == 0 && held.contains(Path::new(&format!("socket:[{}]", line.inode)))
+    })
+}
+
 /// Waits until the supervisor has copies of all these connections.
 pub fn wait_until_held<'a>(server: &Server, clients: impl IntoIterator<Item = &'a Client>) {
     let mut by_server: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
