@@ -178,8 +178,7 @@ impl Connections {
                 self.drop(number);
                 continue;
             }
-            let origin =
-                held.address.as_ref().map(|address| listeners.origin(address, held.socket.as_fd()));
+            let origin = held.address.as_ref().map(|address| listeners.origin(address, held.socket.as_fd()));
             let (ways, deferred) = origin.unwrap_or_default();
             let open = ways.into_iter().filter(|address| !full.contains(address));
             let mut refused = Vec::new();
