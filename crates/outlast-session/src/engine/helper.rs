@@ -181,9 +181,12 @@ impl Helper {
         self.flush_soon(engine);
     }
 
-    /// Go on sending when `link` can take more.
+    /// Go on sending when `link` can take more. Once for each time that it is full: whoever looks at it again meanwhile, as this
+    /// thread does, must not wake it for that.
     pub(crate) fn watch_writable(&self, engine: &Engine, link: &Arc<Link>) {
-        self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), Interest::WRITABLE)));
+        if !link.awaits_room.swap(true, Ordering::AcqRel) {
+            self.ask(true, |requests| requests.watch.push((engine.weak(), link.clone(), Interest::WRITABLE)));
+        }
     }
 
     /// A session that was let go of has a new link: what comes on it is for this thread, beginning with what is there.

@@ -58,6 +58,8 @@ pub(crate) struct Link {
     dead: AtomicBool,
     /// Received, not taken by TLS yet, whose room for plaintext is limited.
     ciphertext: Mutex<Vec<u8>>,
+    /// The helper was asked to go on when there is room.
+    pub(super) awaits_room: AtomicBool,
     /// The send buffer was looked at for bulk.
     tuned: AtomicBool,
     /// Counts what was received of frames and handshakes.
@@ -102,6 +104,7 @@ impl Link {
             peer_addr,
             dead: AtomicBool::new(false),
             ciphertext: Mutex::new(Vec::new()),
+            awaits_room: AtomicBool::new(false),
             tuned: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             guarded: AtomicBool::new(guarded),

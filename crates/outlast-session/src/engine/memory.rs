@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// So many sessions that go at once are named in the log, and the others counted: strangers may have opened them.
+const NAMED_MAX: u32 = 8;
 /// The budget is this, or a quarter of the memory if that is less.
 const BUDGET_BYTES_MAX: u64 = 1 << 30;
 /// A link with more than that to be sent has what it can take.
@@ -298,14 +300,11 @@ impl Acceptor {
             }
         }
         let wanted = self.shares.memory_wanted.swap(false, Ordering::Relaxed);
-        for id in budget.shed(used_bytes, wanted, &blocks, &holders) {
-            self.shed(id, &holders, "memory (--memory)");
-        }
+        self.shed(&budget.shed(used_bytes, wanted, &blocks, &holders), &holders, "memory (--memory)");
         if descriptors_used > 0 {
             let files = Descriptors { most: sys::descriptors_max() };
-            for id in files.shed(descriptors_used, &counts, &holders) {
-                self.shed(id, &holders, "file descriptors (ulimit -n)");
-            }
+            let gone = files.shed(descriptors_used, &counts, &holders);
+            self.shed(&gone, &holders, "file descriptors (ulimit -n)");
         }
         *self.shares.held_bytes.lock() = blocks;
         let mut kernel = self.shares.kernel.lock();
@@ -318,26 +317,47 @@ impl Acceptor {
         let gone = kernel.memory.budget().shed(own_bytes, wanted, &in_kernel, &kernel_holders);
         kernel.held_bytes = in_kernel;
         drop(kernel);
+        self.shed(&gone, &kernel_holders, "the kernel's memory for TCP (net.ipv4.tcp_mem)");
+    }
+
+    /// Gives these sessions without a link up, as there is too little of something.
+    fn shed(&self, gone: &[SessionId], holders: &[Holder], short_of: &'static str) {
+        if gone.is_empty() {
+            return;
+        }
+        let held: BTreeMap<SessionId, u64> =
+            holders.iter().map(|holder| (holder.id, holder.held_bytes)).collect();
+        let mut count = 0;
         for id in gone {
-            self.shed(id, &kernel_holders, "the kernel's memory for TCP (net.ipv4.tcp_mem)");
+            count += u32::from(self.shed_one(
+                *id,
+                held.get(id).copied().unwrap_or(0),
+                short_of,
+                count < NAMED_MAX,
+            ));
+        }
+        if let Some(others) = count.checked_sub(NAMED_MAX).filter(|others| *others > 0) {
+            tracing::warn!(others, "more sessions ended to free {short_of}, which had no link either");
         }
     }
 
-    /// Gives a session without a link up, as there is too little of something.
-    fn shed(&self, id: SessionId, holders: &[Holder], short_of: &'static str) {
-        let held_bytes = holders.iter().find(|holder| holder.id == id).map_or(0, |holder| holder.held_bytes);
+    /// Whether it is given up.
+    fn shed_one(&self, id: SessionId, held_bytes: u64, short_of: &'static str, is_named: bool) -> bool {
         // Only if it still has no link: a client that has just come back stays.
-        let Some(engine) = self.registry.lock().shed(&id, self.now()) else { return };
+        let Some(engine) = self.registry.lock().shed(&id, self.now()) else { return false };
         SHED_SESSIONS.fetch_add(1, Ordering::Relaxed);
         SHED_BYTES.fetch_add(held_bytes, Ordering::Relaxed);
         let info = engine.info();
         let without_link = Duration::from_millis(info.pause_now_ms.unwrap_or_default());
         let peer = info.peer_addr.map(|peer| peer.to_string()).unwrap_or_default();
-        tracing::warn!(
-            session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
-            "session ended to free {short_of}: it had no link, and the sessions of this process use most of what they may"
-        );
+        if is_named {
+            tracing::warn!(
+                session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
+                "session ended to free {short_of}: it had no link, and the sessions of this process use most of what they may"
+            );
+        }
         engine.fail(Error::Shed { id, short_of, held_bytes, unacked_bytes: info.unacked_bytes });
+        true
     }
 }
 

@@ -63,7 +63,7 @@ use crate::proto::{Fingerprint, Happening, Life, LifeRole, SessionId, SessionKey
 use crate::sys;
 use ::tokio::sync::broadcast;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -115,6 +115,8 @@ pub(crate) struct Engine {
     pump_listed: AtomicBool,
     /// A writer waits for room or a link.
     writer_waits: AtomicBool,
+    /// The helper's looks since there was room for it.
+    looks_in_vain: AtomicU32,
     /// The application reads no more; what comes is thrown away. Not under `rx`, which a reader may hold asleep.
     read_shut: AtomicBool,
     /// Bytes of either direction that were passed on without being copied.
@@ -258,6 +260,7 @@ impl Engine {
             flush_listed: AtomicBool::new(false),
             pump_listed: AtomicBool::new(false),
             writer_waits: AtomicBool::new(false),
+            looks_in_vain: AtomicU32::new(0),
             read_shut: AtomicBool::new(false),
             spliced_bytes: AtomicU64::new(0),
             above_share: AtomicBool::new(false),

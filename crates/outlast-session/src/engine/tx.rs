@@ -278,7 +278,9 @@ impl Engine {
         waker: Option<&Waker>,
     ) -> Progress<usize> {
         tx.wait(waker);
-        self.writer_waits.store(true, Ordering::Release);
+        if !self.writer_waits.swap(true, Ordering::AcqRel) {
+            self.looks_in_vain.store(0, Ordering::Relaxed);
+        }
         match flush {
             Flush::Full(link) if tx.sender.is_confirmed() && link.mode() == LinkMode::Kernel => {
                 Progress::Wait(link)

@@ -29,7 +29,7 @@
 
 use super::registry::Block;
 use super::wire::SessionId;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::time::Duration;
@@ -206,12 +206,17 @@ impl Budget {
         }
         for (are_settled, kept_bytes) in [(false, kept_bytes), (false, 0), (true, kept_bytes)] {
             let lines = if are_settled { &mut settled } else { &mut fleeting };
+            // Who goes next is of the block that holds most, if that is more than it keeps. There may be thousands of blocks.
+            let weighed = lines.keys().filter_map(|block| Some((*weights.get(block)?, *block)));
+            let mut order: BTreeSet<(u64, Block)> = weighed.collect();
             while excess_bytes > 0
-                && let Some(holder) = next_of(lines, &weights, kept_bytes)
+                && let Some((weight, block)) = order.pop_last()
+                && weight > kept_bytes
             {
-                if let Some(weight) = weights.get_mut(&holder.block) {
-                    *weight = weight.saturating_sub(holder.weight());
-                }
+                let Some(holder) = lines.get_mut(&block).and_then(Vec::pop) else { continue };
+                let left = weight.saturating_sub(holder.weight());
+                weights.insert(block, left);
+                order.insert((left, block));
                 excess_bytes = excess_bytes.saturating_sub(holder.held_bytes);
                 gone.push(holder.id);
             }
@@ -232,22 +237,6 @@ impl Budget {
 
     fn part(&self, of: u64, parts: u64) -> u64 {
         self.bytes / parts * of
-    }
-}
-
-/// Who goes next: of the block that holds most, if that is more than it keeps.
-fn next_of<'a>(
-    lines: &mut BTreeMap<Block, Vec<&'a Holder>>,
-    weights: &BTreeMap<Block, u64>,
-    kept_bytes: u64,
-) -> Option<&'a Holder> {
-    loop {
-        let weighed = lines.keys().filter_map(|block| Some((*weights.get(block)?, *block)));
-        let (_, block) = weighed.filter(|(weight, _)| *weight > kept_bytes).max()?;
-        match lines.get_mut(&block).and_then(Vec::pop) {
-            Some(holder) => return Some(holder),
-            None => drop(lines.remove(&block)),
-        }
     }
 }
 

@@ -11,6 +11,11 @@ use std::time::Duration;
 /// With something under way that nobody answers for so long, a client tries a second link beside the first.
 const SECOND_LINK_AFTER: Duration = Duration::from_secs(1);
 
+/// A writer that waits for the peer is looked after with every tick so often, then with every eighth, ...
+const LOOKS_OFTEN: u32 = 200;
+/// ... and from here on with every 32nd.
+const LOOKS_SELDOM: u32 = 2000;
+
 /// What a look at a session came to that has sent something.
 pub(super) enum Idle {
     /// In use: look again later.
@@ -43,12 +48,27 @@ impl Engine {
             tx.sender.room_bytes() > 0
         };
         if room || self.is_over() {
+            self.looks_in_vain.store(0, Ordering::Relaxed);
             self.writer_waits.store(false, Ordering::Release);
             self.wake_all();
             return true;
         }
         self.look_for_standstill();
         false
+    }
+
+    /// Whether a writer that waits for room is not looked at this time: for long in vain, less often.
+    pub(super) fn rests_from_looks(&self) -> bool {
+        if !self.writer_is_stalled() {
+            return false;
+        }
+        let looks = self.looks_in_vain.fetch_add(1, Ordering::Relaxed);
+        let every = match looks {
+            0..LOOKS_OFTEN => 1,
+            LOOKS_OFTEN..LOOKS_SELDOM => 8,
+            _ => 32,
+        };
+        looks % every != 0
     }
 
     /// Looks at a session that has sent something since it was last idle.

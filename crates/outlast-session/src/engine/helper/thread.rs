@@ -312,6 +312,10 @@ impl Thread {
         if engine.owes_ack() {
             engine.send_ack();
         }
+        if engine.rests_from_looks() {
+            self.helper.flush_soon(engine);
+            return;
+        }
         // A datagram takes nothing along, such as a Welcome without which it does not count (PROTOCOL 5.5).
         engine.flush();
         // Without a link nothing makes room; the next one wakes the writer.
@@ -346,10 +350,13 @@ impl Thread {
             Ok(interest) => {
                 self.watches.insert(token.0, Watch { engine, link: Arc::downgrade(link), interest });
             }
-            Err(error) => tracing::warn!(
-                peer = %link.peer_addr, %error,
-                "cannot watch a link: its session may notice late that it has broken"
-            ),
+            Err(error) => {
+                link.awaits_room.store(false, Ordering::Release);
+                tracing::warn!(
+                    peer = %link.peer_addr, %error,
+                    "cannot watch a link: its session may notice late that it has broken"
+                );
+            }
         }
     }
 
@@ -390,6 +397,7 @@ impl Thread {
         };
         if event.write && interest.is_writable() {
             self.unwatch(token, &link, Interest::WRITABLE);
+            link.awaits_room.store(false, Ordering::Release);
             engine.flush();
             if engine.owes_ack() {
                 // There was no room for it.
