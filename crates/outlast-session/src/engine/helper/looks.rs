@@ -68,7 +68,7 @@ impl Engine {
             LOOKS_OFTEN..LOOKS_SELDOM => 8,
             _ => 32,
         };
-        looks % every != 0
+        !looks.is_multiple_of(every)
     }
 
     /// Looks at a session that has sent something since it was last idle.
