@@ -299,6 +299,26 @@ mod tests {
         assert_eq!(granted(150 * MIB, 0, KIB), KIB);
     }
 
+    /// As long as each of them is chosen by a look at all blocks this takes minutes, and everybody waits.
+    #[test]
+    fn one_session_of_each_of_many_blocks_goes() {
+        let budget = Budget { bytes: 10_000 * MIB };
+        let holder = |number: u32| Holder {
+            id: SessionId::from_bytes(u128::from(number).to_be_bytes()),
+            block: Block::of(Ipv4Addr::from(0x0a00_0001 + (number << 8)).into()),
+            held_bytes: MIB,
+            released: false,
+            detached_for: Duration::from_secs(60),
+            lived_for: Duration::ZERO,
+        };
+        let holders: Vec<Holder> = (0..40_000).map(holder).collect();
+        let blocks: BTreeMap<Block, u64> = holders.iter().map(|holder| (holder.block, MIB)).collect();
+        let mut gone = budget.shed(40_000 * MIB, false, &blocks, &holders);
+        gone.sort_unstable();
+        gone.dedup();
+        assert_eq!((blocks.len(), gone.len()), (40_000, 31_250));
+    }
+
     /// The block that holds most gives first, and stops at its guarantee; live sessions count and stay.
     #[test]
     fn who_holds_most_goes_first_and_the_guarantee_holds() {

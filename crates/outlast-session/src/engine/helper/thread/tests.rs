@@ -130,3 +130,21 @@ fn a_link_whose_session_is_gone_is_watched_no_more() {
     thread.tick();
     assert!(!is_registered(&thread, &link) && thread.watches.is_empty(), "nobody is left to hear of it");
 }
+
+/// A look at a writer that waits finds its link full again and again.
+#[test]
+fn a_link_that_is_full_is_asked_for_room_once() {
+    let (helper, mut thread) = idle_thread();
+    let engine = Engine::new(new_session_id(), Role::Server, Arc::new(Config::default()));
+    let (link, _peer) = link();
+    for _ in 0..3 {
+        helper.watch_writable(&engine, &link);
+        assert!(!helper.requests.lock().is_empty(), "nobody watches it");
+        thread.tick();
+        helper.watch_writable(&engine, &link);
+        assert!(helper.requests.lock().is_empty(), "the thread is woken for what it knows");
+        // There is room: from here on it may be full once more.
+        let (token, ready) = hear_of(&mut thread, &link);
+        thread.ready(token, ready);
+    }
+}
