@@ -151,6 +151,9 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
     program.write_all(b"x").unwrap();
     let (mut served, _) = service.accept().unwrap();
     served.read_exact(&mut [0]).unwrap();
+    // An opening that the client has no answer to is made again at the next server.
+    served.write_all(b"y").unwrap();
+    program.read_exact(&mut [0]).unwrap();
     let keeper = stop(&mut server, 1);
     assert!(is_running(keeper));
     ends(keeper);
@@ -165,6 +168,9 @@ fn what_nobody_comes_for_is_given_up_and_may_be_given_up_at_once() {
     program.write_all(b"x").unwrap();
     let (mut served, _) = service.accept().unwrap();
     served.read_exact(&mut [0]).unwrap();
+    // An opening that the client has no answer to is made again at the next server.
+    served.write_all(b"y").unwrap();
+    program.read_exact(&mut [0]).unwrap();
     server.signal("TERM");
     server.wait_for("1 session was still open");
     assert!(server.ended().success());
