@@ -18,6 +18,7 @@ use outlast_session::{Detached, Error, Info, Refusal, Role, SessionId};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 /// Pending connections in the kernel's accept queue. Default 1024.
@@ -365,10 +366,15 @@ pub fn report(error: &Error) {
 /// the people at the client.
 async fn open(session: &mut Session, target: &Target) -> Result<Local, String> {
     match target {
-        Target::Fixed(service) => dial(service).await.map_err(|error| {
-            warn_sparingly(&UNSERVED, session.id(), &error.to_string());
-            format!("the server {error}")
-        }),
+        Target::Fixed(service) => {
+            // The Welcome goes before the service hears a byte (PROTOCOL 3.16): a client that has none opens again, and would
+            // have its first bytes served twice if this process ended in between. A lost session shows itself later.
+            let _ = session.flush().await;
+            dial(service).await.map_err(|error| {
+                warn_sparingly(&UNSERVED, session.id(), &error.to_string());
+                format!("the server {error}")
+            })
+        }
         Target::Any(policy) => open_any(session, policy).await,
     }
 }

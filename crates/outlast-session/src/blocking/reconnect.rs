@@ -27,20 +27,23 @@ const ANSWERED: &str = "the present link answers";
 pub(crate) fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone() }));
+    if targets.are_several() {
+        engine.open_without_data();
+    }
     let mut attempts = OpeningAttempts::new(&engine);
     loop {
-        match attempt(&engine, targets, Attempt::default()) {
+        let (last, after) = match attempt(&engine, targets, Attempt::default()) {
             Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
-            Verdict::Again { error: last, .. } | Verdict::Elsewhere { error: last } => {
-                let Some(delay) = attempts.again(&engine) else {
-                    return Err(Error::Connect { targets: targets.to_string(), last });
-                };
-                tracing::debug!(error = %last, "opening again");
-                std::thread::sleep(delay);
-            }
-            Verdict::More(_) => {}
-        }
+            Verdict::Elsewhere { error } => (error, Duration::ZERO),
+            Verdict::Again { error, after } => (error, after),
+            Verdict::More(_) => continue,
+        };
+        let Some(delay) = attempts.again(&engine, after) else {
+            return Err(Error::Connect { targets: targets.to_string(), last });
+        };
+        tracing::debug!(error = %last, "opening again");
+        std::thread::sleep(delay);
     }
     if config.watch_network {
         Helper::get().watch_network(&engine);
@@ -57,34 +60,50 @@ fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verdict {
     engine.begin_round();
     let mut tried = 0;
     let put_off = engine.put_off();
-    let targets: Vec<&str> = targets.iter().collect();
+    let order = targets.in_order(engine.server_index(), Instant::now());
     // Once again for those that were silent.
-    let late_from = targets.len();
+    let late_from = order.len();
     let rounds = if put_off.is_empty() { 1 } else { 2 };
-    for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
-        let late = index >= late_from;
-        let addresses = match resolve(target) {
+    // PROTOCOL 3.15
+    let mut passing = None;
+    for (turn, target) in order.repeat(rounds).into_iter().enumerate() {
+        let late = turn >= late_from;
+        let addresses = match resolve(target.text) {
             Ok(addresses) => addresses,
             Err(error) => {
                 tried += 1;
-                last = format!("{target}: {error}");
+                last = format!("{}: {error}", target.text);
                 continue;
             }
         };
         for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
             tried += 1;
-            match attempt_address(engine, target, address, kind) {
+            let began = Instant::now();
+            match attempt_address(engine, target.text, address, kind) {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
-                Ok(verdict) => return verdict,
+                Ok(Verdict::Again { error, after }) if !after.is_zero() && engine.may_open_elsewhere() => {
+                    passing = Some(passing.map_or(after, |earlier: Duration| earlier.min(after)));
+                    last = format!("{address}: {error}");
+                }
+                Ok(verdict) => {
+                    if matches!(verdict, Verdict::Installed) {
+                        engine.note_server(target.index);
+                        targets.answered(target);
+                    }
+                    return verdict;
+                }
                 Err(Error::System { errno, .. }) => {
                     engine.note_broken(&io::Error::from_raw_os_error(errno.0));
                     last = format!("{address}: {errno}");
                 }
                 Err(error) => return Verdict::Fatal(error),
             }
+            targets.failed(target, Instant::now(), began.elapsed());
         }
     }
-    engine.end_round(tried, late_from).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
+    engine
+        .end_round(tried, late_from)
+        .unwrap_or(Verdict::Again { error: last, after: passing.unwrap_or_default() })
 }
 
 fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

@@ -371,6 +371,11 @@ impl Link {
         sys::tcp_info(self).is_ok_and(|info| info.has_peer_ended)
     }
 
+    /// Whether this kernel has received what was not read.
+    pub(crate) fn has_unread(&self) -> bool {
+        sys::unread_bytes(self).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Whether the connection broke and nobody has noticed, however much of its input is unread. False for one that
     /// has ended in order: acknowledgements may still come another way.
     pub(crate) fn is_broken(&self) -> bool {

@@ -54,6 +54,18 @@ pub(crate) struct Rx {
     pub(crate) link_read_bytes: u64,
     /// A client's opening link, as long as it is not welcomed.
     pub(crate) opening: Option<Opening>,
+    /// How the peer has ended this end's stream on the present link. A thread that has read it may not have acted on it when
+    /// another one finds that the link is gone.
+    pub(crate) ended_by_peer: Option<EndedByPeer>,
+}
+
+/// What a peer says in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndedByPeer {
+    /// It has this end's stream, up to its end.
+    EndAck,
+    /// And it is through with the session.
+    Goodbye,
 }
 
 /// What one look at the input came to.
@@ -79,6 +91,7 @@ impl Rx {
             inbox: Inbox::default(),
             link_read_bytes: 0,
             opening: None,
+            ended_by_peer: None,
         }
     }
 
@@ -335,6 +348,12 @@ impl Engine {
         }
     }
 
+    /// Whether a read found nothing only because this end has shut its reading, and what the peer said before it closed has
+    /// come since: it closes before this end asks whether it has.
+    fn is_input_left(&self, link: &Link) -> bool {
+        self.is_read_shut() && !link.is_dead() && link.has_peer_ended() && link.has_unread()
+    }
+
     /// An end of input that is not the end of the stream: the link broke, unless it is our own doing.
     pub(super) fn input_ended(&self, link: &Arc<Link>, what: &str) -> Step {
         if self.is_read_shut() && !link.is_dead() && !link.has_peer_ended() {
@@ -379,6 +398,11 @@ impl Engine {
                             "the peer's stream ended at a wrong offset".into(),
                         );
                     }
+                    match control {
+                        Control::Goodbye => rx.ended_by_peer = Some(EndedByPeer::Goodbye),
+                        Control::EndAcked => _ = rx.ended_by_peer.get_or_insert(EndedByPeer::EndAck),
+                        _ => {}
+                    }
                     return Step::Control(control, rx.receiver.peer_acked_offset());
                 }
                 Piece::Payload { skip_bytes } => {
@@ -393,6 +417,7 @@ impl Engine {
                     }
                     if most >= DIRECT_BYTES_MIN {
                         return match link.receive(room, waiting) {
+                            Ok(0) if self.is_input_left(link) => continue,
                             Ok(0) => self.input_ended(link, "connection closed by the peer"),
                             Ok(count) => {
                                 link.note_heard();
@@ -406,6 +431,7 @@ impl Engine {
                 Piece::Incomplete => {}
             }
             match rx.inbox.fill(INBOX_READ_BYTES, |room| link.receive(room, waiting)) {
+                Ok(0) if self.is_input_left(link) => {}
                 Ok(0) => return self.input_ended(link, "connection closed by the peer"),
                 Ok(_) => link.note_heard(),
                 Err(error) => {
@@ -449,7 +475,10 @@ impl Engine {
             rx.receiver.took(count);
             return Step::Data(count);
         }
-        let received = link.receive(buffer, waiting);
+        let mut received = link.receive(buffer, waiting);
+        if matches!(received, Ok(0)) && self.is_input_left(link) {
+            received = link.receive(buffer, waiting);
+        }
         self.plain_step(rx, link, received)
     }
 

@@ -3,8 +3,8 @@
 use super::gap::{self, Gap};
 use super::memory::{FrozenBytes, ROOM_BYTES_FIRST};
 use super::opening::{NoWelcome, Opening};
-use super::rx::Segment;
-use super::{Ctl, Engine, EventKind, Helper, Link, Role, Rx, Tx};
+use super::rx::{EndedByPeer, Segment};
+use super::{Ctl, Engine, EventKind, Farewell, Helper, Link, Role, Rx, Tx};
 use crate::error::{Error, Result};
 use crate::proto::{ClientHandshake, Happening, LinkMode, OffsetError, State};
 use crate::sys;
@@ -71,12 +71,18 @@ impl Engine {
         let (answer, delivered, complete) = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
+            if let Some(ended) = rx.ended_by_peer {
+                tx.sender.end_acked();
+                if ended == EndedByPeer::Goodbye && self.role == Role::Client {
+                    ctl.farewell = Farewell::Heard;
+                }
+            }
             let answer = self.unload(&mut ctl, &mut tx, &mut rx, link);
             (answer, tx.sender.is_delivered(), rx.receiver.is_complete())
         };
         ctl.link = None;
         ctl.last_peer = Some(link.peer_addr);
-        if delivered && complete && self.role == Role::Server {
+        if delivered && complete && (self.role == Role::Server || ctl.farewell == Farewell::Heard) {
             // Both ends are through with each other, and a client that does not know is told when it comes.
             self.conclude(ctl, Happening::Finished);
             return;
@@ -130,6 +136,7 @@ impl Engine {
             Self::limit_room(tx, ROOM_BYTES_FIRST);
         }
         rx.link = None;
+        rx.ended_by_peer = None;
         // Before its Welcome a link has brought nothing of the stream.
         let opening = rx.opening.take().is_some();
         if opening || rx.receiver.is_framed() {

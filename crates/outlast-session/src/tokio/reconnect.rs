@@ -31,20 +31,23 @@ const HANDSHAKE_READ_BYTES: usize = 4096;
 pub(crate) async fn connect(targets: &Targets, config: &Arc<Config>) -> Result<Arc<Engine>> {
     let engine = Engine::new(new_session_id(), Role::Client, config.clone());
     engine.set_hooks(Arc::new(Reconnector { targets: targets.clone(), runtime: Handle::current() }));
+    if targets.are_several() {
+        engine.open_without_data();
+    }
     let mut attempts = OpeningAttempts::new(&engine);
     loop {
-        match attempt(&engine, targets, Attempt::default()).await {
+        let (last, after) = match attempt(&engine, targets, Attempt::default()).await {
             Verdict::Installed => break,
             Verdict::Fatal(error) => return Err(error),
-            Verdict::Again { error: last, .. } | Verdict::Elsewhere { error: last } => {
-                let Some(delay) = attempts.again(&engine) else {
-                    return Err(Error::Connect { targets: targets.to_string(), last });
-                };
-                tracing::debug!(error = %last, "opening again");
-                ::tokio::time::sleep(delay).await;
-            }
-            Verdict::More(_) => {}
-        }
+            Verdict::Elsewhere { error } => (error, Duration::ZERO),
+            Verdict::Again { error, after } => (error, after),
+            Verdict::More(_) => continue,
+        };
+        let Some(delay) = attempts.again(&engine, after) else {
+            return Err(Error::Connect { targets: targets.to_string(), last });
+        };
+        tracing::debug!(error = %last, "opening again");
+        ::tokio::time::sleep(delay).await;
     }
     if config.watch_network {
         Helper::get().watch_network(&engine);
@@ -61,34 +64,50 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
     engine.begin_round();
     let mut tried = 0;
     let put_off = engine.put_off();
-    let targets: Vec<&str> = targets.iter().collect();
+    let order = targets.in_order(engine.server_index(), Instant::now());
     // Once again for those that were silent.
-    let late_from = targets.len();
+    let late_from = order.len();
     let rounds = if put_off.is_empty() { 1 } else { 2 };
-    for (index, target) in targets.repeat(rounds).into_iter().enumerate() {
-        let late = index >= late_from;
-        let addresses: Vec<SocketAddr> = match resolve(target).await {
+    // PROTOCOL 3.15
+    let mut passing = None;
+    for (turn, target) in order.repeat(rounds).into_iter().enumerate() {
+        let late = turn >= late_from;
+        let addresses: Vec<SocketAddr> = match resolve(target.text).await {
             Ok(addresses) => addresses,
             Err(error) => {
                 tried += 1;
-                last = format!("{target}: {error}");
+                last = format!("{}: {error}", target.text);
                 continue;
             }
         };
         for address in addresses.into_iter().filter(|address| put_off.contains(address) == late) {
             tried += 1;
-            match attempt_address(engine, target, address, kind).await {
+            let began = Instant::now();
+            match attempt_address(engine, target.text, address, kind).await {
                 Ok(Verdict::Elsewhere { error }) => last = format!("{address}: {error}"),
-                Ok(verdict) => return verdict,
+                Ok(Verdict::Again { error, after }) if !after.is_zero() && engine.may_open_elsewhere() => {
+                    passing = Some(passing.map_or(after, |earlier: Duration| earlier.min(after)));
+                    last = format!("{address}: {error}");
+                }
+                Ok(verdict) => {
+                    if matches!(verdict, Verdict::Installed) {
+                        engine.note_server(target.index);
+                        targets.answered(target);
+                    }
+                    return verdict;
+                }
                 Err(Error::System { errno, .. }) => {
                     engine.note_broken(&io::Error::from_raw_os_error(errno.0));
                     last = format!("{address}: {errno}");
                 }
                 Err(error) => return Verdict::Fatal(error),
             }
+            targets.failed(target, Instant::now(), began.elapsed());
         }
     }
-    engine.end_round(tried, late_from).unwrap_or(Verdict::Again { error: last, after: Duration::ZERO })
+    engine
+        .end_round(tried, late_from)
+        .unwrap_or(Verdict::Again { error: last, after: passing.unwrap_or_default() })
 }
 
 async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {

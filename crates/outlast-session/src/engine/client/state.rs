@@ -50,6 +50,10 @@ pub(crate) struct ClientState {
     put_off: Vec<SocketAddr>,
     /// Where the server is that has the session.
     welcomed_by: Option<SocketAddr>,
+    /// Its place among several servers.
+    server_index: Option<usize>,
+    /// It may be opened at another server if the first one does not answer.
+    several_servers: bool,
     /// Other servers that have said, in this round over all addresses, that they do not have it; and what that means if nobody
     /// else has it either.
     strangers: (Vec<SocketAddr>, Option<Error>),
@@ -79,6 +83,8 @@ impl ClientState {
             fallbacks: 0,
             put_off: Vec::new(),
             welcomed_by: None,
+            server_index: None,
+            several_servers: false,
             strangers: (Vec::new(), None),
             not_before: None,
             place: None,
@@ -95,6 +101,11 @@ impl ClientState {
         self.epochs = LAST_WORD_EPOCH;
         self.last_word = Some(word);
         self.owed_abort = Some(reason);
+    }
+
+    /// Whether another server may open the session.
+    pub(super) const fn several_servers(&self) -> bool {
+        self.several_servers
     }
 
     /// The server has welcomed a link. Whether the next one is `kernel` again.
@@ -194,6 +205,31 @@ impl Engine {
         self.ctl.lock().client.put_off.clone()
     }
 
+    /// Of several servers, the one that has the session.
+    pub(crate) fn server_index(&self) -> Option<usize> {
+        self.ctl.lock().client.server_index
+    }
+
+    /// This one of several servers has taken a link.
+    pub(crate) fn note_server(&self, index: usize) {
+        self.ctl.lock().client.server_index = Some(index);
+    }
+
+    /// PROTOCOL 3.15: there are several servers. What was sent to one of them with its Hello would be sent to the next one
+    /// again if the first one's Welcome were lost; and both would pass it on.
+    pub(crate) fn open_without_data(&self) {
+        let client = &mut self.ctl.lock().client;
+        client.several_servers = true;
+        // PROTOCOL 3.2: only the link with number 1 carries data before its Welcome.
+        client.saw_epoch(1);
+    }
+
+    /// Whether another server will do as well, as none has the session.
+    pub(crate) fn may_open_elsewhere(&self) -> bool {
+        let ctl = self.ctl.lock();
+        ctl.client.several_servers && !ctl.welcomed && !ctl.client.owes_abort()
+    }
+
     /// A round over all addresses begins.
     pub(crate) fn begin_round(&self) {
         self.ctl.lock().client.strangers = (Vec::new(), None);
@@ -261,11 +297,12 @@ impl OpeningAttempts {
     }
 
     /// After how long to try again: in another mode, or as the connection broke. None if nobody is there, or willing.
-    pub(crate) fn again(&mut self, engine: &Engine) -> Option<Duration> {
+    /// `after` is what a server has asked for.
+    pub(crate) fn again(&mut self, engine: &Engine, after: Duration) -> Option<Duration> {
         let broken = engine.take_broken();
         self.left = self.left.checked_sub(1)?;
-        if broken && Instant::now() < self.deadline {
-            return Some(self.backoff.next_delay());
+        if (broken || !after.is_zero()) && Instant::now() + after < self.deadline {
+            return Some(self.backoff.next_delay().max(after));
         }
         engine.has_other_mode().then_some(Duration::ZERO)
     }

@@ -197,6 +197,11 @@ impl Link {
             if rest.is_empty() {
                 // The lock is not held while the kernel may put this thread to sleep.
                 let count = self.receive_raw(&mut scratch, waiting)?;
+                if count == 0 {
+                    // Not for TLS to know, which would take it for final: it is the end of what was to be read so far if
+                    // this end has shut its reading, and a broken link otherwise.
+                    return Ok(0);
+                }
                 rest.extend_from_slice(scratch.get(..count).unwrap_or_default());
             }
             let mut tls = tls.lock();

@@ -258,3 +258,86 @@ fn a_last_word_that_no_server_knows_the_session_of_is_said_once() {
         assert!(says.join().unwrap(), "all have answered");
     });
 }
+
+fn targets_of(servers: &[&Server]) -> Targets {
+    let texts = servers.iter().map(|server| server.0.local_addr().unwrap().to_string());
+    Targets::new(texts).unwrap()
+}
+
+/// PROTOCOL 3.15: what a server has, and no Welcome of it, is not sent to the next one.
+#[test]
+fn a_session_with_several_servers_sends_nothing_before_its_welcome() {
+    within(|| {
+        let servers = [Server::new(), Server::new()];
+        let targets = targets_of(&[&servers[0], &servers[1]]);
+        let client = std::thread::spawn(move || {
+            let mut client = Session::connect_with(&targets, &Arc::new(quick(LinkMode::Inband))).unwrap();
+            client.write_all(b"once").unwrap();
+            client.flush().unwrap();
+            client.established().unwrap();
+            client
+        });
+        // It has the session, and ends before it has said so.
+        let (first, hello) = servers[0].hello();
+        assert!(!hello.carries_early_data(), "epoch {}", hello.epoch);
+        let mut rest = [0; 8];
+        first.set_nonblocking(true).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!((&first).read(&mut rest).is_err(), "nothing follows the Hello");
+        drop(first);
+        let second = servers[1].welcome();
+        second.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut frame = [0; 20];
+        (&second).read_exact(&mut frame).unwrap();
+        assert_eq!(&frame[16..], b"once");
+        client.join().unwrap().kill();
+    });
+}
+
+/// PROTOCOL 3.15: nobody waits for a server that has no room while another one has.
+#[test]
+fn a_session_is_opened_at_the_next_server_if_the_first_is_busy() {
+    within(|| {
+        let servers = [Server::new(), Server::new()];
+        let targets = targets_of(&[&servers[0], &servers[1]]);
+        let began = Instant::now();
+        let client = std::thread::spawn(move || {
+            let client = Session::connect_with(&targets, &Arc::new(quick(LinkMode::Inband))).unwrap();
+            client.established().unwrap();
+            client
+        });
+        servers[0].refuse(Refusal::Busy { retry_after_ms: 3_000 });
+        let _second = servers[1].welcome();
+        let client = client.join().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        client.kill();
+    });
+}
+
+/// PROTOCOL 3.15: resumes begin at the server that has the session, openings at one that answers.
+#[test]
+fn a_silent_server_costs_one_session_its_time() {
+    within(|| {
+        let (silent, server) = (Server::new(), Server::new());
+        let targets = targets_of(&[&silent, &server]);
+        let silent_for = Duration::from_millis(400);
+        let config = Arc::new(Config { handshake_timeout: silent_for, ..quick(LinkMode::Inband) });
+        let opened = |targets: Targets| {
+            let (config, began) = (config.clone(), Instant::now());
+            let client = std::thread::spawn(move || Session::connect_with(&targets, &config).unwrap());
+            let link = server.welcome();
+            (client.join().unwrap(), link, began.elapsed())
+        };
+        let (first, link, took) = opened(targets.clone());
+        assert!(took >= silent_for, "{took:?}");
+        let (second, _link, took) = opened(targets.clone());
+        assert!(took < silent_for, "the next session waited as well: {took:?}");
+        let began = Instant::now();
+        first.engine().lost(&first.engine().link().unwrap(), "cut");
+        drop(link);
+        let _resumed = server.welcome();
+        assert!(began.elapsed() < silent_for, "a resume: {:?}", began.elapsed());
+        first.kill();
+        second.kill();
+    });
+}
