@@ -4,6 +4,7 @@
 use super::listeners;
 use crate::sys::family;
 use crate::sys::process::Pid;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Between two looks, each of which goes through all sockets of the program.
@@ -12,18 +13,26 @@ const LOOK: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Who has not begun to listen by then hardly will.
 const UNTIL: Duration = Duration::from_secs(60);
+/// Later, clients may come to a process that has served none before.
+const LOOK_LATER: Duration = Duration::from_secs(30);
+/// A new process may be about to execute another program: so often it is looked at.
+const LOOKS: u8 = 2;
 /// In the names of the library's file.
 const LIBRARY: &str = "outlast_preload";
 /// In the auxiliary vector of a process (getauxval(3)): whether the loader ignores what its environment asks for.
 const AT_SECURE: usize = 23;
+/// There, too: real and effective user, and group.
+const AT_USERS: [[usize; 2]; 2] = [[11, 12], [13, 14]];
 
 /// Why a process of the program does not say what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untold {
     /// The library is in it: it calls the kernel by itself.
     WithoutC,
-    /// It was executed with other rights than those of its real user, so that nothing may be loaded into it.
+    /// It was executed with another effective user or group than its real one, so that nothing may be loaded into it.
     Secure,
+    /// The same, with capabilities of its file.
+    Capable,
     /// It is in another network namespace: its library does not reach the supervisor's holder from there.
     OtherNetwork,
     /// It was executed without the variable that has it loaded, or is linked statically.
@@ -38,15 +47,21 @@ impl Untold {
             let why = if is_elsewhere(pid) { Self::OtherNetwork } else { Self::WithoutC };
             return listens_unsaid.then_some(why);
         }
-        Some(if is_secure(pid) { Self::Secure } else { Self::NotLoaded })
+        let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+        Some(why_ignored(&vector).unwrap_or(Self::NotLoaded))
     }
 }
 
-fn is_secure(pid: Pid) -> bool {
-    let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
+/// Why the loader has ignored what the environment asks for, by the auxiliary vector. None: it has not.
+fn why_ignored(vector: &[u8]) -> Option<Untold> {
     let (words, _) = vector.as_chunks::<{ size_of::<usize>() }>();
-    let mut pairs = words.as_chunks::<2>().0.iter();
-    pairs.any(|[what, value]| usize::from_ne_bytes(*what) == AT_SECURE && usize::from_ne_bytes(*value) != 0)
+    let find = |wanted: usize| {
+        let mut pairs = words.as_chunks::<2>().0.iter().map(|pair| pair.map(usize::from_ne_bytes));
+        pairs.find_map(|[what, value]| (what == wanted).then_some(value))
+    };
+    find(AT_SECURE).filter(|secure| *secure != 0)?;
+    let is_other = AT_USERS.iter().any(|[real, effective]| find(*real) != find(*effective));
+    Some(if is_other { Untold::Secure } else { Untold::Capable })
 }
 
 /// Whether a process is known to be in another network than this one.
@@ -66,12 +81,29 @@ pub(super) struct Watch {
     since: Option<Instant>,
     /// What its main process executes, by where that is in its memory.
     image: Option<(Pid, u64)>,
+    others: BTreeMap<Pid, Other>,
+    others_looked: Instant,
     is_told: bool,
+}
+
+/// A process beside the main one.
+#[derive(Debug)]
+struct Other {
+    looks: u8,
+    why: Option<Untold>,
 }
 
 impl Watch {
     pub(super) fn new(now: Instant) -> Self {
-        Self { began: now, looked: now, since: None, image: None, is_told: false }
+        Self {
+            began: now,
+            looked: now,
+            since: None,
+            image: None,
+            others: BTreeMap::new(),
+            others_looked: now,
+            is_told: false,
+        }
     }
 
     /// It is started.
@@ -106,18 +138,53 @@ impl Watch {
         self.tell(found.and_then(|pid| Some((pid, Untold::of(pid, true)?))), now)
     }
 
-    /// The main process, which has said where it listens, if it has executed another program since that says nothing.
-    pub(super) fn look_at_main(&mut self, main: Pid, now: Instant) -> Option<(Pid, Untold)> {
+    /// Of a program that has said where it listens: the main process, if it has executed another program since that says
+    /// nothing; or another process that says nothing, and `serves` clients.
+    pub(super) fn look_at_all(
+        &mut self,
+        main: Pid,
+        all: &[Pid],
+        serves: impl Fn(Pid) -> bool,
+        now: Instant,
+    ) -> Option<(Pid, Untold)> {
         if !self.is_time(now) {
             return None;
         }
+        let found = self.look_at_main(main).map(|why| (main, why));
+        let found = found.or_else(|| self.look_at_others(main, all, serves, now));
+        self.tell(found, now)
+    }
+
+    fn look_at_main(&mut self, main: Pid) -> Option<Untold> {
         let image = family::image(main).map(|image| (main, image));
         if image == self.image && self.since.is_none() {
             return None;
         }
         self.image = image;
-        let found = Untold::of(main, false).map(|why| (main, why));
-        self.tell(found, now)
+        Untold::of(main, false)
+    }
+
+    fn look_at_others(
+        &mut self,
+        main: Pid,
+        all: &[Pid],
+        serves: impl Fn(Pid) -> bool,
+        now: Instant,
+    ) -> Option<(Pid, Untold)> {
+        self.others.retain(|pid, _| all.contains(pid));
+        for pid in all.iter().copied().filter(|pid| *pid != main) {
+            let other = self.others.entry(pid).or_insert(Other { looks: 0, why: None });
+            if other.looks < LOOKS {
+                (other.looks, other.why) = (other.looks + 1, Untold::of(pid, false));
+            }
+        }
+        // Each look goes through all that they have open.
+        let pause = if now.duration_since(self.began) < UNTIL { LOOK } else { LOOK_LATER };
+        if self.since.is_none() && now.duration_since(self.others_looked) < pause {
+            return None;
+        }
+        self.others_looked = now;
+        self.others.iter().find_map(|(pid, other)| Some((*pid, other.why.filter(|_| serves(*pid))?)))
     }
 }
 
@@ -128,7 +195,18 @@ mod tests {
     #[test]
     fn ordinary_programs_have_no_library_and_may_load_what_they_like() {
         let us = crate::sys::process::pid();
-        assert!(!is_secure(us) && !is_secure(Pid::MAX) && !is_elsewhere(us) && !is_elsewhere(Pid::MAX));
+        assert!(!is_elsewhere(us) && !is_elsewhere(Pid::MAX));
+        let vector = |pairs: &[[usize; 2]]| -> Vec<u8> {
+            pairs.iter().flatten().flat_map(|word| word.to_ne_bytes()).collect()
+        };
+        let users = [[11, 0], [12, 118], [13, 5], [14, 5]];
+        let why = |secure: usize, users: &[[usize; 2]]| {
+            why_ignored(&vector(&[&[[3, 64], [23, secure]], users, &[[0, 0]]].concat()))
+        };
+        assert_eq!((why(0, &users), why(1, &users)), (None, Some(Untold::Secure)));
+        assert_eq!(why(1, &[[11, 5], [12, 5], [13, 0], [14, 7]]), Some(Untold::Secure));
+        assert_eq!(why(1, &[[11, 5], [12, 5], [13, 5], [14, 5]]), Some(Untold::Capable));
+        assert_eq!(why_ignored(&[]), None);
         assert_eq!((Untold::of(us, true), Untold::of(Pid::MAX, true)), (Some(Untold::NotLoaded), None));
     }
 }

@@ -210,6 +210,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 }
                 // Of one that does not say it, only time tells.
                 if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
+                    // As the program itself says it, whatever else it looks like.
+                    let says = self.supervisor.settings.readiness == Readiness::Told;
+                    self.supervisor.custody.iter().filter(|_| says).for_each(Custody::ready);
                     self.settle(UpgradeEnd::Done);
                 }
                 let event = self.named(event);
@@ -288,8 +291,18 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 custody.note_end(ended);
             }
             process::bury(ended.pid);
-            self.write_down(ended);
-            if self.machine.main().map(of) != Some(ended.pid) {
+            let is_main = self.machine.main().map(of) == Some(ended.pid);
+            let board = self.supervisor.board;
+            if let Some(custody) = self.supervisor.custody.as_ref().filter(|_| is_main && !board.is_ready()) {
+                // Before its end is written down: it may have served for a moment.
+                custody.main_ended();
+            }
+            // Whoever starts a server that goes on in the background ends, and that generation does not.
+            let may_go_on = is_main && board.backend() == Backend::Exec;
+            if !may_go_on {
+                self.write_down(ended);
+            }
+            if !is_main {
                 self.other_buried(ended.pid);
                 continue;
             }
@@ -300,6 +313,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
+            if may_go_on && (heir.is_none() || !in_order) {
+                self.write_down(ended);
+            }
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
                 && in_order

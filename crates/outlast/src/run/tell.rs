@@ -197,6 +197,10 @@ fn untold(why: Untold) -> &'static str {
             "was executed with an effective user other than its real one, so that the system loads no library into it: a \
              server that is started as the user that it becomes is kept"
         }
+        Untold::Capable => {
+            "was executed with capabilities of its file (getcap), so that the system loads no library into it: a server that is \
+             started with them (AmbientCapabilities= in a unit) is kept"
+        }
         Untold::OtherNetwork => {
             "is in another network namespace than `outlast run`, which it does not reach from there: start `outlast run` \
              within that one (`ip netns exec NAME outlast run ...`)"
