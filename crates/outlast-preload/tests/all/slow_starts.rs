@@ -111,3 +111,31 @@ fn a_supervisor_that_stands_still_while_the_program_begins_holds_its_sockets_lat
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// The address is in use meanwhile, by the supervisor alone: without an answer that is the end of most programs.
+#[test]
+fn a_supervisor_that_stands_still_while_the_program_binds_again_is_waited_for() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (folder, ports) = (folder("binds-again"), [free_port(), free_port()]);
+    let program = folder.join("server.py");
+    std::fs::write(&program, SERVER).unwrap();
+    let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(program).arg(&folder).args(ports.map(|port| port.to_string()));
+    ["0-first", "0-second"].into_iter().for_each(may);
+    let server = Server::start(&command, true);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    kill(server.main(), libc::SIGKILL);
+    eventually("it is not started again", || folder.join("start1").exists().then_some(()));
+    kill(server.pid(), libc::SIGSTOP);
+    ["1-first", "1-second"].into_iter().for_each(may);
+    // Longer than it waits for other answers.
+    std::thread::sleep(Duration::from_secs(5));
+    kill(server.pid(), libc::SIGCONT);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    assert!(!folder.join("start2").exists(), "it has ended");
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
