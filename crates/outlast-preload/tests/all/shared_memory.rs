@@ -110,7 +110,8 @@ fn sockets_that_listen_only_behind_a_filter_are_not_said_to_be_kept() {
     command.arg(port.to_string()).arg("forbids");
     let server = Server::start(&command, true);
     assert!(Client::connect(port).get("/"));
-    eventually("it is not said that nothing is kept", || server.said("HoldsNothing").pop());
+    let line = eventually("it is not said that nothing is kept", || server.said("HoldsNothing").pop());
+    assert!(line.contains("Forbids"), "another reason: {line}");
     assert_eq!(server.said("Sandbox"), Vec::<String>::new());
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();

@@ -33,6 +33,8 @@ pub enum Untold {
     Secure,
     /// The same, with capabilities of its file.
     Capable,
+    /// The library is in it, and makes no calls: it listens only after it has forbidden itself system calls.
+    Forbids,
     /// It is in another network namespace: its library does not reach the supervisor's holder from there.
     OtherNetwork,
     /// It was executed without the variable that has it loaded, or is linked statically.
@@ -44,7 +46,13 @@ impl Untold {
     fn of(pid: Pid, listens_unsaid: bool) -> Option<Self> {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         if maps.contains(LIBRARY) {
-            let why = if is_elsewhere(pid) { Self::OtherNetwork } else { Self::WithoutC };
+            let why = if is_elsewhere(pid) {
+                Self::OtherNetwork
+            } else if forbids_more(pid) {
+                Self::Forbids
+            } else {
+                Self::WithoutC
+            };
             return listens_unsaid.then_some(why);
         }
         let vector = std::fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
@@ -62,6 +70,23 @@ fn why_ignored(vector: &[u8]) -> Option<Untold> {
     find(AT_SECURE).filter(|secure| *secure != 0)?;
     let is_other = AT_USERS.iter().any(|[real, effective]| find(*real) != find(*effective));
     Some(if is_other { Untold::Secure } else { Untold::Capable })
+}
+
+/// Whether a process has forbidden itself system calls that this one may make (seccomp).
+fn forbids_more(pid: Pid) -> bool {
+    let status = |process: &str| std::fs::read_to_string(format!("/proc/{process}/status")).ok();
+    match (status(&pid.to_string()), status("self")) {
+        (Some(its), Some(ours)) => forbidden(&its) > forbidden(&ours),
+        _ => false,
+    }
+}
+
+/// How much is forbidden by what /proc tells of a process: its mode, and how many filters it has.
+fn forbidden(status: &str) -> [u32; 2] {
+    ["Seccomp:", "Seccomp_filters:"].map(|name| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or(0)
+    })
 }
 
 /// Whether a process is known to be in another network than this one.
@@ -207,6 +232,8 @@ mod tests {
         assert_eq!(why(1, &[[11, 5], [12, 5], [13, 0], [14, 7]]), Some(Untold::Secure));
         assert_eq!(why(1, &[[11, 5], [12, 5], [13, 5], [14, 5]]), Some(Untold::Capable));
         assert_eq!(why_ignored(&[]), None);
+        assert_eq!(forbidden("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t3\n"), [2, 3]);
+        assert_eq!((forbidden("Seccomp:\t0\n"), forbids_more(us)), ([0, 0], false));
         assert_eq!((Untold::of(us, true), Untold::of(Pid::MAX, true)), (Some(Untold::NotLoaded), None));
     }
 }

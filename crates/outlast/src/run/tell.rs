@@ -201,6 +201,10 @@ fn untold(why: Untold) -> &'static str {
             "was executed with capabilities of its file (getcap), so that the system loads no library into it: a server that is \
              started with them (AmbientCapabilities= in a unit) is kept"
         }
+        Untold::Forbids => {
+            "has forbidden itself system calls (seccomp) before it listened, among them those by which its sockets are known: \
+             a server that listens first is kept"
+        }
         Untold::OtherNetwork => {
             "is in another network namespace than `outlast run`, which it does not reach from there: start `outlast run` \
              within that one (`ip netns exec NAME outlast run ...`)"
