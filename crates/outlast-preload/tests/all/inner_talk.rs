@@ -1,10 +1,9 @@
 //! What processes of a program say to each other is no client's connection that is lost in a crash.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Server, eventually, folder, is_installed};
+use crate::common::{PYTHON, Server, eventually, folder, is_installed, python};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
 use std::time::Duration;
 
 /// A child of it, and a child of that, speak to it by a UNIX socket, as the workers of Apache do with the daemon of mod_wsgi.
@@ -29,15 +28,11 @@ while True:
 
 #[test]
 fn connections_between_processes_of_the_program_are_not_called_lost() {
-    if !is_installed("/usr/bin/python3") {
+    if !is_installed(PYTHON) {
         return;
     }
     let folder = folder("inner-talk");
-    let program = folder.join("server.py");
-    std::fs::write(&program, SERVER).unwrap();
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(program).arg(&folder);
-    let server = Server::start(&command, true);
+    let server = Server::start(&python(&folder, SERVER, &[]), true);
     for name in ["child", "grandchild"] {
         eventually("they do not talk", || folder.join(name).exists().then_some(()));
     }

@@ -1,7 +1,7 @@
 //! A part of a program that serves its clients, and into which the system has loaded no library, is named with the reason.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, is_root};
+use crate::common::{Client, PYTHON, Server, eventually, folder, free_port, is_installed, is_root, script};
 use std::process::Command;
 
 /// Listens, and has others serve, as Apache Traffic Server's manager does: one that is executed with another effective user than
@@ -26,15 +26,13 @@ os.wait()
 
 #[test]
 fn a_part_without_the_library_that_serves_clients_is_named() {
-    if !is_installed("/usr/bin/python3") || !is_root() {
+    if !is_installed(PYTHON) || !is_root() {
         return;
     }
     for (how, why) in [("user", "Secure"), ("environment", "NotLoaded")] {
         let (folder, port) = (folder("untold-parts"), free_port());
-        let program = folder.join("server.py");
-        std::fs::write(&program, SERVER).unwrap();
-        let mut command = Command::new("/usr/bin/python3");
-        command.arg(program).arg(how).arg(port.to_string());
+        let mut command = Command::new(PYTHON);
+        command.arg(script(&folder, "server.py", SERVER)).arg(how).arg(port.to_string());
         let server = Server::start(&command, true);
         let mut client = Client::connect(port);
         assert!(client.get("/"));
