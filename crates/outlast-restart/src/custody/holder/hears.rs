@@ -291,8 +291,10 @@ impl Holder {
     /// When the program serves, unless it does more until then.
     pub(super) fn settles_at(&self) -> Option<Instant> {
         let at = self.settling.serves_at(self.listeners.awaits()).filter(|_| self.serves_since.is_some())?;
-        // One that has ended may go on in the background: that is said soon.
-        (self.ending == Ending::No && !self.is_main_down()).then_some(at)
+        // One that has ended may go on in the background: that is said soon. Asked of the system: where that gives no descriptors
+        // of processes, no end is heard of here.
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        (self.ending == Ending::No && !main.is_none_or(sys::is_exiting)).then_some(at)
     }
 
     /// Another generation serves, perhaps.
