@@ -358,7 +358,7 @@ impl Holder {
                 self.untold.look_at_all(main, &processes, serves, now)
             }
             None if listens => None,
-            None => self.untold.look(&processes, now),
+            None => self.untold.look(main, &processes, now),
         };
         if let Some((pid, why)) = untold {
             self.report(Report::Untold { pid, why, listens });

@@ -33,6 +33,9 @@ pub enum Untold {
     Secure,
     /// The same, with capabilities of its file.
     Capable,
+    /// It was executed with rights that this process does not have, so that nothing may be loaded into it, and cannot be
+    /// looked at: nobody knows whether it listens.
+    Hidden,
     /// The library is in it, and makes no calls: it listens only after it has forbidden itself system calls.
     Forbids,
     /// It is in another network namespace: its library does not reach the supervisor's holder from there.
@@ -70,6 +73,30 @@ fn why_ignored(vector: &[u8]) -> Option<Untold> {
     find(AT_SECURE).filter(|secure| *secure != 0)?;
     let is_other = AT_USERS.iter().any(|[real, effective]| find(*real) != find(*effective));
     Some(if is_other { Untold::Secure } else { Untold::Capable })
+}
+
+/// Whether a process cannot be looked at, as it has more rights than this one.
+fn is_hidden(pid: Pid) -> bool {
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps"));
+    let is_denied = maps.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+    let status = |process: &str| std::fs::read_to_string(format!("/proc/{process}/status")).ok();
+    match (status(&pid.to_string()), status("self")) {
+        (Some(its), Some(ours)) => is_denied && has_more_rights(&its, &ours),
+        _ => false,
+    }
+}
+
+/// By what /proc tells of two processes: another effective user than the real one, or capabilities that the other one has not.
+fn has_more_rights(its: &str, others: &str) -> bool {
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let permitted = |status: &str| {
+        field(status, "CapPrm:").first().and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0)
+    };
+    let users = field(its, "Uid:");
+    users.first() != users.get(1) || permitted(its) & !permitted(others) != 0
 }
 
 /// Whether a process has forbidden itself system calls that this one may make (seccomp).
@@ -155,12 +182,20 @@ impl Watch {
     }
 
     /// A process that listens for some time, of those that have not said so.
-    pub(super) fn look(&mut self, processes: &[Pid], now: Instant) -> Option<(Pid, Untold)> {
+    /// Or the main one, if nobody can see whether it does.
+    pub(super) fn look(
+        &mut self,
+        main: Option<Pid>,
+        processes: &[Pid],
+        now: Instant,
+    ) -> Option<(Pid, Untold)> {
         if now.duration_since(self.began) >= UNTIL || !self.is_time(now) {
             return None;
         }
         let found = processes.iter().copied().find(|pid| listeners::does_listen(*pid));
-        self.tell(found.and_then(|pid| Some((pid, Untold::of(pid, true)?))), now)
+        let found = found.and_then(|pid| Some((pid, Untold::of(pid, true)?)));
+        let hidden = || main.filter(|main| is_hidden(*main)).map(|main| (main, Untold::Hidden));
+        self.tell(found.or_else(hidden), now)
     }
 
     /// Of a program that has said where it listens: the main process, if it has executed another program since that says
@@ -234,6 +269,17 @@ mod tests {
         assert_eq!(why_ignored(&[]), None);
         assert_eq!(forbidden("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t3\n"), [2, 3]);
         assert_eq!((forbidden("Seccomp:\t0\n"), forbids_more(us)), ([0, 0], false));
+        let status = |users: &str, permitted: &str| format!("Uid:\t{users}\nCapPrm:\t{permitted}\n");
+        let ours = status("5\t5\t5\t5", "0000000000000400");
+        for (users, permitted, expected) in [
+            ("5\t5\t5\t5", "0000000000000400", false),
+            ("5\t5\t5\t5", "0000000000000000", false),
+            ("5\t5\t5\t5", "0000000000000401", true),
+            ("5\t0\t0\t0", "0000000000000400", true),
+        ] {
+            assert_eq!(has_more_rights(&status(users, permitted), &ours), expected, "{users} {permitted}");
+        }
+        assert!(!is_hidden(us) && !is_hidden(Pid::MAX));
         assert_eq!((Untold::of(us, true), Untold::of(Pid::MAX, true)), (Some(Untold::NotLoaded), None));
     }
 }
