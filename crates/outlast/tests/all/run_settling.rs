@@ -125,3 +125,53 @@ fn an_upgrade_to_what_says_too_early_that_it_serves_names_no_old_generation() {
     outlast.wait_for("web: generation 2 serves");
     end(outlast);
 }
+
+/// Has a helper, which is waited for before the next start. From its second start on it listens when it may.
+const WITH_HELPER: &str = r#"
+import os, socket, subprocess, sys, time
+folder, port = sys.argv[1], int(sys.argv[2])
+start = len([name for name in os.listdir(folder) if name.startswith("start")])
+open(folder + "/start%d" % start, "w").close()
+subprocess.Popen(["/bin/sleep", "600"])
+while start and not os.path.exists(folder + "/go%d" % start): time.sleep(0.01)
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", port)); s.listen(9)
+while True: s.accept()[0].close()
+"#;
+
+/// What the last start has said of itself is not said of the next one, however long that has to wait for the end of others.
+#[test]
+fn a_server_whose_helper_ends_late_is_not_ready_before_it_listens() {
+    let (folder, port, library) = (folder(), free_port().to_string(), library());
+    let (program, path) = (folder.path().join("program.py"), folder.path().to_str().unwrap());
+    std::fs::write(&program, WITH_HELPER).unwrap();
+    let run = ["run", "--name", "web", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let python = ["--", "/usr/bin/python3", program.to_str().unwrap(), path, &port];
+    let mut outlast = Outlast::start(folder.path(), &[&run[..], &python].concat());
+    outlast.wait_for("web is ready");
+    let main = pid(&until(folder.path(), "ready", |now| now["ready"] == true), "main_pid");
+    crate::run_preload::signal(&main.to_string(), "KILL");
+    let begun = |start: u32| {
+        let file = folder.path().join(format!("start{start}"));
+        crate::common::eventually("it is not started again", || file.exists().then_some(()));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    };
+    let go = |start: u32| std::fs::write(folder.path().join(format!("go{start}")), "").unwrap();
+    begun(1);
+    let now = crate::common::supervised::status(folder.path());
+    assert_eq!((now["ready"].as_bool(), now["generation"].as_u64()), (Some(false), Some(1)), "{now:#}");
+    go(1);
+    outlast.wait_for("web: generation 2 serves");
+    until(folder.path(), "ready", |now| now["ready"] == true);
+    let done = std::thread::scope(|scope| {
+        let upgrade = scope.spawn(|| output(folder.path(), &["upgrade"]));
+        begun(2);
+        assert!(!upgrade.is_finished(), "{:?}", upgrade.join());
+        go(2);
+        upgrade.join().unwrap()
+    });
+    let told = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(told.contains("web is upgraded: generation 3 (process "), "{told}");
+    assert_eq!(outlast.said_so_far().matches("web is ready").count(), 3, "{}", outlast.said_so_far());
+    end(outlast);
+}
