@@ -62,22 +62,21 @@ pub fn before_listen(descriptor: RawFd) {
 }
 
 fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
-    sys::is_stream(descriptor) && ask(descriptor, address, 0) == Freed::Adopted
+    let ask = || answer_to(&asked(descriptor, address)?, descriptor, address, 0);
+    sys::is_stream(descriptor) && ask() == Some(Freed::Adopted)
 }
 
-fn ask(descriptor: RawFd, address: &[u8], flags: u32) -> Freed {
-    let Some(question) = asked(descriptor, address) else { return Freed::Nothing };
-    let question = Message { slot: question.slot | flags, ..question };
+/// None: nobody has answered.
+fn answer_to(question: &Message, descriptor: RawFd, address: &[u8], flags: u32) -> Option<Freed> {
+    let question = Message { slot: question.slot | flags, ..question.clone() };
     let folder = folder(address);
-    match holder::ask(&question, folder.as_ref().map(AsFd::as_fd)) {
-        Some((answer, Some(socket)))
-            if answer.verb == Verb::Yes && sys::replace(descriptor, socket.as_fd()) =>
-        {
+    Some(match holder::ask(&question, folder.as_ref().map(AsFd::as_fd))? {
+        (answer, Some(socket)) if answer.verb == Verb::Yes && sys::replace(descriptor, socket.as_fd()) => {
             Freed::Adopted
         }
-        Some((answer, None)) if answer.verb == Verb::Yes => Freed::Address,
+        (answer, None) if answer.verb == Verb::Yes => Freed::Address,
         _ => Freed::Nothing,
-    }
+    })
 }
 
 /// The address is in use. What becomes of it if that was by the holder alone: another process of the program may have listened
@@ -87,12 +86,18 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
     if marks::is_silent() || !sys::is_stream(descriptor) {
         return Freed::Nothing;
     }
-    let Some((table, parsed)) = Address::parse(address).and_then(|parsed| Some((holder::attach()?, parsed)))
-    else {
+    let Some(parsed) = Address::parse(address).filter(|address| !address.is_chosen_by_system()) else {
         return Freed::Nothing;
     };
-    table.note_address(&parsed);
-    ask(descriptor, address, IN_USE)
+    let (freed, has_waited) = holder::insist(|| {
+        holder::attach()?.note_address(&parsed);
+        answer_to(&asked(descriptor, address)?, descriptor, address, IN_USE)
+    });
+    match freed {
+        // What was asked first may have been heard, and its answer not.
+        Some(Freed::Nothing) if has_waited => Freed::Address,
+        freed => freed.unwrap_or(Freed::Nothing),
+    }
 }
 
 /// The program listens.

@@ -19,6 +19,8 @@ const LATE_PATIENCE_MS: u32 = 50;
 /// How long it is not asked then; each time twice as long.
 const PAUSE_MIN_MS: u64 = 500;
 const PAUSE_MAX_MS: u64 = 30_000;
+/// A program that is refused its address ends, as a rule: so long it is asked for again and again where nobody answers.
+const INSISTS_MS: u64 = 30_000;
 
 /// Null: this process has none.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
@@ -258,6 +260,11 @@ fn marked() -> Option<sys::Pid> {
     MARK.get()?.as_ref()?.to_str().ok()?.split(':').nth(1)?.parse().ok()
 }
 
+/// Whether an accepted connection comes from a process of the program itself, as those of its parts to each other do.
+pub fn is_within(connection: RawFd) -> bool {
+    marked().is_some_and(|supervisor| sys::relatives::comes_from_below(connection, supervisor))
+}
+
 /// Not to be used any more: what comes late would be taken for the answer to something else.
 fn abandon(socket: RawFd) {
     SOCKET.store(-1, Ordering::Relaxed);
@@ -289,6 +296,23 @@ pub fn ask(message: &Message, with: Option<BorrowedFd<'_>>) -> Option<(Message, 
             abandon(socket);
             None
         }
+    }
+}
+
+/// Asks by `ask` until there is an answer, also of a holder that is stopped, or short of processor time. None: it has not
+/// answered for long, or is gone. Signals are handled between two tries. The second: it had to wait.
+pub fn insist<T>(ask: impl Fn() -> Option<T>) -> (Option<T>, bool) {
+    let (until_ms, mut has_waited) = (sys::now_ms() + INSISTS_MS, false);
+    loop {
+        // Whatever was found out before.
+        ASKS_AT_MS.store(0, Ordering::Relaxed);
+        let answer = ask();
+        let may_answer = is_late() && is_known() && marks::is_own() && sys::now_ms() < until_ms;
+        if answer.is_some() || !may_answer {
+            return (answer, has_waited);
+        }
+        has_waited = true;
+        sys::pause_us(20_000);
     }
 }
 

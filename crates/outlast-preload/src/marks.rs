@@ -233,7 +233,9 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         }
         let Some(table) = holder::table().filter(|table| table.keeps_connections()) else { return };
         if !http::is_request(head) {
-            if let Some(kind) = http::stranger(head) {
+            // What processes of the program say to each other is no matter of its users.
+            let is_news = |kind: &NotKept| !table.is_noted(*kind) && !holder::is_within(descriptor);
+            if let Some(kind) = http::stranger(head).filter(is_news) {
                 table.note_not_kept(kind);
             }
             return;

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub mod children;
 pub mod execute;
 pub mod given;
+pub mod relatives;
 pub mod room;
 mod signals;
 
@@ -233,17 +234,12 @@ pub fn users() -> [u32; 2] {
 /// Whether users may have other numbers here than where the supervisor is.
 pub fn is_in_user_namespace() -> bool {
     const ALL: &str = "0 0 4294967295";
-    let (path, mut bytes) = (c"/proc/self/uid_map", [0u8; 64]);
-    // SAFETY: reads a string that ends; fills at most as much as is told of a local.
-    let length = unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
-        let Some(file) = RawFd::try_from(file).ok().filter(|file| *file >= 0) else { return false };
-        let length = libc::syscall(libc::SYS_read, file, bytes.as_mut_ptr(), bytes.len());
-        close(file);
-        length
-    };
-    let map = usize::try_from(length).ok().and_then(|length| bytes.get(..length)).unwrap_or_default();
+    let mut bytes = [0u8; 64];
+    let length = relatives::read(c"/proc/self/uid_map", &mut bytes);
+    if length == 0 {
+        return false;
+    }
+    let map = bytes.get(..length).unwrap_or_default();
     !std::str::from_utf8(map).unwrap_or_default().split_ascii_whitespace().eq(ALL.split(' '))
 }
 

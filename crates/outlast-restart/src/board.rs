@@ -354,6 +354,17 @@ impl Board {
         number
     }
 
+    /// The generation that serves goes on in another process: as it goes into the background.
+    pub(crate) fn note_moved(&self, from: u32, to: u32) {
+        let number = self.generation.load(Ordering::SeqCst);
+        let Some(record) = self.record(number) else { return };
+        let is_its =
+            record.number.load(Ordering::SeqCst) == number && record.ended_ms.load(Ordering::SeqCst) == 0;
+        if is_its && record.pid.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.serving_pid.store(to, Ordering::SeqCst);
+        }
+    }
+
     /// What another board has of a generation of one process of several, and how many before it are forgotten there. Gives
     /// its number here, as above.
     pub(crate) fn note_of(&self, past: &Past, forgotten: u32) -> u32 {

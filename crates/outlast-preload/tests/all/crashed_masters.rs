@@ -3,25 +3,23 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, children, eventually, family, folder, free_port, is_installed, kill, wait_until_held,
+    Client, Server, children, eventually, family, folder, free_port, is_installed, kill, python_at,
+    wait_until_held,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A master and two workers, which go on when it is gone. An answer to `/slow` has a second half, which comes when the file
-/// "go" is there; to `/never` there is none.
-const WORKERS: &str = r#"
+/// A master whose workers wait for no client that another one has accepted, and have this done with what each says. What waits
+/// has the second half of its answer when the file "go" is there.
+const MASTER: &str = r#"
 import os, select, socket, sys, time
-folder = sys.argv[2]
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100); s.setblocking(False)
-def work():
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(200); s.setblocking(False)
+def work(deal):
     waiting, all = [], [s]
     while True:
         for one in select.select(all, [], [], 0.01)[0]:
@@ -31,18 +29,25 @@ def work():
                 continue
             try: said = one.recv(4096)
             except OSError: said = b""
-            if not said:
-                all.remove(one); one.close(); continue
-            path = said.split()[1]
-            if path == b"/slow":
-                one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345"); waiting.append(one)
-            elif path == b"/never": one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
-            else: one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
-        if os.path.exists(folder + "/go"):
+            if said: deal(one, said, waiting)
+            else: all.remove(one); one.close()
+        if os.path.exists(sys.argv[2] + "/go"):
             while waiting: waiting.pop().sendall(b"67890")
-for n in range(2):
-    if os.fork() == 0: work()
-while True: time.sleep(99)
+def master(workers, deal):
+    for n in range(workers):
+        if os.fork() == 0: work(deal)
+    while True: time.sleep(99)
+"#;
+
+/// Two workers, which go on when it is gone. An answer to `/slow` has a second half; to `/never` there is none.
+const WORKERS: &str = r#"
+def deal(one, said, waiting):
+    path = said.split()[1]
+    if path == b"/slow":
+        one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345"); waiting.append(one)
+    elif path == b"/never": one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+    else: one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+master(2, deal)
 "#;
 
 /// A process for each client, which does not listen, and goes on when the master is gone. Each says its number. The file
@@ -68,14 +73,6 @@ while True:
             c.sendall(b"%d\n" % os.getpid())
     c.close()
 "#;
-
-fn program(text: &str, folder: &Path, port: u16) -> Command {
-    let file = folder.join("program.py");
-    std::fs::write(&file, text).unwrap();
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(file).arg(port.to_string()).arg(folder);
-    command
-}
 
 /// Kills this master, and waits for the next one.
 fn crash(server: &Server, main: u32) -> u32 {
@@ -111,7 +108,7 @@ fn workers_of_a_killed_master_finish_their_answers_and_are_not_called_crashed() 
         return;
     }
     let (port, folder) = (free_port(), folder("finishing"));
-    let server = Server::start(&program(WORKERS, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, &[MASTER, WORKERS].concat()), true);
     let mut slow = Client::connect(port);
     ask(&mut slow, "/slow");
     begins(&mut slow);
@@ -168,7 +165,7 @@ fn a_worker_that_never_finishes_is_killed_in_time_and_idle_connections_are_kept(
         return;
     }
     let (port, folder) = (free_port(), folder("never-finishing"));
-    let server = Server::start(&program(WORKERS, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, &[MASTER, WORKERS].concat()), true);
     let mut never: Vec<Client> = (0..4).map(|_| Client::connect(port)).collect();
     for client in &mut never {
         ask(client, "/never");
@@ -211,7 +208,7 @@ fn sessions_of_a_killed_master_go_on_until_the_supervisor_stops() {
         return;
     }
     let (port, folder) = (free_port(), folder("sessions"));
-    let server = Server::start(&program(SESSIONS, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, SESSIONS), true);
     let mut clients: Vec<Client> = (0..3).map(|_| Client::connect(port)).collect();
     let pids: Vec<u32> = clients.iter_mut().map(|client| say(client, b"who").unwrap()).collect();
     let mut master = server.main();
@@ -234,7 +231,7 @@ fn a_session_that_keeps_the_next_start_from_serving_is_ended() {
         return;
     }
     let (port, folder) = (free_port(), folder("in-the-way"));
-    let server = Server::start(&program(SESSIONS, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, SESSIONS), true);
     let mut client = Client::connect(port);
     say(&mut client, b"lock").unwrap();
     crash(&server, server.main());
@@ -256,7 +253,7 @@ fn clients_are_refused_by_a_program_that_closes_its_listener_and_lives_on() {
         s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(100)\n\
         signal.signal(signal.SIGUSR1, lambda *a: s.close())\n\
         while True: time.sleep(99)\n";
-    let server = Server::start(&program(text, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, text), true);
     Client::connect(port);
     // Not only soon after the start.
     std::thread::sleep(Duration::from_millis(1500));
@@ -275,28 +272,12 @@ fn clients_are_refused_by_a_program_that_closes_its_listener_and_lives_on() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// A master and a worker, which does not wait for a client that another one has accepted. Whoever says a line that is not HTTP has its answer when the file "go" is there.
+/// One worker. Whoever says a line that is not HTTP waits.
 const PATIENT: &str = r#"
-import os, select, socket, sys, time
-s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(200); s.setblocking(False)
-def work():
-    waiting, all = [], [s]
-    while True:
-        for one in select.select(all, [], [], 0.01)[0]:
-            if one is s:
-                try: all.append(s.accept()[0])
-                except BlockingIOError: pass
-                continue
-            try: said = one.recv(4096)
-            except OSError: said = b""
-            if not said: all.remove(one); one.close()
-            elif said == b"wait\n": waiting.append(one)
-            else: one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
-        if os.path.exists(sys.argv[2] + "/go"):
-            while waiting: waiting.pop().sendall(b"67890")
-if os.fork() == 0: work()
-while True: time.sleep(99)
+def deal(one, said, waiting):
+    if said == b"wait\n": waiting.append(one)
+    else: one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+master(1, deal)
 "#;
 
 /// The supervisor has few descriptors, and half of them are copies of idle connections already.
@@ -306,16 +287,17 @@ fn a_worker_with_more_clients_than_the_supervisor_has_descriptors_left_finishes_
         return;
     }
     let (port, folder) = (free_port(), folder("many-clients"));
-    let server = Server::start_with(&program(PATIENT, &folder, port), true, |command| {
-        let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
-        let set = move || {
-            // SAFETY: a system call reads a copied value.
-            let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0;
-            if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-        };
-        // SAFETY: between fork and exec it makes a system call only.
-        unsafe { command.pre_exec(set) };
-    });
+    let server =
+        Server::start_with(&python_at(port, &folder, &[MASTER, PATIENT].concat()), true, |command| {
+            let limit = libc::rlimit { rlim_cur: 256, rlim_max: 256 };
+            let set = move || {
+                // SAFETY: a system call reads a copied value.
+                let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } < 0;
+                if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+            };
+            // SAFETY: between fork and exec it makes a system call only.
+            unsafe { command.pre_exec(set) };
+        });
     let mut idle: Vec<Client> = (0..130).map(|_| Client::connect(port)).collect();
     assert!(idle.iter_mut().all(|client| client.get("/")));
     wait_until_held(&server, &idle);

@@ -48,6 +48,11 @@ fn outlives(call: Call, kept: Kept, error: i32) {
         for client in &mut clients {
             assert!(client.get("/"), "{told}: crash {crash}");
         }
+        if kept != Kept::Nothing {
+            eventually(&format!("not ready without {told}"), || {
+                (server.said("Ready").len() > crash).then_some(())
+            });
+        }
         match kept {
             Kept::Idle => wait_until_held(&server, &clients),
             _ => std::thread::sleep(std::time::Duration::from_millis(200)),

@@ -1,7 +1,10 @@
 //! The supervisor was killed, and a stranger has taken its name: the program says nothing to it.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, family, folder, free_port, is_installed, is_root, kill};
+use crate::common::{
+    Client, PYTHON, Server, eventually, family, folder, free_port, is_installed, is_root, kill, python,
+    script,
+};
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -67,17 +70,11 @@ fn answer(port: u16) -> String {
 
 #[test]
 fn who_has_the_name_of_a_killed_supervisor_hears_nothing_of_its_program() {
-    if !is_installed("/usr/bin/python3") || !is_root() {
+    if !is_installed(PYTHON) || !is_root() {
         return;
     }
     let (folder, ports) = (folder("killed-supervisor"), [free_port(), free_port(), free_port()]);
-    let [server, stranger] = [("server.py", SERVER), ("stranger.py", STRANGER)].map(|(name, text)| {
-        std::fs::write(folder.join(name), text).unwrap();
-        folder.join(name)
-    });
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(server).arg(&folder).args(ports.map(|port| port.to_string()));
-    let server = Server::start(&command, true);
+    let server = Server::start(&python(&folder, SERVER, &ports), true);
     let main = server.main();
     // It listens. It serves when it may go on.
     drop(Client::connect(ports[0]));
@@ -87,8 +84,8 @@ fn who_has_the_name_of_a_killed_supervisor_hears_nothing_of_its_program() {
         .find_map(|line| line.strip_prefix(b"OUTLAST_CUSTODY="))
         .map(|name| String::from_utf8(name.to_vec()).unwrap())
         .unwrap();
-    let mut stranger = Command::new("/usr/bin/python3")
-        .arg(stranger)
+    let mut stranger = Command::new(PYTHON)
+        .arg(script(&folder, "stranger.py", STRANGER))
         .arg(name)
         .arg(&folder)
         .env_clear()

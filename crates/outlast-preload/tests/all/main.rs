@@ -19,6 +19,7 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod inner_talk;
 mod jumps;
 mod killed_supervisors;
 mod last_answers;
@@ -34,3 +35,4 @@ mod strays;
 mod swaps;
 mod told_by_shutdown;
 mod unix_files;
+mod untold_parts;

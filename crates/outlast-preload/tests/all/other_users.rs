@@ -2,11 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, eventually, folder, free_port, is_installed, is_root, kill, wait_until_held,
+    Client, Server, eventually, folder, free_port, is_installed, is_root, kill, python, python_at,
+    wait_until_held,
 };
 use std::io::{Read, Write};
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// Asks the holder for what listens at an address, again and again, until long after the first main process has ended.
@@ -158,14 +157,6 @@ open(folder + "/its/done", "w").close()
 while True: time.sleep(1)
 "#;
 
-fn program(text: &str, folder: &Path, port: u16) -> Command {
-    let file = folder.join("program.py");
-    std::fs::write(&file, text).unwrap();
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(file).arg(port.to_string()).arg(folder);
-    command
-}
-
 fn ask(mut client: Client) -> Option<String> {
     let mut said = String::new();
     client.0.write_all(b"x").ok()?;
@@ -184,7 +175,7 @@ fn a_process_of_another_user_does_not_get_a_listening_socket_of_roots() {
     }
     let (folder, port) = (folder("other-users"), free_port());
     std::fs::write(folder.join("stranger.py"), STRANGER).unwrap();
-    let server = Server::start(&program(SERVER, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, SERVER), true);
     assert_eq!(answer(port), "server");
     kill(server.main(), libc::SIGKILL);
     let said = eventually("the stranger says nothing", || std::fs::read_to_string(folder.join("said")).ok());
@@ -200,7 +191,7 @@ fn a_server_that_gives_its_rights_away_gets_its_own_socket_and_clients() {
         return;
     }
     let (folder, port) = (folder("gives-away"), free_port());
-    let mut command = program(GIVES_AWAY, &folder, port);
+    let mut command = python_at(port, &folder, GIVES_AWAY);
     let server = Server::start(command.arg("0,1"), true);
     assert_eq!(answer(port), "0 65534");
     kill(server.main(), libc::SIGKILL);
@@ -222,7 +213,7 @@ fn a_server_that_is_another_users_from_one_start_on_serves_as_it_would_without_u
     for (starts, said) in [("1", ["0 0", "1 65534"]), ("0", ["0 65534", "1 0"])] {
         let (folder, port) = (folder("other-user"), free_port());
         std::fs::write(folder.join("go"), "").unwrap();
-        let mut command = program(GIVES_AWAY, &folder, port);
+        let mut command = python_at(port, &folder, GIVES_AWAY);
         let server = Server::start(command.arg(starts), true);
         assert_eq!(answer(port), said[0]);
         kill(server.main(), libc::SIGKILL);
@@ -239,7 +230,7 @@ fn a_process_of_another_user_does_not_get_roots_clients_by_another_way_to_write_
     }
     for written in ["127.0.0.1", "::ffff:127.0.0.1"] {
         let (folder, port) = (folder("mapped"), free_port());
-        let server = Server::start(program(LEAVES_STRANGER, &folder, port).arg(written), true);
+        let server = Server::start(python_at(port, &folder, LEAVES_STRANGER).arg(written), true);
         let mut idle = Client::connect(port);
         assert!(idle.get("/"));
         wait_until_held(&server, [&idle]);
@@ -268,7 +259,7 @@ fn an_idle_client_of_roots_is_not_given_to_another_user_who_listens_where_it_cam
         return;
     }
     let (folder, port) = (folder("listens-later"), free_port());
-    let server = Server::start(&program(STRANGER_LISTENS, &folder, port), true);
+    let server = Server::start(&python_at(port, &folder, STRANGER_LISTENS), true);
     let mut idle = Client::connect(port);
     assert!(idle.get("/"));
     wait_until_held(&server, [&idle]);
@@ -302,10 +293,7 @@ fn no_link_is_made_to_a_socket_of_roots_for_another_user() {
             std::fs::set_permissions(folder.join(name), std::fs::Permissions::from_mode(mode)).unwrap();
         }
         let _victim = std::os::unix::net::UnixListener::bind(folder.join("ours/victim")).unwrap();
-        let file = folder.join("program.py");
-        std::fs::write(&file, LINKS).unwrap();
-        let mut command = Command::new("/usr/bin/python3");
-        let server = Server::start(command.arg(file).arg(&folder).arg(user), true);
+        let server = Server::start(python(&folder, LINKS, &[]).arg(user), true);
         eventually("it does not say so", || folder.join("its/done").exists().then_some(()));
         assert_eq!(std::fs::read_dir(folder.join("ours")).unwrap().count(), 1 + links, "{user}");
         // Its own socket has one, in its own folder.

@@ -1,32 +1,19 @@
 //! Programs that forbid themselves system calls, on pain of death: nothing that this library does may cost them their life.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, is_installed, kill, wait_until_held};
+use crate::common::{
+    Client, Server, compiled_server, eventually, folder, free_port, is_installed, kill, wait_until_held,
+};
 use std::process::Command;
 
 /// Serves one client after the other. From before its first client on it may read, write, accept and close, and nothing else.
 const PROGRAM: &str = r#"
-#define _GNU_SOURCE
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <netinet/in.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #define ALLOW(number) \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 
 int main(int count, char **arguments) {
-    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, (void *)&at, sizeof at) || listen(listener, 50)) return 1;
+    int listener = listening_at(arguments[1]);
+    if (listener < 0) return 1;
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         ALLOW(SYS_read), ALLOW(SYS_write), ALLOW(SYS_accept), ALLOW(SYS_close),
@@ -37,44 +24,16 @@ int main(int count, char **arguments) {
     int forbidden = strcmp(arguments[2], "prctl") ? syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)
                                                   : prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
     if (forbidden) return 3;
-    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n";
-    for (;;) {
-        char request[4096];
-        int client = accept(listener, 0, 0);
-        while (read(client, request, sizeof request) > 0) write(client, answer, strlen(answer));
-        close(client);
-    }
+    return serve_one_by_one(listener);
 }
 "#;
 
 /// Serves one client with an answer, forbids itself a call, and has a child that closes what it has inherited. Then it serves
 /// its next request.
 const FORKS: &str = r#"
-#define _GNU_SOURCE
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <netinet/in.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-static int serve(int client) {
-    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n";
-    char request[4096];
-    return read(client, request, sizeof request) > 0 && write(client, answer, strlen(answer)) > 0;
-}
-
 int main(int count, char **arguments) {
-    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[1]))};
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, (void *)&at, sizeof at) || listen(listener, 50)) return 1;
+    int listener = listening_at(arguments[1]);
+    if (listener < 0) return 1;
     int client = accept(listener, 0, 0);
     if (!serve(client)) return 2;
     struct sock_filter filter[] = {
@@ -102,10 +61,7 @@ fn what_a_child_closes_stays_its_parents_also_when_that_forbids_itself_calls() {
         return;
     }
     let (folder, port) = (folder("sandbox-forks"), free_port());
-    let (source, program) = (folder.join("forks.c"), folder.join("forks"));
-    std::fs::write(&source, FORKS).unwrap();
-    assert!(Command::new("cc").args(["-w", "-o"]).arg(&program).arg(&source).status().unwrap().success());
-    let mut command = Command::new(&program);
+    let mut command = Command::new(compiled_server(&folder, "forks", FORKS));
     command.arg(port.to_string());
     let server = Server::start(&command, true);
     let mut client = Client::connect(port);
@@ -126,9 +82,7 @@ fn a_program_that_would_be_killed_for_any_other_call_serves() {
         return;
     }
     let folder = folder("own-sandbox");
-    let (source, program) = (folder.join("sandbox.c"), folder.join("sandbox"));
-    std::fs::write(&source, PROGRAM).unwrap();
-    assert!(Command::new("cc").args(["-w", "-o"]).arg(&program).arg(&source).status().unwrap().success());
+    let program = compiled_server(&folder, "sandbox", PROGRAM);
     for way in ["prctl", "seccomp"] {
         let port = free_port();
         let mut command = Command::new(&program);

@@ -3,25 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, compiled, eventually, folder, free_port, has_ended, is_installed, kill, wait_until_held,
+    Client, Server, compiled_server, eventually, folder, free_port, has_ended, is_installed, kill,
+    wait_until_held,
 };
 use std::process::Command;
 
 /// Does what it is told to before it serves one client after the other.
 const PROGRAM: &str = r#"
-#define _GNU_SOURCE
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <netinet/in.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 static struct sockaddr_in at = {.sin_family = AF_INET};
 
 static void forbid(void) {
@@ -51,16 +39,8 @@ int main(int count, char **arguments) {
     at.sin_port = htons(atoi(arguments[1]));
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (!prepare(arguments[2])) return 9;
-    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, (void *)&at, sizeof at) || listen(listener, 50)) return 1;
-    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n";
-    for (;;) {
-        char request[4096];
-        int client = accept(listener, 0, 0);
-        while (read(client, request, sizeof request) > 0) write(client, answer, strlen(answer));
-        close(client);
-    }
+    int listener = listening_at(arguments[1]);
+    return listener < 0 ? 1 : serve_one_by_one(listener);
 }
 "#;
 
@@ -69,7 +49,7 @@ fn is_heard_after(what: &str) {
         return;
     }
     let (folder, port) = (folder(&format!("shared-memory-{}", what.replace(' ', "-"))), free_port());
-    let mut command = Command::new(compiled("cc", &folder, "program", PROGRAM));
+    let mut command = Command::new(compiled_server(&folder, "program", PROGRAM));
     command.arg(port.to_string()).arg(what);
     let server = Server::start(&command, true);
     let mut client = Client::connect(port);
@@ -106,11 +86,12 @@ fn sockets_that_listen_only_behind_a_filter_are_not_said_to_be_kept() {
         return;
     }
     let (folder, port) = (folder("shared-memory-forbids"), free_port());
-    let mut command = Command::new(compiled("cc", &folder, "program", PROGRAM));
+    let mut command = Command::new(compiled_server(&folder, "program", PROGRAM));
     command.arg(port.to_string()).arg("forbids");
     let server = Server::start(&command, true);
     assert!(Client::connect(port).get("/"));
-    eventually("it is not said that nothing is kept", || server.said("HoldsNothing").pop());
+    let line = eventually("it is not said that nothing is kept", || server.said("HoldsNothing").pop());
+    assert!(line.contains("Forbids"), "another reason: {line}");
     assert_eq!(server.said("Sandbox"), Vec::<String>::new());
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();

@@ -1,8 +1,9 @@
 //! A start that ends before the program listens at all of its addresses takes no time away from the next one.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, eventually, folder, free_port, has_ended, holds, is_installed, kill};
-use std::process::Command;
+use crate::common::{
+    Client, PYTHON, Server, eventually, folder, free_port, has_ended, holds, is_installed, kill, python,
+};
 use std::time::{Duration, Instant};
 
 /// Listens at its first port when there is a file "N-first", in its start number N, and at its second at "N-second".
@@ -26,19 +27,16 @@ listen(ports[1], "second")
 
 #[test]
 fn a_listening_socket_has_as_much_time_in_each_start() {
-    if !is_installed("/usr/bin/python3") {
+    if !is_installed(PYTHON) {
         return;
     }
     let (folder, ports) = (folder("slow-starts"), [free_port(), free_port()]);
-    let program = folder.join("server.py");
-    std::fs::write(&program, SERVER).unwrap();
     let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
     let has_begun = |start: u32| {
         let file = folder.join(format!("start{start}"));
         eventually("it is not started again", || file.exists().then_some(()));
     };
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(program).arg(&folder).args(ports.map(|port| port.to_string()));
+    let command = python(&folder, SERVER, &ports);
     ["0-first", "0-second", "1-first"].into_iter().for_each(may);
     let server = Server::start(&command, true);
     assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
@@ -69,21 +67,18 @@ fn a_listening_socket_has_as_much_time_in_each_start() {
 /// Stopped, or short of processor time: the program does without it meanwhile, and not for ever.
 #[test]
 fn a_supervisor_that_stands_still_while_the_program_begins_holds_its_sockets_later() {
-    if !is_installed("/usr/bin/python3") {
+    if !is_installed(PYTHON) {
         return;
     }
     let (folder, ports) = (folder("stands-still"), [free_port(), free_port()]);
-    let program = folder.join("server.py");
     // A connection stays open here.
     let text = SERVER.replace("Connection: close\\r\\n", "").replace(
         "c = s.accept()[0]; c.recv(1000)\n        c.sendall",
         "threading.Thread(target=answer, args=(s.accept()[0],)).start()\ndef answer(c):\n    while c.recv(1000): c.sendall",
     );
     let text = text.replace("ok\"); c.close()", "ok\")");
-    std::fs::write(&program, text).unwrap();
     let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(program).arg(&folder).args(ports.map(|port| port.to_string()));
+    let command = python(&folder, &text, &ports);
     let server = Server::start(&command, true);
     eventually("it does not begin", || folder.join("start0").exists().then_some(()));
     kill(server.pid(), libc::SIGSTOP);
@@ -108,6 +103,31 @@ fn a_supervisor_that_stands_still_while_the_program_begins_holds_its_sockets_lat
     assert!(idle.get("/"));
     let strange = ["Untold", "NotKept"].map(|what| server.said(what));
     assert_eq!(strange, [const { Vec::<String>::new() }; 2]);
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The address is in use meanwhile, by the supervisor alone: without an answer that is the end of most programs.
+#[test]
+fn a_supervisor_that_stands_still_while_the_program_binds_again_is_waited_for() {
+    if !is_installed(PYTHON) {
+        return;
+    }
+    let (folder, ports) = (folder("binds-again"), [free_port(), free_port()]);
+    let may = |what: &str| std::fs::write(folder.join(what), "").unwrap();
+    let command = python(&folder, SERVER, &ports);
+    ["0-first", "0-second"].into_iter().for_each(may);
+    let server = Server::start(&command, true);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    kill(server.main(), libc::SIGKILL);
+    eventually("it is not started again", || folder.join("start1").exists().then_some(()));
+    kill(server.pid(), libc::SIGSTOP);
+    ["1-first", "1-second"].into_iter().for_each(may);
+    // Longer than it waits for other answers.
+    std::thread::sleep(Duration::from_secs(5));
+    kill(server.pid(), libc::SIGCONT);
+    assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
+    assert!(!folder.join("start2").exists(), "it has ended");
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
 }

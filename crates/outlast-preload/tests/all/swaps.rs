@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, eventually, folder, free_port, is_installed, is_root, kill, wait_until_held,
+    Client, PYTHON, Server, eventually, folder, free_port, is_installed, is_root, kill, python, script,
+    wait_until_held,
 };
 use std::io::Write;
 use std::path::PathBuf;
@@ -78,17 +79,12 @@ fn offered(supervisor: u32, server: u16) -> Option<u16> {
 
 #[test]
 fn a_held_connection_is_not_given_for_one_with_the_same_port_or_to_a_stranger() {
-    if !is_installed("/usr/bin/python3") || !is_root() {
+    if !is_installed(PYTHON) || !is_root() {
         return;
     }
     let (folder, ports) = (folder("swaps"), [free_port(), free_port()]);
-    let [server, _] = [("server.py", SERVER), ("stranger.py", STRANGER)].map(|(name, text)| {
-        std::fs::write(folder.join(name), text).unwrap();
-        folder.join(name)
-    });
-    let mut command = Command::new("/usr/bin/python3");
-    command.arg(server).arg(&folder).args(ports.map(|port| port.to_string()));
-    let server = Server::start(&command, true);
+    script(&folder, "stranger.py", STRANGER);
+    let server = Server::start(&python(&folder, SERVER, &ports), true);
     let mut kept = Client::connect(ports[0]);
     assert!(kept.get("/"));
     wait_until_held(&server, [&kept]);
@@ -99,7 +95,7 @@ fn a_held_connection_is_not_given_for_one_with_the_same_port_or_to_a_stranger() 
     std::fs::write(folder.join("port.new"), port.to_string()).unwrap();
     std::fs::rename(folder.join("port.new"), folder.join("port")).unwrap();
     let said = eventually("the stranger says nothing", || std::fs::read_to_string(folder.join("said")).ok());
-    let other = Command::new("/usr/bin/python3")
+    let other = Command::new(PYTHON)
         .args(["-c", CLIENT, &ports[1].to_string(), &port.to_string()])
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -6,6 +6,7 @@ mod hears;
 use super::connections::Connections;
 use super::left_over::{LeftOver, Remains};
 use super::listeners::Listeners;
+use super::settling::Settling;
 use super::table::{NotKept, Table};
 use super::untold;
 use super::{Buried, Report};
@@ -78,8 +79,16 @@ pub(super) enum Command {
     Starting {
         answer: Sender<()>,
     },
+    /// It was; or, if nothing was to be started since the last one, it goes on as this process.
     Started {
         pid: u32,
+    },
+    /// It says that it serves.
+    Ready {
+        answer: Sender<()>,
+    },
+    MainEnded {
+        answer: Sender<()>,
     },
     Stopping {
         for_good: bool,
@@ -130,11 +139,15 @@ pub(super) struct Holder {
     left_over: LeftOver,
     main: Option<u32>,
     listens: bool,
-    /// The one that was started last serves since then.
+    /// The one that was started last listens since then.
     serves_since: Option<Instant>,
+    /// When that counts as serving, and whether it does.
+    settling: Settling,
     ending: Ending,
     /// The last one, from which on nobody has served.
     main_ended_at: Option<Instant>,
+    /// The same, when the present one has begun to listen.
+    down_since: Option<Instant>,
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
@@ -183,8 +196,10 @@ impl Holder {
             main: None,
             listens: false,
             serves_since: None,
+            settling: Settling::default(),
             ending: Ending::No,
             main_ended_at: None,
+            down_since: None,
             changed_at: now,
             took_at: now,
             swept_at: now,
@@ -254,6 +269,8 @@ impl Holder {
         let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
         let sweep = self.left_over.patience(now).map_or(sweep, |left| sweep.min(left));
         let sweep = if self.listeners.is_in_doubt() { sweep.min(IN_DOUBT) } else { sweep };
+        let settles_at = self.settles_at();
+        let sweep = settles_at.map_or(sweep, |at| sweep.min(at.saturating_duration_since(now)));
         let is_hurried = self.connections.has_waiting() || self.puts_back_until.is_some();
         let mut time = if is_hurried { TICK } else { sweep };
         if self.connections.has_new() {
@@ -275,12 +292,13 @@ impl Holder {
 
     fn work(&mut self) {
         let now = Instant::now();
-        for pid in self.connections.owners() {
+        for pid in self.look_at_clients() {
             // One that has said nothing yet.
             if !self.parts.contains_key(&pid) && family::is_below_this(pid) {
                 self.watch(pid, true);
             }
         }
+        self.note_settled(now);
         let spare = (self.descriptors / 4).clamp(SPARE_DESCRIPTORS_MIN, SPARE_DESCRIPTORS);
         let others = spare + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));
@@ -331,9 +349,16 @@ impl Holder {
         }
         let (listens, main) = (self.listens, self.main.and_then(|main| Pid::try_from(main).ok()));
         let untold = match main.filter(|_| self.serves_since.is_some()) {
-            Some(main) => self.untold.look_at_main(main, now),
+            Some(main) => {
+                let (parts, listeners) = (&self.parts, &self.listeners);
+                let serves = |pid: Pid| {
+                    let process = parts.get(&pid).map(|part| part.process.as_fd());
+                    process.is_some_and(|process| listeners.is_served_by(process, pid))
+                };
+                self.untold.look_at_all(main, &processes, serves, now)
+            }
             None if listens => None,
-            None => self.untold.look(&processes, now),
+            None => self.untold.look(main, &processes, now),
         };
         if let Some((pid, why)) = untold {
             self.report(Report::Untold { pid, why, listens });

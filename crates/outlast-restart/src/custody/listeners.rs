@@ -48,6 +48,8 @@ struct Listener {
     ipv6_only: bool,
     users: Users,
     unused_since: Option<Instant>,
+    /// The program has had it, and has not listened with it since it was started again.
+    is_awaited: bool,
     /// How long after a start the program has listened with it.
     delay: Duration,
     /// The process that had it has crashed, and others serve at the same address: another one has so long to take it.
@@ -149,6 +151,7 @@ impl Listeners {
         };
         if let Some(known) = self.all.iter_mut().find(|known| known.inode == inode) {
             (known.unused_since, known.looks_closed, known.closes_at) = (None, false, None);
+            known.is_awaited = false;
             (known.maker, known.place, known.delay) = (maker, place, known.delay.max(delay));
             known.users.add(of);
             if known.file.is_none() {
@@ -164,6 +167,8 @@ impl Listeners {
         let mut users = Users::of(&socket);
         users.add(of);
         table.note_address(&address);
+        let here = self.all.iter_mut().filter(|listener| listener.address == address);
+        here.for_each(|listener| listener.is_awaited = false);
         let (unused_since, looks_closed, closes_at) = (None, false, None);
         let listener = Listener {
             socket,
@@ -173,6 +178,7 @@ impl Listeners {
             ipv6_only,
             users,
             unused_since,
+            is_awaited: false,
             delay,
             closes_at,
             given: None,
@@ -275,7 +281,13 @@ impl Listeners {
         self.began_at = Some(Instant::now());
         for listener in &mut self.all {
             (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
+            listener.is_awaited = true;
         }
+    }
+
+    /// Whether the program has not listened yet with all that it had before it was started again.
+    pub(super) fn awaits(&self) -> bool {
+        self.all.iter().any(|listener| listener.is_awaited)
     }
 
     /// The program is down: clients wait in the queue.

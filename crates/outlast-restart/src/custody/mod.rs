@@ -19,6 +19,7 @@ mod mark;
 pub mod message;
 pub(crate) mod name;
 mod overlap;
+mod settling;
 pub mod table;
 pub(crate) mod untold;
 
@@ -227,9 +228,23 @@ impl Custody {
         self.send(Command::Started { pid });
     }
 
+    /// The program says that it serves. The holder has noted that when this returns, if the program listens.
+    pub(crate) fn ready(&self) {
+        let (answer, heard) = channel();
+        self.send(Command::Ready { answer });
+        let _ = heard.recv();
+    }
+
     /// A child of this process has ended, and is about to be buried: nobody else could find out how it has ended then.
     pub(crate) fn note_end(&self, ended: Ended) {
         self.buried.add(ended);
+    }
+
+    /// The program's main process has ended. The holder knows when this returns.
+    pub(crate) fn main_ended(&self) {
+        let (answer, heard) = channel();
+        self.send(Command::MainEnded { answer });
+        let _ = heard.recv();
     }
 
     /// It is about to end: for good, or to be started as another binary.

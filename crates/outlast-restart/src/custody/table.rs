@@ -194,10 +194,15 @@ impl Table {
 
     /// Connections of this kind have come. The holder looks for that, also when who has noted it has ended meanwhile.
     pub fn note_not_kept(&self, kind: NotKept) {
-        let bit = 1u32 << (kind as u32 % u32::BITS);
-        if self.told.load(Ordering::Relaxed) & bit == 0 {
-            self.told.fetch_or(bit, Ordering::Relaxed);
+        if !self.is_noted(kind) {
+            self.told.fetch_or(1u32 << (kind as u32 % u32::BITS), Ordering::Relaxed);
         }
+    }
+
+    /// Whether that was noted.
+    #[must_use]
+    pub fn is_noted(&self, kind: NotKept) -> bool {
+        self.told.load(Ordering::Relaxed) >> (kind as u32 % u32::BITS) & 1 == 1
     }
 
     /// The kinds that were noted.
@@ -305,6 +310,7 @@ mod tests {
             table.note_not_kept(kind);
         }
         assert_eq!(table.not_kept().collect::<Vec<_>>(), [NotKept::Tls, NotKept::Other]);
+        assert!(table.is_noted(NotKept::Tls) && !table.is_noted(NotKept::Http2));
     }
 
     #[test]

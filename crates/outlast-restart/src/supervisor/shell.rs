@@ -1,5 +1,6 @@
 //! Does what the [machine](super::machine) says, and tells it what has happened.
 
+mod background;
 mod change;
 mod ending;
 mod news;
@@ -27,19 +28,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use terminal::Terminal;
 
 /// Between two looks at the board, which tells nobody when it changes.
 const LOOK: Duration = Duration::from_secs(1);
 /// While somebody waits for what it will say.
 const LOOK_SOON: Duration = Duration::from_millis(5);
-/// A program that has gone into the background begins to listen within this time, or is not looked after.
-const BACKGROUND_WAIT: Duration = Duration::from_secs(1);
-/// And leaves the session of the one that has started it within this time.
-const SESSION_WAIT: Duration = Duration::from_millis(250);
-/// Both, of one that has done so before: if it is not there, nobody serves.
-const EXPECTED_WAIT: Duration = Duration::from_secs(5);
 /// Who buries a generation knows how it has ended. Not before its memory is written to a core file, which may take long.
 const CAUSE_WITHIN_MS: u64 = 100;
 
@@ -210,6 +205,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 }
                 // Of one that does not say it, only time tells.
                 if event == Event::Ready && self.supervisor.settings.readiness != Readiness::Started {
+                    // As the program itself says it, whatever else it looks like.
+                    let says = self.supervisor.settings.readiness == Readiness::Told;
+                    self.supervisor.custody.iter().filter(|_| says).for_each(Custody::ready);
                     self.settle(UpgradeEnd::Done);
                 }
                 let event = self.named(event);
@@ -288,8 +286,18 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 custody.note_end(ended);
             }
             process::bury(ended.pid);
-            self.write_down(ended);
-            if self.machine.main().map(of) != Some(ended.pid) {
+            let is_main = self.machine.main().map(of) == Some(ended.pid);
+            let board = self.supervisor.board;
+            if let Some(custody) = self.supervisor.custody.as_ref().filter(|_| is_main && !board.is_ready()) {
+                // Before its end is written down: it may have served for a moment.
+                custody.main_ended();
+            }
+            // Whoever starts a server that goes on in the background ends, and that generation does not.
+            let may_go_on = is_main && board.backend() == Backend::Exec;
+            if !may_go_on {
+                self.write_down(ended);
+            }
+            if !is_main {
                 self.other_buried(ended.pid);
                 continue;
             }
@@ -300,6 +308,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
+            if may_go_on && (heir.is_none() || !in_order) {
+                self.write_down(ended);
+            }
             // Parts of the program itself are ended with it, which is told then.
             if heir.is_none()
                 && in_order
@@ -374,54 +385,6 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         [board.main_pid(), zygote, serving].into_iter().find(|heir| {
             *heir != 0 && of(*heir) != dead && family::parent_of_living(of(*heir)) == Some(process::pid())
         })
-    }
-
-    /// The process that goes on in the background, of a program that was not changed and has ended in order.
-    fn in_background(&self, in_order: bool) -> Option<u32> {
-        let custody = self.supervisor.custody.as_ref().filter(|_| in_order)?;
-        let copies = Copies::find(custody.mapping().map(std::slice::from_ref)?);
-        let pid = copies.without(&self.supervisor.rest.of_earlier()).orphan()?;
-        custody.started(pid.cast_unsigned());
-        Some(pid.cast_unsigned())
-    }
-
-    /// The same. Some begin to listen when they are in the background, and some fork twice: that takes a moment.
-    fn awaited_in_background(&self, in_order: bool) -> Option<u32> {
-        let began = Instant::now();
-        let (session_wait, wait) = match self.machine.awaits_background() {
-            true => (EXPECTED_WAIT, EXPECTED_WAIT),
-            false => (SESSION_WAIT, BACKGROUND_WAIT),
-        };
-        loop {
-            let found = self.in_background(in_order);
-            let may_come = in_order && self.supervisor.custody.is_some() && self.machine.told_ms().is_none();
-            let waited = began.elapsed();
-            // Its parent may have ended before it has done anything.
-            let is_any = waited < wait && self.is_any_left(waited >= session_wait);
-            if found.is_some() || !may_come || !is_any {
-                return found;
-            }
-            std::thread::sleep(LOOK_SOON);
-        }
-    }
-
-    /// How whoever was to go on in the background has ended, if it has failed.
-    fn death_in_background(&self) -> Option<Death> {
-        let death = Death::from_status(process::ended()?.status);
-        (!self.supervisor.settings.success.contains(&death)).then_some(death)
-    }
-
-    /// Whether it has left this process's session, and is not of a server that is written for this library.
-    fn is_daemon(&self, pid: Pid) -> bool {
-        let own: Vec<Mapping> = Mapping::at(self.supervisor.board).into_iter().collect();
-        family::session(pid) != family::session(0) && !Copies::find(&own).has(pid)
-    }
-
-    /// Whether somebody is below this process, of whom nobody knows yet what for; one that has left its session, perhaps.
-    fn is_any_left(&self, session_too: bool) -> bool {
-        let (session, earlier) = (family::session(0), self.supervisor.rest.of_earlier());
-        let is_it = |pid: &Pid| !session_too || family::session(*pid) != session;
-        family::below_this().iter().any(|pid| is_it(pid) && !earlier.contains(pid))
     }
 
     /// Of all that live on for the main process, a zygote that an upgrade has set aside is the old one.

@@ -229,9 +229,10 @@ fn gone(name: &str, supervisor: u32) -> anyhow::Error {
 
 fn told(name: &str, before: &View, after: &Progress, begun: &Begun) -> String {
     let pid = after.main_pid;
+    let last = before.generations.last().map_or(0, |last| last.number);
     match &after.generation {
-        Some(GenerationView { number, pid, pause_ns }) if begun.replaced != Some(true) => {
-            let last = before.generations.last().map_or(0, |last| last.number);
+        // It may say that it serves before it listens: then it is not counted yet.
+        Some(GenerationView { number, pid, pause_ns }) if begun.replaced != Some(true) && *number > last => {
             let pause = Duration::from_nanos(*pause_ns);
             // Of a new program nobody knows.
             let pause = if pause.is_zero() { String::new() } else { format!(", pause {pause:?}") };

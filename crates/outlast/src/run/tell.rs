@@ -79,6 +79,12 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             state::commands_of(pid, count)
         ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
+        Event::HoldsNothing { pid, why: why @ Untold::Hidden } => tracing::warn!(
+            "{name} is started again when it crashes, but its listening sockets and connections, if it has some, are closed then: \
+             {} {}",
+            state::commands_of(pid, 1),
+            untold(why)
+        ),
         Event::HoldsNothing { pid, why } => tracing::warn!(
             "{name} is started again when it crashes, but its listening sockets and connections are closed then: {}, which \
              listens, {}",
@@ -196,6 +202,19 @@ fn untold(why: Untold) -> &'static str {
         Untold::Secure => {
             "was executed with an effective user other than its real one, so that the system loads no library into it: a \
              server that is started as the user that it becomes is kept"
+        }
+        Untold::Capable => {
+            "was executed with capabilities of its file (getcap), so that the system loads no library into it: a server that is \
+             started with them (AmbientCapabilities= in a unit) is kept"
+        }
+        Untold::Hidden => {
+            "was executed with rights that `outlast run` does not have (setuid, or file capabilities, see getcap(8)), so that the \
+             system loads no library into it: a server whose rights `outlast run` has itself is kept (AmbientCapabilities= in a \
+             unit)"
+        }
+        Untold::Forbids => {
+            "has forbidden itself system calls (seccomp) before it listened, among them those by which its sockets are known: \
+             a server that listens first is kept"
         }
         Untold::OtherNetwork => {
             "is in another network namespace than `outlast run`, which it does not reach from there: start `outlast run` \

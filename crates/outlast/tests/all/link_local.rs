@@ -1,6 +1,6 @@
 //! Addresses that mean something on one network only, in a network namespace of their own.
 
-use std::process::Command;
+use crate::common::in_own_network;
 
 const SCRIPT: &str = r#"
 set -eu
@@ -29,12 +29,7 @@ print(socket.create_connection(("fe80::aa%here", 9000)).makefile().read(), end="
 #[test]
 fn an_address_with_an_interface_is_taken_wherever_one_with_a_port_is() {
     outlast_lab::require!("makes a network namespace");
-    let output = Command::new("timeout")
-        .args(["60", "unshare", "--net", "--mount", "bash", "-c"])
-        .arg(format!("mount -t sysfs sysfs /sys\n{SCRIPT}"))
-        .env("OUTLAST", env!("CARGO_BIN_EXE_outlast"))
-        .output()
-        .unwrap();
+    let output = in_own_network(SCRIPT);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(
         said,

@@ -53,6 +53,7 @@ mod run_namespaces;
 mod run_notify;
 mod run_orphaned;
 mod run_preload;
+mod run_settling;
 mod run_surroundings;
 mod run_terminal;
 mod run_unix;

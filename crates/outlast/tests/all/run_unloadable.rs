@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
-use crate::common::{command, folder};
+use crate::common::{Outlast, command, folder};
 use crate::run_preload::library;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -128,6 +128,56 @@ fn other_programs_get_the_library_from_their_parents() {
     }
 }
 
+/// `outlast`, the library, and a program, in a folder that another user can reach: where they were built may be none.
+fn for_all_users(folder: &Path, program: &str) -> [PathBuf; 3] {
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let library = library();
+    let all = [
+        (Path::new(env!("CARGO_BIN_EXE_outlast")), "outlast"),
+        (&library, "library.so"),
+        (program.as_ref(), "program"),
+    ];
+    all.map(|(from, name)| {
+        let to = folder.join(name);
+        std::fs::copy(from, &to).unwrap();
+        to
+    })
+}
+
+fn give(program: &Path, capabilities: [u32; 5]) {
+    let bytes: Vec<u8> = capabilities.iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::fs::setxattr(program, "security.capability", &bytes, rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+/// What is started is a script, into which the library could be loaded.
+#[test]
+fn a_program_that_gets_rights_behind_a_script_is_named_with_the_reason() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give rights to a file");
+        return;
+    }
+    for way in ["capabilities", "setuid"] {
+        let folder = folder();
+        let [outlast, library, program] = for_all_users(folder.path(), "/bin/sleep");
+        match way {
+            "capabilities" => give(&program, [0x0200_0001, 1 << 10, 0, 0, 0]),
+            _ => std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap(),
+        }
+        let script = folder.path().join("script");
+        std::fs::write(&script, format!("#!/bin/sh\nexec {} 600\n", program.display())).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut command = Command::new(outlast);
+        command.args(["run", "--stop-timeout", "1s", "--preload-library"]).arg(library).arg("--").arg(script);
+        command.uid(65534).gid(65534).env("XDG_RUNTIME_DIR", folder.path().join("runtime"));
+        command.env_remove("OUTLAST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut outlast = Outlast::from(command);
+        let line = outlast.wait_for("was executed with rights that `outlast run` does not have");
+        assert!(line.contains("(program)") && line.contains("if it has some"), "{line}");
+        outlast.signal("TERM");
+        outlast.ended();
+    }
+}
+
 /// The system loads nothing into a program with capabilities of its file, unless root executes it.
 #[test]
 fn a_program_with_file_capabilities_is_named_with_the_reason() {
@@ -136,16 +186,7 @@ fn a_program_with_file_capabilities_is_named_with_the_reason() {
         return;
     }
     let folder = folder();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    // Another user may be unable to reach where they were built.
-    let copy = |from: &Path, name: &str| {
-        let to = folder.path().join(name);
-        std::fs::copy(from, &to).unwrap();
-        to
-    };
-    let outlast = copy(Path::new(env!("CARGO_BIN_EXE_outlast")), "outlast");
-    let library = copy(&library(), "liboutlast_preload.so");
-    let program = copy(Path::new("/bin/true"), "program");
+    let [outlast, library, program] = for_all_users(folder.path(), "/bin/true");
     // Without capabilities, by root, and with some that are permitted, in effect, or may be inherited only.
     let cases = [
         (65534, None, false),
@@ -157,9 +198,7 @@ fn a_program_with_file_capabilities_is_named_with_the_reason() {
     ];
     for (user, capabilities, is_named) in cases {
         if let Some(words) = capabilities {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let flags = rustix::fs::XattrFlags::empty();
-            rustix::fs::setxattr(&program, "security.capability", &bytes, flags).unwrap();
+            give(&program, words);
         }
         let mut command = Command::new(&outlast);
         command

@@ -1,6 +1,6 @@
 //! A `connect` whose server is itself, by each of the addresses of a machine: a network namespace of its own.
 
-use std::process::Command;
+use crate::common::in_own_network;
 
 const SCRIPT: &str = r#"
 set -u
@@ -44,12 +44,7 @@ for address in 2001:db8::1 2001:db8::3; do try '[::]:9000' "[$address]:9000"; do
 #[test]
 fn a_connect_that_leads_to_itself_is_refused_whichever_of_its_addresses_that_is() {
     outlast_lab::require!("makes a network namespace");
-    let output = Command::new("timeout")
-        .args(["60", "unshare", "--net", "--mount", "bash", "-c"])
-        .arg(format!("mount -t sysfs sysfs /sys\n{SCRIPT}"))
-        .env("OUTLAST", env!("CARGO_BIN_EXE_outlast"))
-        .output()
-        .unwrap();
+    let output = in_own_network(SCRIPT);
     let said = String::from_utf8_lossy(&output.stdout);
     let expected = "\
 10.1.0.1:9000 refused

@@ -2,8 +2,10 @@
 #![allow(clippy::print_stderr, reason = "what is skipped is said")]
 
 mod held;
+mod programs;
 
 pub use held::{holds, holds_listener, wait_until_held, wait_until_held_unix, wait_until_read};
+pub use programs::{PYTHON, compiled, compiled_server, python, python_at, script};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
@@ -149,15 +151,6 @@ pub fn folder(name: &str) -> PathBuf {
     std::fs::create_dir_all(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     path
-}
-
-/// A program of C, compiled by one of these.
-pub fn compiled(compiler: &str, folder: &Path, name: &str, text: &str) -> PathBuf {
-    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    std::fs::write(&source, text).unwrap();
-    let is_done = Command::new(compiler).args(["-w", "-pthread", "-o"]).arg(&program).arg(&source).status();
-    assert!(is_done.unwrap().success());
-    program
 }
 
 /// Whether it is there. If not, that is said; where all are required, it is a failure.

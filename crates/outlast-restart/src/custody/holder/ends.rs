@@ -52,7 +52,11 @@ impl Holder {
         let Was { older, killed } = self.left_over.ended(pid);
         let is_main = self.main == Some(pid.cast_unsigned());
         if is_main {
-            self.main_ended_at = Some(Instant::now());
+            self.note_short_generation(self.changed_at);
+            // What has never listened was no time to serve.
+            if self.serves_since.is_some() {
+                self.main_ended_at = Some(Instant::now());
+            }
             self.listeners.make_room();
         }
         let keep = match self.ending {

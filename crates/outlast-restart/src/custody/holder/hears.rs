@@ -47,14 +47,10 @@ impl Holder {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
                 Command::Starting { answer } => {
-                    // It has ended, as is known to who says this, and may not have been heard of here.
-                    let main = self.main.and_then(|main| Pid::try_from(main).ok());
-                    if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
-                        let main = u64::from(main.cast_unsigned());
-                        self.hear_of(main);
-                        self.on_end(main);
-                    }
+                    self.hear_of_end_of_main();
                     (self.main, self.listens, self.serves_since) = (None, false, None);
+                    let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;
+                    self.settling = self.settling.next(keeps);
                     self.listeners.begin();
                     self.connections.begin();
                     if self.ending == Ending::ForGood {
@@ -64,10 +60,26 @@ impl Holder {
                     let _ = answer.send(());
                 }
                 Command::Started { pid } => {
-                    self.main = Some(pid);
+                    if let Some(last) = self.main.replace(pid).filter(|_| self.serves_since.is_some()) {
+                        self.board.note_moved(last, pid);
+                        self.main_ended_at = None;
+                    }
                     self.untold.begin(Instant::now());
                     self.watch(pid.cast_signed(), false);
                     self.note_serving();
+                }
+                Command::MainEnded { answer } => {
+                    self.hear_of_end_of_main();
+                    let _ = answer.send(());
+                }
+                Command::Ready { answer } => {
+                    // It may have said just before that it listens.
+                    self.accept();
+                    let numbers: Vec<u64> = self.controls.keys().copied().collect();
+                    numbers.into_iter().for_each(|number| self.on_control(number));
+                    self.settling.is_certain();
+                    self.note_settled(Instant::now());
+                    let _ = answer.send(());
                 }
                 Command::Stopping { for_good: true } => {
                     self.ending = Ending::ForGood;
@@ -172,6 +184,9 @@ impl Holder {
                     // Who waits there is served by what the program is about to listen with, if it is reached by them.
                     let waiting = closed.iter().flat_map(sys::accept_all);
                     waiting.for_each(|socket| self.connections.pass_on(socket));
+                    if answer.verb == Verb::No && !self.left_over.is_older(pid) {
+                        self.settling.cannot_bind(Instant::now());
+                    }
                 }
                 let _ = packet::send(control.socket.as_fd(), &answer.encode(), None, false);
             }
@@ -201,6 +216,7 @@ impl Holder {
                     self.listeners.add(socket, message.address, folder, by, &users, self.table);
                 }
                 self.listens = true;
+                self.settling.listens(Instant::now());
                 self.note_serving();
             }
             Verb::Swap => {
@@ -252,8 +268,7 @@ impl Holder {
     fn note_serving(&mut self) {
         self.changed_at = Instant::now();
         let is_new = self.listens && self.serves_since.is_none();
-        let Some(main) = self.main.filter(|_| is_new) else { return };
-        if self.board.backend() != Backend::None {
+        if self.main.filter(|_| is_new).is_none() || self.board.backend() != Backend::None {
             return;
         }
         self.serves_since = Some(self.changed_at);
@@ -261,8 +276,58 @@ impl Holder {
             self.ending = Ending::No;
         }
         self.board.set_backend(Backend::Exec);
-        let pause = self.main_ended_at.take().map_or(Duration::ZERO, |at| at.elapsed());
+        self.down_since = self.main_ended_at.take();
+    }
+
+    /// The processes that have connections which are new here. Whoever has some serves.
+    pub(super) fn look_at_clients(&mut self) -> Vec<Pid> {
+        let owners = self.connections.owners();
+        if owners.iter().any(|pid| !self.left_over.is_older(*pid)) {
+            self.settling.is_certain();
+        }
+        owners
+    }
+
+    /// When the program serves, unless it does more until then.
+    pub(super) fn settles_at(&self) -> Option<Instant> {
+        let at = self.settling.serves_at(self.listeners.awaits()).filter(|_| self.serves_since.is_some())?;
+        // One that has ended may go on in the background: that is said soon. Asked of the system: where that gives no descriptors
+        // of processes, no end is heard of here.
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        (self.ending == Ending::No && !main.is_none_or(sys::is_exiting)).then_some(at)
+    }
+
+    /// Another generation serves, perhaps.
+    pub(super) fn note_settled(&mut self, now: Instant) {
+        if self.settles_at().is_some_and(|at| now >= at) {
+            self.note_generation();
+        }
+    }
+
+    fn note_generation(&mut self) {
+        let (Some(main), Some(at)) = (self.main, self.settling.serves()) else { return };
+        let pause =
+            self.down_since.take().map_or(Duration::ZERO, |since| at.saturating_duration_since(since));
         self.board.note_begin(main, pause);
+    }
+
+    /// The main process has ended. Others may have seen before that it serves.
+    pub(super) fn note_short_generation(&mut self, now: Instant) {
+        self.look_at_clients();
+        let at = self.settling.serves_at(self.listeners.awaits()).filter(|_| self.serves_since.is_some());
+        if self.ending == Ending::No && at.is_some_and(|at| now >= at) {
+            self.note_generation();
+        }
+    }
+
+    /// The main process has ended, as is known to who says this, and may not have been heard of here.
+    fn hear_of_end_of_main(&mut self) {
+        let main = self.main.and_then(|main| Pid::try_from(main).ok());
+        if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
+            let main = u64::from(main.cast_unsigned());
+            self.hear_of(main);
+            self.on_end(main);
+        }
     }
 
     /// What the process has said that is not heard yet.

@@ -84,8 +84,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// What the board has to say.
     pub(super) fn look(&mut self) {
         let board = self.supervisor.board;
+        // Until the next start the board has what the last one has said.
+        let runs = self.machine.main().is_some();
         if self.supervisor.settings.readiness == Readiness::Board
             && board.is_ready()
+            && runs
             && !self.machine.is_ready()
         {
             self.inputs.push_back(Input::Ready);

@@ -331,3 +331,13 @@ pub fn curl(arguments: &[&str]) -> Output {
         .output()
         .unwrap()
 }
+
+/// Runs a script in a network namespace of its own. It knows the program as `$OUTLAST`.
+pub fn in_own_network(script: &str) -> Output {
+    Command::new("timeout")
+        .args(["60", "unshare", "--net", "--mount", "bash", "-c"])
+        .arg(format!("mount -t sysfs sysfs /sys\n{script}"))
+        .env("OUTLAST", env!("CARGO_BIN_EXE_outlast"))
+        .output()
+        .unwrap()
+}
