@@ -12,6 +12,7 @@
 
 mod bad_pointers;
 mod changed_addresses;
+mod bound_to_devices;
 mod closes;
 mod common;
 mod connections;

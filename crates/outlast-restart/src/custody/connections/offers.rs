@@ -2,7 +2,7 @@
 
 use super::{Connection, Connections, Given, State, UNTOUCHED, has_ended, is_over};
 use crate::custody::address::Address;
-use crate::custody::listeners::Listeners;
+use crate::custody::listeners::{Listeners, Origin};
 use crate::custody::table::Phase;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, tcp};
@@ -179,12 +179,12 @@ impl Connections {
                 continue;
             }
             let origin = held.address.as_ref().map(|address| listeners.origin(address, held.socket.as_fd()));
-            let (ways, deferred) = origin.unwrap_or_default();
+            let Origin { ways, deferred, device } = origin.unwrap_or_default();
             let open = ways.into_iter().filter(|address| !full.contains(address));
             let mut refused = Vec::new();
             let connected = open
                 .into_iter()
-                .find_map(|address| sys::connect(&address).map_err(|_| refused.push(address)).ok());
+                .find_map(|address| sys::connect(&address, device).map_err(|_| refused.push(address)).ok());
             full.extend(refused);
             let Some(socket) = connected else { continue };
             if deferred {
