@@ -21,6 +21,7 @@ mod crashed_masters;
 mod forbid;
 mod forbidden_calls;
 mod jumps;
+mod gone_clients;
 mod killed_supervisors;
 mod last_answers;
 mod other_users;
