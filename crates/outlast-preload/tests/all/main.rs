@@ -10,9 +10,10 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod asked_helpers;
 mod bad_pointers;
-mod changed_addresses;
 mod bound_to_devices;
+mod changed_addresses;
 mod closes;
 mod common;
 mod connections;
@@ -20,14 +21,15 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
-mod jumps;
 mod gone_clients;
+mod jumps;
 mod killed_supervisors;
 mod last_answers;
 mod other_users;
 mod own_sandbox;
 mod searched_folders;
 mod servers;
+mod session_listeners;
 mod shared_memory;
 mod shared_ports;
 mod slow_starts;

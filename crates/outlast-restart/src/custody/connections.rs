@@ -304,6 +304,11 @@ impl Connections {
         (kept, closed)
     }
 
+    /// Whether a process may accept clients at a listening socket that another one has made.
+    pub(super) fn may_accept(&self, pid: Pid) -> bool {
+        self.table.accepting.may(pid)
+    }
+
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
         let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
