@@ -39,7 +39,7 @@ const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 const SCOPE_AT: usize = 24;
 
 #[derive(Debug)]
-struct Listener {
+pub(super) struct Listener {
     socket: OwnedFd,
     inode: u64,
     address: Address,
@@ -116,6 +116,11 @@ impl Listener {
             (_, Some(file), Some(folder)) => file.is_in(folder),
             (Some(path), Some(_), None) => path.first() == Some(&b'/'),
         }
+    }
+
+    /// Whether a connection to this address may be served by whoever accepts here.
+    pub(super) fn serves(&self, address: &Address, connection: BorrowedFd<'_>) -> bool {
+        address.came_to(&self.address) && self.may_serve(connection)
     }
 
     /// Whether clients reach it at its address, as soon as it may be `put_back`.
@@ -414,12 +419,12 @@ impl Listeners {
     }
 
     /// Where the program listens, or has time to begin, as far as clients reach it there.
-    pub(super) fn served(&self) -> impl Iterator<Item = &Address> {
+    pub(super) fn reached(&self) -> Vec<&Listener> {
         let is_reached = |listener: &&Listener| {
             listener.address.path().is_none()
                 || listener.file.as_ref().is_some_and(|file| file.reached_at().is_some())
         };
-        self.all.iter().filter(is_reached).map(|listener| &listener.address)
+        self.all.iter().filter(is_reached).collect()
     }
 
     /// Whether some look as if the program had given them up just now.

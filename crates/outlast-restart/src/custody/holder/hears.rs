@@ -210,7 +210,10 @@ impl Holder {
                 let Some(control) = self.controls.get(&control) else { return };
                 let process = self.parts.get(&pid).map(|part| part.process.as_fd());
                 let given = address.zip(process.filter(|_| !self.left_over.is_killed(pid))).and_then(
-                    |(peer, process)| self.connections.swap((pid, process), message.descriptor, &peer),
+                    |(peer, process)| {
+                        let by = (pid, process);
+                        self.connections.swap(&self.listeners, by, message.descriptor, &peer)
+                    },
                 );
                 let socket = given.as_ref().map(|given| given.socket.as_fd());
                 if let Some(given) = &given {
