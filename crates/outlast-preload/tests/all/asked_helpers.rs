@@ -96,3 +96,59 @@ fn helpers_that_workers_ask_are_there_until_the_workers_have_finished() {
     server.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// A master, two workers, and a program to which they write a line before each answer. What is asked for as `/slow` is
+/// answered when the file "go" is there.
+const WRITERS: &str = r#"
+import os, socket, subprocess, sys, threading, time
+folder = sys.argv[2]
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100)
+reads, writes = os.pipe()
+log = open(folder + "/log", "ab")
+subprocess.Popen(["cat"], stdin=reads, stdout=log); os.close(reads)
+def serve(c):
+    while True:
+        said = c.recv(4096)
+        if not said: c.close(); return
+        while said.startswith(b"GET /slow") and not os.path.exists(folder + "/go"): time.sleep(0.01)
+        os.write(writes, said.split()[1] + b"\n")
+        c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello\n")
+for n in range(2):
+    if os.fork() == 0:
+        while True: threading.Thread(target=serve, args=(s.accept()[0],), daemon=True).start()
+while True: time.sleep(99)
+"#;
+
+#[test]
+fn what_workers_write_into_a_pipe_is_read_until_they_have_finished() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("pipes"));
+    let file = folder.join("program.py");
+    std::fs::write(&file, WRITERS).unwrap();
+    let mut command = Command::new("/usr/bin/python3");
+    command.arg(file).arg(port.to_string()).arg(&folder);
+    let server = Server::start(&command, true);
+    let mut slow: Vec<Client> = (0..4).map(|_| Client::connect(port)).collect();
+    slow.iter_mut().for_each(|client| ask(client, "/slow"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let master = server.main();
+    let old = family(master);
+    kill(master, libc::SIGKILL);
+    let is_new = |pid: &u32| *pid != master && !old.contains(pid);
+    let next = eventually("it is not started again", || children(server.pid()).into_iter().find(is_new));
+    eventually("it has no workers", || (children(next).len() == 3).then_some(()));
+    std::fs::write(folder.join("go"), "").unwrap();
+    let answers: Vec<String> = slow.iter_mut().map(answer).collect();
+    assert_eq!(answers, vec!["hello"; 4], "{:?}", server.said(""));
+    eventually("old processes are left", || {
+        let all = family(server.pid());
+        old.iter().all(|pid| !all.contains(pid)).then_some(())
+    });
+    let log = std::fs::read_to_string(folder.join("log")).unwrap();
+    assert_eq!(log, "/slow\n".repeat(4));
+    server.stop();
+    std::fs::remove_dir_all(folder).unwrap();
+}

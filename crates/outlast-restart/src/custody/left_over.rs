@@ -11,7 +11,10 @@
 //!   if it keeps the listening socket open (pure-ftpd). If it is the server itself, as it has executed nothing, it may be about
 //!   to end by itself (PostgreSQL): that is waited for, a moment.
 //! * So is what such a session has started, and who has begun a session of its own.
-//! * Helpers, which have nothing of that, have a moment to end by themselves before they are told to.
+//! * Who reads what those write into a pipe (a log) ends with the pipe, or is told to behind them.
+//! * Other helpers, which have nothing of that, have a moment to end by themselves before they are told to.
+
+mod pipes;
 
 use super::connections::Connections;
 use super::listeners::{Client, Listeners, Sockets};
@@ -70,12 +73,23 @@ type Waiting = BTreeSet<u64>;
 /// Stands for all clients that could not be looked at: some of them may wait.
 const UNSEEN: u64 = 0;
 
-/// A worker that has clients whom it answers, or may be asked by others that have.
+/// Why a process goes on for a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// It has clients whom it answers.
+    Answers,
+    /// It may be asked by others that have.
+    IsAsked,
+    /// They write to it.
+    Reads,
+}
+
+/// A process that goes on for a time.
 #[derive(Debug)]
 struct Finishing {
-    /// See [`Process`] and [`Kind`].
+    /// See [`Process`].
     has_table: bool,
-    is_asked: bool,
+    why: Why,
     /// It was told to end.
     is_told: bool,
     /// Who has waited since its master's end.
@@ -87,9 +101,9 @@ struct Finishing {
 }
 
 impl Finishing {
-    fn new(has_table: bool, is_asked: bool, first: Waiting, patience: Duration, now: Instant) -> Self {
+    fn new(has_table: bool, why: Why, first: Waiting, patience: Duration, now: Instant) -> Self {
         let (first_until, until) = (now + patience, now + 2 * patience);
-        Self { has_table, is_asked, is_told: false, first, first_until, until }
+        Self { has_table, why, is_told: false, first, first_until, until }
     }
 
     /// Whether all of these have had their time.
@@ -139,7 +153,7 @@ impl LeftOver {
         now: Instant,
     ) -> Remains {
         let mut remains = Remains { is_known: !may_be_in_the_way, ..Remains::default() };
-        let (mut asked, mut bystanders) = (Vec::new(), Vec::new());
+        let (mut asked, mut bystanders, mut helpers) = (Vec::new(), Vec::new(), Vec::new());
         for process in processes {
             let &Process { pid, has_table, .. } = process;
             self.finishing.remove(&pid);
@@ -156,7 +170,7 @@ impl LeftOver {
                 // The supervisor tells it, as whatever else the program has executed.
                 Kind::Worker { .. } | Kind::Bystander if !has_table => {}
                 Kind::Worker { waiting, .. } => {
-                    let finishing = Finishing::new(has_table, false, waiting, patience, now);
+                    let finishing = Finishing::new(has_table, Why::Answers, waiting, patience, now);
                     self.finish(process, finishing, (listeners, connections), now, &mut remains);
                 }
                 Kind::Bystander => bystanders.push(process),
@@ -164,14 +178,14 @@ impl LeftOver {
                     remains.sessions.push(pid);
                     remains.ending.extend(has_table.then_some(pid));
                 }
-                Kind::Helper => remains.ending.extend(has_table.then_some(pid)),
+                Kind::Helper => helpers.push(process),
             }
         }
         asked.sort_by_key(|(_, waiting)| waiting.is_empty());
         for (process, waiting) in asked {
             // The supervisor tells it.
             if process.has_table || self.is_any_answering() {
-                let finishing = Finishing::new(process.has_table, true, waiting, patience, now);
+                let finishing = Finishing::new(process.has_table, Why::IsAsked, waiting, patience, now);
                 self.finish(process, finishing, (listeners, connections), now, &mut remains);
             }
         }
@@ -179,8 +193,20 @@ impl LeftOver {
             if bystanders.is_empty() { Vec::new() } else { family::and_below_each(&remains.sessions) };
         for process in bystanders.into_iter().filter(|process| !of_sessions.contains(&process.pid)) {
             // It may be a worker that has accepted nobody yet.
-            let finishing = Finishing::new(true, false, Waiting::new(), patience, now);
+            let finishing = Finishing::new(true, Why::Answers, Waiting::new(), patience, now);
             self.finish(process, finishing, (listeners, connections), now, &mut remains);
+        }
+        let helper_pids: Vec<Pid> = helpers.iter().map(|process| process.pid).collect();
+        let writers: Vec<Pid> = self.finishing.keys().copied().collect();
+        let readers = pipes::readers(&helper_pids, writers.into_iter());
+        for &Process { pid, has_table, .. } in helpers {
+            if readers.contains(&pid) {
+                let finishing = Finishing::new(has_table, Why::Reads, Waiting::new(), patience, now);
+                self.finishing.insert(pid, finishing);
+                remains.finishing.push(pid);
+            } else {
+                remains.ending.extend(has_table.then_some(pid));
+            }
         }
         (self.look_at, self.pause) = (now + LOOK_MIN, LOOK_MIN);
         remains
@@ -195,7 +221,8 @@ impl LeftOver {
         now: Instant,
         remains: &mut Remains,
     ) {
-        let goes_on = !finishing.first.is_empty() || (finishing.is_asked && self.is_any_answering());
+        let is_asked = finishing.why == Why::IsAsked && self.is_any_answering();
+        let goes_on = is_asked || !finishing.first.is_empty();
         if !goes_on && self.end(process, &finishing, held, now) {
             remains.ending.push(process.pid);
         } else {
@@ -206,7 +233,8 @@ impl LeftOver {
 
     /// Whether somebody has clients to answer, and may ask others for what.
     fn is_any_answering(&self) -> bool {
-        self.finishing.values().any(|finishing| !finishing.is_asked || !finishing.first.is_empty())
+        let answers = |it: &Finishing| it.why == Why::Answers || !it.first.is_empty();
+        self.finishing.values().any(answers)
     }
 
     fn kill(&mut self, &Process { pid, known, .. }: &Process<'_>) {
@@ -260,8 +288,8 @@ impl LeftOver {
             return;
         }
         let all = std::mem::take(&mut self.finishing).into_iter();
-        let (asked, answering): (Vec<_>, Vec<_>) = all.partition(|(_, finishing)| finishing.is_asked);
-        for (pid, mut finishing) in answering.into_iter().chain(asked) {
+        let (answering, others): (Vec<_>, Vec<_>) = all.partition(|(_, it)| it.why == Why::Answers);
+        for (pid, mut finishing) in answering.into_iter().chain(others) {
             // One that is not known any more has ended.
             let Some(known) = known(pid) else { continue };
             let process = Process { pid, known, has_table: finishing.has_table };
@@ -269,8 +297,15 @@ impl LeftOver {
                 self.kill(&process);
                 continue;
             };
-            let is_needed = finishing.is_asked && now < finishing.until && self.is_any_answering();
-            if is_needed || !finishing.is_over(&waiting(pid, &sockets, connections), now) {
+            let is_needed = match finishing.why {
+                Why::Answers => false,
+                Why::IsAsked => self.is_any_answering(),
+                // It ends by itself when it has read all.
+                Why::Reads => !finishing.is_told,
+            };
+            if is_needed && now < finishing.until
+                || !finishing.is_over(&waiting(pid, &sockets, connections), now)
+            {
                 self.finishing.insert(pid, finishing);
             } else if !finishing.has_table && !finishing.is_told {
                 // Another program, which may have something to put in order.
