@@ -78,6 +78,7 @@ javac openjdk-17-jdk-headless a server in Java to crash
 /usr/sbin/unbound unbound a name server to crash
 /usr/sbin/named bind9 a name server to crash
 /usr/sbin/vsftpd vsftpd a file server to crash
+/usr/sbin/pure-ftpd pure-ftpd a file server with a listening socket in each session to crash
 /usr/sbin/exim4 exim4-daemon-light a mail server to crash
 /usr/sbin/dovecot dovecot-imapd a mail server to crash
 LIST

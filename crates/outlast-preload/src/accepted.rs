@@ -4,11 +4,13 @@ use crate::holder;
 use crate::marks;
 use crate::sys;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
+use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
 
-/// One that was accepted, of whose peer the program is told in `address`, where there was so much `room`.
+/// One that was accepted from `listener`, of whose peer the program is told in `address`, where there was so much `room`.
 pub fn on_accept(
+    listener: RawFd,
     descriptor: RawFd,
     address: *mut libc::sockaddr,
     length: *mut libc::socklen_t,
@@ -19,6 +21,18 @@ pub fn on_accept(
     }
     let _errno = sys::Errno::keep();
     let Some(table) = holder::attach() else { return };
+    marks::accepts_at(listener, table);
+    on_connection(table, descriptor, address, length, room);
+}
+
+/// One that this process has from here on.
+fn on_connection(
+    table: &Table,
+    descriptor: RawFd,
+    address: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+    room: libc::socklen_t,
+) {
     marks::accepted(descriptor);
     // A connection that is held may be behind it: its client has sent something.
     if table.waiting.load(Ordering::SeqCst) == 0 || marks::is_silent() {
@@ -35,8 +49,13 @@ pub fn on_receive(descriptor: RawFd) {
         && sys::is_stream(descriptor)
         && sys::option(descriptor, libc::SO_ACCEPTCONN) == Some(0)
         && matches!(sys::option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6));
-    if is_connection {
-        on_accept(descriptor, std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    if !is_connection {
+        return;
+    }
+    let _errno = sys::Errno::keep();
+    // Whoever has accepted it is another process.
+    if let Some(table) = holder::attach() {
+        on_connection(table, descriptor, std::ptr::null_mut(), std::ptr::null_mut(), 0);
     }
 }
 

@@ -35,6 +35,10 @@ static PID: &AtomicI32 = &OWN.number;
 static OWN: sys::children::Wiped = sys::children::Wiped::new();
 /// How often this process, and those that it comes from, have forked.
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// The same, when this process was forked.
+static FORKS_AT_BIRTH: AtomicU64 = AtomicU64::new(0);
+/// The process that has noted that it accepts clients at another one's socket: this one, or one that it comes from.
+static ACCEPTS: AtomicI32 = AtomicI32::new(0);
 
 /// How many calls that forbid this process system calls have not failed.
 static FORBIDDING: AtomicU32 = AtomicU32::new(0);
@@ -107,6 +111,7 @@ extern "C" fn has_forked() {
 
 extern "C" fn forked() {
     has_forked();
+    FORKS_AT_BIRTH.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
     if is_silent() {
         // None of its parent's slots is its own, and it cannot ask for others.
         PID.store(-1, Ordering::Relaxed);
@@ -115,6 +120,10 @@ extern "C" fn forked() {
     }
     PID.store(sys::pid(), Ordering::Relaxed);
     holder::forked();
+    // Another process may have had its number.
+    if let Some(table) = holder::table() {
+        table.accepting.forget(holder::number());
+    }
 }
 
 /// Whether this is the process that its memory says it is, and not one that `vfork` has made, which uses its parent's.
@@ -154,6 +163,25 @@ pub fn listens(descriptor: RawFd) {
         mark.cookie.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
         mark.what.store(LISTENS, Ordering::Relaxed);
     }
+}
+
+/// This process accepts a client there: noted once, if another process has made that socket.
+pub fn accepts_at(descriptor: RawFd, table: &Table) {
+    let own = PID.load(Ordering::Relaxed);
+    if own != 0 && own == ACCEPTS.load(Ordering::Relaxed) {
+        return;
+    }
+    let is_its = |mark: &Mark| {
+        mark.what.load(Ordering::Relaxed) == LISTENS
+            && mark.cookie.load(Ordering::Relaxed) >= FORKS_AT_BIRTH.load(Ordering::Relaxed)
+    };
+    // A child that was made past the C library (by `clone`) takes all for its own.
+    if own != 0 && mark(descriptor).is_some_and(is_its) {
+        table.accepting.note_any();
+        return;
+    }
+    ACCEPTS.store(own, Ordering::Relaxed);
+    table.accepting.note(if own == 0 { 0 } else { holder::ask_number() });
 }
 
 /// Whether this process alone may wait for clients there: it listens, and has not forked since.

@@ -10,7 +10,9 @@
     reason = "a failed expectation is the message of a test"
 )]
 
+mod asked_helpers;
 mod bad_pointers;
+mod bound_to_devices;
 mod changed_addresses;
 mod closes;
 mod common;
@@ -19,6 +21,7 @@ mod crashed_masters;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
+mod gone_clients;
 mod inner_talk;
 mod jumps;
 mod killed_supervisors;
@@ -27,6 +30,7 @@ mod other_users;
 mod own_sandbox;
 mod searched_folders;
 mod servers;
+mod session_listeners;
 mod shared_memory;
 mod shared_ports;
 mod slow_starts;

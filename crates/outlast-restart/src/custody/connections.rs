@@ -286,8 +286,8 @@ impl Connections {
                 self.change(number, State::Ready { since });
                 kept += 1;
             } else {
+                closed += u32::from(!Self::has_left(self.table, number, held));
                 self.drop(number);
-                closed += 1;
             }
         }
         self.table.take_new(&mut self.head, &mut self.new);
@@ -304,11 +304,25 @@ impl Connections {
         (kept, closed)
     }
 
+    /// Whether a process may accept clients at a listening socket that another one has made.
+    pub(super) fn may_accept(&self, pid: Pid) -> bool {
+        self.table.accepting.may(pid)
+    }
+
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
         let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
         table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
             && !is_over(held.socket.as_fd())
             && tcp::waits_for_request(held.socket.as_fd(), unread)
+    }
+
+    /// Whether its client had left, and loses nothing. One that waits for an answer may have ended its own side.
+    fn has_left(table: &Table, number: u32, held: &Connection) -> bool {
+        let waits = table.slot(number).is_some_and(|slot| slot.phase() != Phase::Idle);
+        if waits {
+            return end_of(held.socket.as_fd()).intersects(PollFlags::HUP | PollFlags::ERR);
+        }
+        is_over(held.socket.as_fd())
     }
 
     /// Since when its client waits, if the process that was given it has ended before it read any of what was sent.

@@ -6,11 +6,15 @@
 //!   that is told to end closes them. If somebody does, it has a limited time, and is killed as soon as nobody does any
 //!   more. The next start does not wait for that. Clients whom it accepts meanwhile have as much time again, and none is
 //!   lost whom it has only just accepted.
-//! * Who serves a client that another process has accepted, and listens nowhere (a session of sshd), is left alone. If it is
-//!   the server itself, as it has executed nothing, it may be about to end by itself (PostgreSQL): that is waited for, a
-//!   moment.
+//! * Who listens at UNIX sockets alone may be asked by those for what they answer: it is ended behind them.
+//! * Who serves a client that another process has accepted, and accepts none itself (a session of sshd), is left alone, also
+//!   if it keeps the listening socket open (pure-ftpd). If it is the server itself, as it has executed nothing, it may be about
+//!   to end by itself (PostgreSQL): that is waited for, a moment.
 //! * So is what such a session has started, and who has begun a session of its own.
-//! * Helpers, which have nothing of that, have a moment to end by themselves before they are told to.
+//! * Who reads what those write into a pipe (a log) ends with the pipe, or is told to behind them.
+//! * Other helpers, which have nothing of that, have a moment to end by themselves before they are told to.
+
+mod pipes;
 
 use super::connections::Connections;
 use super::listeners::{Client, Listeners, Sockets};
@@ -26,6 +30,8 @@ const LOOK_MIN: Duration = Duration::from_millis(10);
 const LOOK_MAX: Duration = Duration::from_millis(100);
 /// A process that is told to stop has so long to do that.
 const STANDS_STILL: Duration = Duration::from_millis(20);
+/// A program that workers have asked, which is told to end when these have, has so long.
+const TOLD: Duration = Duration::from_secs(5);
 
 /// Who is left, as the supervisor deals with them.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +57,13 @@ pub(super) struct Process<'a> {
 /// What it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    Worker { waiting: Waiting },
+    Worker {
+        waiting: Waiting,
+        /// It listens at UNIX sockets alone: other workers may ask it for what they answer.
+        is_asked: bool,
+    },
+    /// It has a listening socket, at which it does not accept anybody, and serves nobody.
+    Bystander,
     Session,
     Helper,
 }
@@ -61,9 +73,25 @@ type Waiting = BTreeSet<u64>;
 /// Stands for all clients that could not be looked at: some of them may wait.
 const UNSEEN: u64 = 0;
 
-/// A worker that has clients whom it answers.
+/// Why a process goes on for a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// It has clients whom it answers.
+    Answers,
+    /// It may be asked by others that have.
+    IsAsked,
+    /// They write to it.
+    Reads,
+}
+
+/// A process that goes on for a time.
 #[derive(Debug)]
 struct Finishing {
+    /// See [`Process`].
+    has_table: bool,
+    why: Why,
+    /// It was told to end.
+    is_told: bool,
     /// Who has waited since its master's end.
     first: Waiting,
     /// These have their answers by then, or do not get them.
@@ -73,6 +101,11 @@ struct Finishing {
 }
 
 impl Finishing {
+    fn new(has_table: bool, why: Why, first: Waiting, patience: Duration, now: Instant) -> Self {
+        let (first_until, until) = (now + patience, now + 2 * patience);
+        Self { has_table, why, is_told: false, first, first_until, until }
+    }
+
     /// Whether all of these have had their time.
     fn is_over(&self, waiting: &Waiting, now: Instant) -> bool {
         now >= self.until || waiting.is_empty() || now >= self.first_until && waiting.is_subset(&self.first)
@@ -120,6 +153,7 @@ impl LeftOver {
         now: Instant,
     ) -> Remains {
         let mut remains = Remains { is_known: !may_be_in_the_way, ..Remains::default() };
+        let (mut asked, mut bystanders, mut helpers) = (Vec::new(), Vec::new(), Vec::new());
         for process in processes {
             let &Process { pid, has_table, .. } = process;
             self.finishing.remove(&pid);
@@ -129,33 +163,78 @@ impl LeftOver {
                 continue;
             }
             match kind {
+                // When it is known whether others finish.
+                Kind::Worker { waiting, is_asked: true } if !may_be_in_the_way => {
+                    asked.push((process, waiting));
+                }
                 // The supervisor tells it, as whatever else the program has executed.
-                Kind::Worker { .. } if !has_table => {}
-                Kind::Worker { .. } if may_be_in_the_way => {
-                    self.kill(process);
-                    remains.ending.push(pid);
+                Kind::Worker { .. } | Kind::Bystander if !has_table => {}
+                Kind::Worker { waiting, .. } => {
+                    let finishing = Finishing::new(has_table, Why::Answers, waiting, patience, now);
+                    self.finish(process, finishing, (listeners, connections), now, &mut remains);
                 }
-                Kind::Worker { waiting: first } => {
-                    let (first_until, until) = (now + patience, now + 2 * patience);
-                    let finishing = Finishing { first, first_until, until };
-                    if finishing.first.is_empty()
-                        && self.end(process, &finishing, (listeners, connections), now)
-                    {
-                        remains.ending.push(pid);
-                    } else {
-                        self.finishing.insert(pid, finishing);
-                        remains.finishing.push(pid);
-                    }
-                }
+                Kind::Bystander => bystanders.push(process),
                 Kind::Session => {
                     remains.sessions.push(pid);
                     remains.ending.extend(has_table.then_some(pid));
                 }
-                Kind::Helper => remains.ending.extend(has_table.then_some(pid)),
+                Kind::Helper => helpers.push(process),
+            }
+        }
+        asked.sort_by_key(|(_, waiting)| waiting.is_empty());
+        for (process, waiting) in asked {
+            // The supervisor tells it.
+            if process.has_table || self.is_any_answering() {
+                let finishing = Finishing::new(process.has_table, Why::IsAsked, waiting, patience, now);
+                self.finish(process, finishing, (listeners, connections), now, &mut remains);
+            }
+        }
+        let of_sessions =
+            if bystanders.is_empty() { Vec::new() } else { family::and_below_each(&remains.sessions) };
+        for process in bystanders.into_iter().filter(|process| !of_sessions.contains(&process.pid)) {
+            // It may be a worker that has accepted nobody yet.
+            let finishing = Finishing::new(true, Why::Answers, Waiting::new(), patience, now);
+            self.finish(process, finishing, (listeners, connections), now, &mut remains);
+        }
+        let helper_pids: Vec<Pid> = helpers.iter().map(|process| process.pid).collect();
+        let writers: Vec<Pid> = self.finishing.keys().copied().collect();
+        let readers = pipes::readers(&helper_pids, writers.into_iter());
+        for &Process { pid, has_table, .. } in helpers {
+            if readers.contains(&pid) {
+                let finishing = Finishing::new(has_table, Why::Reads, Waiting::new(), patience, now);
+                self.finishing.insert(pid, finishing);
+                remains.finishing.push(pid);
+            } else {
+                remains.ending.extend(has_table.then_some(pid));
             }
         }
         (self.look_at, self.pause) = (now + LOOK_MIN, LOOK_MIN);
         remains
+    }
+
+    /// Ends a worker, at once if nobody waits for it.
+    fn finish(
+        &mut self,
+        process: &Process<'_>,
+        finishing: Finishing,
+        held: (&Listeners, &mut Connections),
+        now: Instant,
+        remains: &mut Remains,
+    ) {
+        let is_asked = finishing.why == Why::IsAsked && self.is_any_answering();
+        let goes_on = is_asked || !finishing.first.is_empty();
+        if !goes_on && self.end(process, &finishing, held, now) {
+            remains.ending.push(process.pid);
+        } else {
+            self.finishing.insert(process.pid, finishing);
+            remains.finishing.push(process.pid);
+        }
+    }
+
+    /// Whether somebody has clients to answer, and may ask others for what.
+    fn is_any_answering(&self) -> bool {
+        let answers = |it: &Finishing| it.why == Why::Answers || !it.first.is_empty();
+        self.finishing.values().any(answers)
     }
 
     fn kill(&mut self, &Process { pid, known, .. }: &Process<'_>) {
@@ -208,17 +287,34 @@ impl LeftOver {
         if self.finishing.is_empty() || now < self.look_at {
             return;
         }
-        for (pid, finishing) in std::mem::take(&mut self.finishing) {
+        let all = std::mem::take(&mut self.finishing).into_iter();
+        let (answering, others): (Vec<_>, Vec<_>) = all.partition(|(_, it)| it.why == Why::Answers);
+        for (pid, mut finishing) in answering.into_iter().chain(others) {
             // One that is not known any more has ended.
             let Some(known) = known(pid) else { continue };
-            let process = Process { pid, known, has_table: true };
+            let process = Process { pid, known, has_table: finishing.has_table };
             let Some(sockets) = listeners.sockets_of(known, pid) else {
                 self.kill(&process);
                 continue;
             };
-            let is_over = finishing.is_over(&waiting(pid, &sockets, connections), now)
-                && self.end(&process, &finishing, (listeners, connections), now);
-            if !is_over {
+            let is_needed = match finishing.why {
+                Why::Answers => false,
+                Why::IsAsked => self.is_any_answering(),
+                // It ends by itself when it has read all.
+                Why::Reads => !finishing.is_told,
+            };
+            if is_needed && now < finishing.until
+                || !finishing.is_over(&waiting(pid, &sockets, connections), now)
+            {
+                self.finishing.insert(pid, finishing);
+            } else if !finishing.has_table && !finishing.is_told {
+                // Another program, which may have something to put in order.
+                let _ = family::signal_known(known, pid, libc::SIGTERM);
+                (finishing.is_told, finishing.until) = (true, now + TOLD);
+                self.finishing.insert(pid, finishing);
+            } else if now < finishing.until && finishing.is_told
+                || !self.end(&process, &finishing, (listeners, connections), now)
+            {
                 self.finishing.insert(pid, finishing);
             }
         }
@@ -256,17 +352,24 @@ fn kind(
 ) -> Kind {
     let &Process { pid, known, has_table } = process;
     let Some(sockets) = listeners.sockets_of(known, pid) else {
-        return if has_table { Kind::Worker { waiting: Waiting::new() } } else { Kind::Helper };
+        let worker = Kind::Worker { waiting: Waiting::new(), is_asked: false };
+        return if has_table { worker } else { Kind::Helper };
     };
     let (idle, busy) = connections.of(pid);
     let serves = !idle.is_empty() || !busy.is_empty();
     // What a session listens at by itself is its user's, as if that is passed on to somewhere else.
-    let is_session = !serves && !sockets.shares && sockets.clients.iter().any(|client| !client.is_own);
+    let may_accept = sockets.shares && connections.may_accept(pid);
+    let is_session = !serves && !may_accept && sockets.clients.iter().any(|client| !client.is_own);
     if is_session {
         return Kind::Session;
     }
-    if serves || sockets.shares || sockets.listens || (has_table && sockets.is_cut) {
-        return Kind::Worker { waiting: waiting(pid, &sockets, connections) };
+    let is_cut = has_table && sockets.is_cut;
+    if !serves && !may_accept && sockets.shares && !sockets.listens && !is_cut {
+        return Kind::Bystander;
+    }
+    if serves || sockets.shares || sockets.listens || is_cut {
+        let is_asked = (sockets.shares || sockets.listens) && !sockets.is_at_internet;
+        return Kind::Worker { waiting: waiting(pid, &sockets, connections), is_asked };
     }
     let session = family::session(pid);
     let is_server = listeners.count() > 0;

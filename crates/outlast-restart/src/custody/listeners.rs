@@ -39,7 +39,7 @@ const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 const SCOPE_AT: usize = 24;
 
 #[derive(Debug)]
-struct Listener {
+pub(super) struct Listener {
     socket: OwnedFd,
     inode: u64,
     address: Address,
@@ -68,6 +68,17 @@ struct Listener {
     is_watched: bool,
     /// Where an earlier supervisor's program listens with it, which may not be where this one's does.
     network: Option<PathBuf>,
+}
+
+/// How a listening socket is connected to.
+#[derive(Debug, Default)]
+pub(super) struct Origin {
+    /// Its addresses, the best one first.
+    pub(super) ways: Vec<Vec<u8>>,
+    /// It waits for a first byte.
+    pub(super) deferred: bool,
+    /// The network interface where it listens alone. 0: it does at all.
+    pub(super) device: i32,
 }
 
 /// Clients are queued here though others could serve them: whoever starts crashed workers again does so at once.
@@ -107,6 +118,11 @@ impl Listener {
             (_, Some(file), Some(folder)) => file.is_in(folder),
             (Some(path), Some(_), None) => path.first() == Some(&b'/'),
         }
+    }
+
+    /// Whether a connection to this address may be served by whoever accepts here.
+    pub(super) fn serves(&self, address: &Address, connection: BorrowedFd<'_>) -> bool {
+        address.came_to(&self.address) && self.may_serve(connection)
     }
 
     /// Whether clients reach it at its address, as soon as it may be `put_back`.
@@ -301,16 +317,20 @@ impl Listeners {
         there.all(|listener| tcp::queued_count(listener.socket.as_fd()) == Some(0))
     }
 
-    /// Where a connection has come from, to connect there once more, the best address first; and whether it waits for a first
-    /// byte.
-    pub(super) fn origin(&self, connection: &Address, socket: BorrowedFd<'_>) -> (Vec<Vec<u8>>, bool) {
+    /// Where a connection has come from, to connect there once more.
+    pub(super) fn origin(&self, connection: &Address, socket: BorrowedFd<'_>) -> Origin {
         let came_to = |listener: &&Listener| connection.came_to(&listener.address);
         let mut there = self.all.iter().filter(came_to).filter(|listener| listener.may_serve(socket));
         if connection.path().is_some() {
             let at = there.find_map(|listener| listener.file.as_ref()?.reached_at());
-            return (at.into_iter().collect(), false);
+            return Origin { ways: at.into_iter().collect(), ..Origin::default() };
         }
-        let Some(listener) = there.next() else { return Default::default() };
+        let device = |listener: &Listener| sys::device(listener.socket.as_fd());
+        // What was accepted where interfaces count is bound to the same one.
+        let its = sys::device(socket);
+        let same = there.clone().find(|listener| device(listener) == its);
+        let Some(listener) = same.or_else(|| there.next()) else { return Origin::default() };
+        let device = device(listener);
         // Asked now: some set it after they listen.
         let deferred = sys::tcp_option(listener.socket.as_fd(), libc::TCP_DEFER_ACCEPT) > 0;
         let bytes = listener.bytes.as_ref();
@@ -318,10 +338,10 @@ impl Listeners {
         let (Address::Internet { ip: at, .. }, Address::Internet { ip: own, scope, .. }) =
             (&listener.address, connection)
         else {
-            return (vec![bytes.to_vec()], deferred);
+            return Origin { ways: vec![bytes.to_vec()], deferred, device };
         };
         if !anywhere(at) {
-            return (vec![bytes.to_vec()], deferred);
+            return Origin { ways: vec![bytes.to_vec()], deferred, device };
         }
         // Loopback may have no address of IPv6 where that is switched off: clients who come by IPv4 do not need it.
         let loopback: &[u8] = match own.len() {
@@ -337,7 +357,9 @@ impl Listeners {
             }
             Some(bytes)
         };
-        (to(loopback, 0).into_iter().chain(to(own, *scope)).collect(), deferred)
+        // Loopback is none of an interface's addresses.
+        let loopback = to(loopback, 0).filter(|_| device == 0);
+        Origin { ways: loopback.into_iter().chain(to(own, *scope)).collect(), deferred, device }
     }
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
@@ -409,12 +431,12 @@ impl Listeners {
     }
 
     /// Where the program listens, or has time to begin, as far as clients reach it there.
-    pub(super) fn served(&self) -> impl Iterator<Item = &Address> {
+    pub(super) fn reached(&self) -> Vec<&Listener> {
         let is_reached = |listener: &&Listener| {
             listener.address.path().is_none()
                 || listener.file.as_ref().is_some_and(|file| file.reached_at().is_some())
         };
-        self.all.iter().filter(is_reached).map(|listener| &listener.address)
+        self.all.iter().filter(is_reached).collect()
     }
 
     /// Whether some look as if the program had given them up just now.

@@ -2,6 +2,10 @@
 //! atomics alone, and written by processes that are not trusted: the holder takes nothing from it without a look at the
 //! connection itself.
 
+mod accepting;
+
+pub use accepting::Accepting;
+
 use super::address::Address;
 use crate::sys::memfd;
 use crate::sys::shared::AllZeroes;
@@ -139,6 +143,8 @@ pub struct Table {
     /// Where the holder may have a listening socket.
     addresses: [AtomicU8; ADDRESSES],
     slots: [Slot; SLOTS],
+    /// Who accepts clients.
+    pub accepting: Accepting,
 }
 
 // SAFETY: atomics alone, for which zeroes are a value.

@@ -4,7 +4,7 @@ use super::process::Pid;
 use super::reserve;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// The kernel's `struct pidfd_info` (include/uapi/linux/pidfd.h).
 #[repr(C)]
@@ -152,8 +152,30 @@ pub(crate) fn listen_again(socket: BorrowedFd<'_>, backlog: i32) {
     unsafe { libc::listen(socket.as_raw_fd(), backlog) };
 }
 
-/// Makes a stream socket connect to this address, without waiting. Gives what it is called at this end.
-pub(crate) fn connect(address: &[u8]) -> io::Result<OwnedFd> {
+/// The network interface that a socket is bound to (SO_BINDTODEVICE). 0: none.
+pub(crate) fn device(socket: BorrowedFd<'_>) -> i32 {
+    let mut value = 0;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    let (level, place) = (libc::SOL_SOCKET, (&raw mut value).cast());
+    // SAFETY: fills a local integer of the length that is told.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, libc::SO_BINDTOIFINDEX, place, &raw mut length)
+    };
+    if result < 0 { 0 } else { value }
+}
+
+/// A connection from a socket that is bound to an interface, to this machine itself, is to the kernel as if it had come there.
+fn bind_to_device(socket: BorrowedFd<'_>, device: i32) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(0);
+    let (level, place) = (libc::SOL_SOCKET, (&raw const device).cast());
+    // SAFETY: reads a local integer of the length that is told.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, libc::SO_BINDTOIFINDEX, place, length) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes a stream socket connect to this address, from this [device], without waiting. Gives what it is called at this end.
+pub(crate) fn connect(address: &[u8], device: i32) -> io::Result<OwnedFd> {
     let family = address.get(..2).and_then(|family| family.try_into().ok()).map_or(0, u16::from_ne_bytes);
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: integers.
@@ -163,6 +185,9 @@ pub(crate) fn connect(address: &[u8]) -> io::Result<OwnedFd> {
     }
     // SAFETY: new, and nobody else's.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
+    if device != 0 {
+        bind_to_device(socket.as_fd(), device)?;
+    }
     let name_length = libc::socklen_t::try_from(size_of::<libc::sa_family_t>()).unwrap_or(0);
     let length = libc::socklen_t::try_from(address.len()).map_err(io::Error::other)?;
     // SAFETY: reads as much of `address` as is told. A UNIX socket first gets a name of its own, by which it is known.

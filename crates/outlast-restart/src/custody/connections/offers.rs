@@ -2,7 +2,7 @@
 
 use super::{Connection, Connections, Given, State, UNTOUCHED, has_ended, is_over};
 use crate::custody::address::Address;
-use crate::custody::listeners::Listeners;
+use crate::custody::listeners::{Listeners, Origin};
 use crate::custody::table::Phase;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, tcp};
@@ -179,12 +179,12 @@ impl Connections {
                 continue;
             }
             let origin = held.address.as_ref().map(|address| listeners.origin(address, held.socket.as_fd()));
-            let (ways, deferred) = origin.unwrap_or_default();
+            let Origin { ways, deferred, device } = origin.unwrap_or_default();
             let open = ways.into_iter().filter(|address| !full.contains(address));
             let mut refused = Vec::new();
             let connected = open
                 .into_iter()
-                .find_map(|address| sys::connect(&address).map_err(|_| refused.push(address)).ok());
+                .find_map(|address| sys::connect(&address, device).map_err(|_| refused.push(address)).ok());
             full.extend(refused);
             let Some(socket) = connected else { continue };
             if deferred {
@@ -235,9 +235,11 @@ impl Connections {
     }
 
     /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for. Ports
-    /// alone do not say that: clients of other machines have the same ones.
+    /// alone do not say that: clients of other machines have the same ones. What one user's server has accepted is not for
+    /// others.
     pub(in crate::custody) fn swap(
         &mut self,
+        listeners: &Listeners,
         (owner, process): (Pid, BorrowedFd<'_>),
         at: RawFd,
         peer: &Address,
@@ -260,6 +262,11 @@ impl Connections {
             }
         };
         if !is_other_end(accepted.as_fd(), offered.as_fd()) {
+            return None;
+        }
+        // It may have come to somebody else's socket.
+        let address = Address::parse(&sys::local_address(accepted.as_fd()))?;
+        if !listeners.may_give(owner, &address, &self.all.get(&number)?.socket) {
             return None;
         }
         if number >= UNTOUCHED {
@@ -350,7 +357,7 @@ mod tests {
             let (accepted, us) = (self.listener.accept().unwrap().0, process::pid());
             let known = process::open(us).unwrap();
             let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
-            self.connections.swap((us, known.as_fd()), accepted.as_raw_fd(), &peer).unwrap()
+            self.connections.swap(&self.listeners, (us, known.as_fd()), accepted.as_raw_fd(), &peer).unwrap()
         }
     }
 
@@ -372,6 +379,56 @@ mod tests {
             assert_eq!(reads(given), number.to_string());
         }
         assert!(!scene.connections.has_waiting() && scene.connections.loose.is_empty());
+    }
+
+    fn listens_at(port: u16) -> OwnedFd {
+        use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).unwrap();
+        sockopt::set_socket_reuseport(&socket, true).unwrap();
+        bind(&socket, &std::net::SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+        listen(&socket, 10).unwrap();
+        socket
+    }
+
+    #[test]
+    fn one_is_given_to_who_has_a_socket_that_may_serve_it_and_not_to_who_has_a_strangers() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table));
+        connections.set_limit(10);
+        let ours = listens_at(0);
+        let port = TcpListener::from(ours.try_clone().unwrap()).local_addr().unwrap().port();
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.write_all(b"hello").unwrap();
+        connections.pass_on(TcpListener::from(ours.try_clone().unwrap()).accept().unwrap().0.into());
+        let strangers = listens_at(port);
+        rustix::fs::fchown(&strangers, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
+        for socket in [&ours, &strangers] {
+            let bytes = AddressBytes::new(&sys::local_address(socket.as_fd())).unwrap();
+            let socket = socket.try_clone().unwrap();
+            assert!(listeners.add(socket, bytes, None, (process::pid(), None), &[], table));
+        }
+        connections.offer(&listeners, None, Instant::now());
+        // It may have come to either.
+        let both = [ours, strangers].map(TcpListener::from);
+        both.iter().for_each(|listener| listener.set_nonblocking(true).unwrap());
+        let accepted = both.iter().find_map(|listener| listener.accept().ok()).unwrap().0;
+        let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
+        // It has what was accepted, and neither of these.
+        let mut other = std::process::Command::new("sleep");
+        let mut other = other.arg("60").stdin(OwnedFd::from(accepted.try_clone().unwrap())).spawn().unwrap();
+        let pid = Pid::try_from(other.id()).unwrap();
+        let known = process::open(pid).unwrap();
+        assert!(connections.swap(&listeners, (pid, known.as_fd()), 0, &peer).is_none());
+        let us = process::open(process::pid()).unwrap();
+        let ours = (process::pid(), us.as_fd());
+        let given = connections.swap(&listeners, ours, accepted.as_raw_fd(), &peer);
+        assert_eq!(reads(given.unwrap()), "hello");
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Connections that nobody will ever accept: the program's next start listens at other addresses than the one before.
 
-use super::Connections;
-use crate::custody::address::Address;
+use super::{Connection, Connections};
 use crate::custody::listeners::Listeners;
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// So long after its listening socket was given up.
@@ -20,18 +20,18 @@ impl Connections {
     }
 
     /// Closes those that nobody serves, and that have come to an address at which the program, which serves by now, does not
-    /// listen any more: how many. Clients connect anew then, and see what they would see without this one.
+    /// listen any more, or listens as somebody who may not have them: how many. Clients connect anew then, and see what they would see without this one.
     pub(in crate::custody) fn close_strays(&mut self, listeners: &Listeners, now: Instant) -> u32 {
         if self.loose.is_empty() {
             self.strays = Strays::default();
             return 0;
         }
-        let served: Vec<&Address> = listeners.served().collect();
-        let is_served = |address: &Address| served.iter().any(|listener| address.came_to(listener));
-        let is_stray = |number: &u32| {
-            let address = self.all.get(number).and_then(|held| held.address.as_ref());
-            !address.is_some_and(is_served)
+        let reached = listeners.reached();
+        let is_served = |held: &Connection| {
+            let address = held.address.as_ref()?;
+            reached.iter().any(|listener| listener.serves(address, held.socket.as_fd())).then_some(())
         };
+        let is_stray = |number: &u32| self.all.get(number).and_then(is_served).is_none();
         let before = std::mem::take(&mut self.strays.0);
         let strays = self.loose.numbers().filter(is_stray);
         let strays = strays.map(|number| (number, before.get(&number).copied().unwrap_or(now)));

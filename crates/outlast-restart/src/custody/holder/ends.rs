@@ -49,6 +49,7 @@ impl Holder {
         if self.listeners.was_seen_with(pid) {
             self.table.note_untaken(true);
         }
+        self.table.accepting.forget(pid);
         let Was { older, killed } = self.left_over.ended(pid);
         let is_main = self.main == Some(pid.cast_unsigned());
         if is_main {

@@ -194,7 +194,10 @@ impl Holder {
                 let alone = address.is_some_and(|address| {
                     let folder = descriptors.first().map(AsFd::as_fd);
                     let at = Place { address: &address, folder, ipv6_only: false };
-                    let processes = || self.left_over.newer(family::below_this());
+                    // Who is left from an earlier start may ask others that are, as long as they are there.
+                    let is_older = self.left_over.is_older(pid);
+                    let all = family::below_this;
+                    let processes = || if is_older { all() } else { self.left_over.newer(all()) };
                     match &address {
                         Address::Unix(_) => self.listeners.is_alone(&at, processes),
                         Address::Internet { .. } => {
@@ -223,7 +226,10 @@ impl Holder {
                 let Some(control) = self.controls.get(&control) else { return };
                 let process = self.parts.get(&pid).map(|part| part.process.as_fd());
                 let given = address.zip(process.filter(|_| !self.left_over.is_killed(pid))).and_then(
-                    |(peer, process)| self.connections.swap((pid, process), message.descriptor, &peer),
+                    |(peer, process)| {
+                        let by = (pid, process);
+                        self.connections.swap(&self.listeners, by, message.descriptor, &peer)
+                    },
                 );
                 let socket = given.as_ref().map(|given| given.socket.as_fd());
                 if let Some(given) = &given {

@@ -18,6 +18,8 @@ pub(in crate::custody) struct Sockets {
     pub(in crate::custody) shares: bool,
     /// Listening ones that it has made itself.
     pub(in crate::custody) listens: bool,
+    /// One of these can be reached from elsewhere.
+    pub(in crate::custody) is_at_internet: bool,
     /// Connections with clients.
     pub(in crate::custody) clients: Vec<Client>,
     /// There may be more clients: this process had no descriptor left to look at them.
@@ -29,7 +31,7 @@ pub(in crate::custody) struct Client {
     /// Its number in the process that has it.
     number: RawFd,
     pub(in crate::custody) cookie: u64,
-    /// It has come to a listening socket that the process has.
+    /// It has come to a listening socket that the process has made.
     pub(in crate::custody) is_own: bool,
     /// Nothing was read from it, or written to it.
     pub(in crate::custody) is_untouched: bool,
@@ -140,8 +142,13 @@ impl Listeners {
         let (mut found, mut own, mut clients) = (Sockets::default(), Vec::new(), Vec::new());
         for (number, inode) in all {
             if let Some(listener) = self.all.iter().find(|listener| listener.inode == inode) {
-                own.push(&listener.address);
-                *(if listener.maker == pid { &mut found.listens } else { &mut found.shares }) = true;
+                found.is_at_internet |= matches!(listener.address, Address::Internet { .. });
+                if listener.maker == pid {
+                    own.push(&listener.address);
+                    found.listens = true;
+                } else {
+                    found.shares = true;
+                }
                 continue;
             }
             let copy = match sys::copy_of(process, number) {

@@ -1,6 +1,6 @@
 //! Who may have a listening socket: a process of another user gets none here that it could not have without us.
 
-use super::{Listener, Listeners};
+use super::{Listener, Listeners, open_of};
 use crate::custody::address::Address;
 use crate::custody::overlap::is_in_the_way;
 use crate::sys::process::Pid;
@@ -101,6 +101,15 @@ impl Listener {
 }
 
 impl Listeners {
+    /// Whether a process that has accepted what has come to this address may have a held connection for it: where others
+    /// listen, too, that may not, it has to have a socket that may.
+    pub(in crate::custody) fn may_give(&self, pid: Pid, address: &Address, connection: impl AsFd) -> bool {
+        let there = self.all.iter().filter(|listener| address.came_to(&listener.address));
+        let (may, may_not): (Vec<_>, Vec<_>) = there.partition(|listener| listener.may_serve(&connection));
+        let inodes: Vec<u64> = may.iter().map(|listener| listener.inode).collect();
+        may_not.is_empty() || !open_of(&[pid], &inodes).is_empty()
+    }
+
     /// Whether what is held at this address, or overlaps it, is for this user, if anything is. If it is not, and the program
     /// `begins`, it is another user's program from here on: what nobody has any more is closed, and the program can bind to
     /// its address as far as the system lets it. `used` gives which of these sockets some process has.

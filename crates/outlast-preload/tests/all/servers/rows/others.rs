@@ -18,6 +18,11 @@ pub const ROWS: &[Row] = &[
     Row::asked("bind9", "named", named, DNS, b"example").optional(),
     // Its sessions end with their master.
     Row::asked("vsftpd", "vsftpd", vsftpd, b"NOOP\r\n", b"530 ").first(b"", b"220 ").unsaid().optional(),
+    // Its sessions keep the listening socket open.
+    Row::asked("pure-ftpd", "pure-ftpd", pure_ftpd, b"NOOP\r\n", b"200 ")
+        .first(b"", b"220 ")
+        .sessions()
+        .optional(),
     Row::asked("exim", "exim4", exim, b"NOOP\r\n", b"250 OK")
         .first(b"", b"220 ")
         .unsaid()
@@ -119,6 +124,13 @@ fn vsftpd(folder: &Path, port: u16) -> Command {
     );
     let mut command = Command::new("vsftpd");
     command.arg(config(folder, &text));
+    command
+}
+
+fn pure_ftpd(folder: &Path, port: u16) -> Command {
+    let mut command = Command::new("pure-ftpd");
+    command.args(["-S", &format!("127.0.0.1,{port}"), "-H", "-c", "100", "-C", "100", "-g"]);
+    command.arg(folder.join("pid"));
     command
 }
 
