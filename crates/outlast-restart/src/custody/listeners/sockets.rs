@@ -123,11 +123,11 @@ pub(in crate::custody) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64>
 }
 
 impl Listeners {
-    /// Whether a process has listening sockets, and connections with clients that have come there.
+    /// Whether a process has listening sockets of the program, whoever has made them, and connections with its clients.
     pub(in crate::custody) fn is_served_by(&self, process: BorrowedFd<'_>, pid: Pid) -> bool {
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         !open_of(&[pid], &inodes).is_empty()
-            && self.sockets_of(process, pid).is_some_and(|its| its.clients.iter().any(|client| client.is_own))
+            && self.sockets_of(process, pid).is_some_and(|its| !its.clients.is_empty())
     }
 
     /// Those of a process. None: that cannot be seen.
