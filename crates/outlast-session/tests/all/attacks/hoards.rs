@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const BUDGET_BYTES: u64 = 32 << 20;
+/// More than a session takes with 1 MiB that its client has not taken.
+const SESSION_BYTES: u64 = 2 << 20;
 
 /// Serves zeroes without end, and an echo to whoever says "echo".
 fn serve(listener: &Arc<blocking::Listener>) {
@@ -192,11 +194,15 @@ fn many_networks_that_hold_a_little_make_room() {
             let mut raw = from(block, address);
             raw.say(&bytes_of(&hello(fresh_id())));
             match raw.hear() {
-                Some(Message::Welcome(_)) => raw.say(&frame),
-                Some(Message::Refuse(_)) => break,
+                Some(Message::Welcome(_)) => {
+                    raw.say(&frame);
+                    links.push(raw);
+                }
+                Some(Message::Refuse(_)) if Memory::now().used_bytes > BUDGET_BYTES - SESSION_BYTES => break,
+                // What those before are about to take is spoken for.
+                Some(Message::Refuse(_)) => {}
                 other => panic!("{other:?}"),
             }
-            links.push(raw);
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(links);
