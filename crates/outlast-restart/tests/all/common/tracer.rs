@@ -171,6 +171,16 @@ impl Tracer {
         }
     }
 
+    /// The threads that stand still, or are about to.
+    pub fn standing(&self) -> Vec<i32> {
+        self.stopped.iter().copied().collect()
+    }
+
+    /// Whether one of these has ended, and the process has not.
+    pub fn has_lost(&self, threads: &[i32]) -> bool {
+        threads.iter().any(|thread| !self.threads.contains(thread))
+    }
+
     /// Has the kernel send this signal to the thread that stands still, as for a fault, and runs it until it has died of it.
     pub fn fault(&mut self, signal: i32, over: impl FnMut() -> bool) -> Reached {
         self.resume(Step::Free, signal);

@@ -236,6 +236,7 @@ impl Victim {
             && let Means::Fault(signal) = means
         {
             let (mut heard, mut held_back) = (None, false);
+            let faulting = tracer.standing();
             let end = tracer.fault(signal, || {
                 client.has_heard() && {
                     let heard = heard.get_or_insert_with(Instant::now);
@@ -245,6 +246,9 @@ impl Victim {
             });
             if end == Reached::End {
                 assert_eq!(tracer.ended_by, Some(signal), "{place}: its handler has failed");
+            } else if tracer.has_lost(&faulting) {
+                // It was about to end, and its signal has ended with it: there is no fault at this place.
+                tracer.kill();
             } else {
                 assert!(held_back, "{place}, {means:?}: it has handed over and goes on");
                 // It has had no turn, and will have none.
