@@ -79,6 +79,10 @@ enum Repeated {
     Ack {
         engine: Weak<Engine>,
     },
+    /// No datagram: sessions are given up, a few at a time.
+    Shedding {
+        acceptor: Weak<Acceptor>,
+    },
     /// No datagram: looks whether a client's patience is over, whatever its attempts wait for.
     Patience {
         engine: Weak<Engine>,
@@ -91,6 +95,7 @@ impl Repeated {
         match self {
             Self::End { engine, epoch } => engine.repeat_end(*epoch, repeats),
             Self::Ack { engine } => engine.upgrade()?.repeat_ack(repeats),
+            Self::Shedding { acceptor } => acceptor.upgrade()?.shed_some(),
             Self::Patience { engine } => engine.upgrade()?.look_at_patience(),
         }
     }
@@ -219,6 +224,11 @@ impl Helper {
     /// Tell the server again what was read, until it confirms.
     pub(crate) fn repeat_ack(&self, engine: &Engine) {
         self.ask(false, |requests| requests.repeats.push(Repeated::Ack { engine: engine.weak() }));
+    }
+
+    /// Give up more of the sessions that this listener has no room for.
+    pub(crate) fn go_on_shedding(&self, acceptor: Weak<Acceptor>) {
+        self.ask(true, |requests| requests.repeats.push(Repeated::Shedding { acceptor }));
     }
 
     /// End this client's session when its patience is over, unless it has a link by then.

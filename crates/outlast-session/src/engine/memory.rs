@@ -4,19 +4,19 @@
 //! sessions without a link and their services. The latter is measured at every look, once TCP holds much on this machine. A
 //! write never is counted; only a ring that is full asks whether it may grow.
 
+mod shedding;
+
+use self::shedding::Shedding;
 use super::pool::pool_bytes;
 use super::server::Acceptor;
 use super::{Engine, Role, Tx, millis};
-use crate::error::Error;
-use crate::proto::{
-    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, SessionId,
-};
+use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode};
 use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// So many sessions that go at once are named in the log, and the others counted: strangers may have opened them.
 const NAMED_MAX: u32 = 8;
@@ -138,6 +138,7 @@ pub(super) struct Shares {
     held_bytes: Mutex<BTreeMap<Block, u64>>,
     memory_wanted: AtomicBool,
     kernel: Mutex<KernelShares>,
+    shedding: Mutex<Shedding>,
     /// Its part of [`KERNEL_BYTES`].
     kernel_bytes: AtomicU64,
 }
@@ -299,65 +300,34 @@ impl Acceptor {
                 Engine::limit_room(&mut tx, most);
             }
         }
-        let wanted = self.shares.memory_wanted.swap(false, Ordering::Relaxed);
-        self.shed(&budget.shed(used_bytes, wanted, &blocks, &holders), &holders, "memory (--memory)");
-        if descriptors_used > 0 {
+        // What is refused meanwhile is refused again if that does not help.
+        let may_shed = !self.is_shedding();
+        if may_shed {
+            let wanted = self.shares.memory_wanted.swap(false, Ordering::Relaxed);
+            self.shed(&budget.shed(used_bytes, wanted, &blocks, &holders), &holders, "memory (--memory)");
+        }
+        if may_shed && descriptors_used > 0 {
             let files = Descriptors { most: sys::descriptors_max() };
             let gone = files.shed(descriptors_used, &counts, &holders);
             self.shed(&gone, &holders, "file descriptors (ulimit -n)");
         }
         *self.shares.held_bytes.lock() = blocks;
         let mut kernel = self.shares.kernel.lock();
-        let wanted = std::mem::take(&mut kernel.wanted);
+        let wanted = may_shed && std::mem::take(&mut kernel.wanted);
         kernel.memory = tcp.map_or_else(KernelMemory::default, |(tcp, _)| KernelMemory {
             pressure_bytes: tcp.pressure_bytes,
             machine_bytes: tcp.used_bytes,
             own_bytes,
         });
-        let gone = kernel.memory.budget().shed(own_bytes, wanted, &in_kernel, &kernel_holders);
+        let kernel_budget = kernel.memory.budget();
+        let gone = if may_shed {
+            kernel_budget.shed(own_bytes, wanted, &in_kernel, &kernel_holders)
+        } else {
+            Vec::new()
+        };
         kernel.held_bytes = in_kernel;
         drop(kernel);
         self.shed(&gone, &kernel_holders, "the kernel's memory for TCP (net.ipv4.tcp_mem)");
-    }
-
-    /// Gives these sessions without a link up, as there is too little of something.
-    fn shed(&self, gone: &[SessionId], holders: &[Holder], short_of: &'static str) {
-        if gone.is_empty() {
-            return;
-        }
-        let held: BTreeMap<SessionId, u64> =
-            holders.iter().map(|holder| (holder.id, holder.held_bytes)).collect();
-        let mut count = 0;
-        for id in gone {
-            count += u32::from(self.shed_one(
-                *id,
-                held.get(id).copied().unwrap_or(0),
-                short_of,
-                count < NAMED_MAX,
-            ));
-        }
-        if let Some(others) = count.checked_sub(NAMED_MAX).filter(|others| *others > 0) {
-            tracing::warn!(others, "more sessions ended to free {short_of}, which had no link either");
-        }
-    }
-
-    /// Whether it is given up.
-    fn shed_one(&self, id: SessionId, held_bytes: u64, short_of: &'static str, is_named: bool) -> bool {
-        // Only if it still has no link: a client that has just come back stays.
-        let Some(engine) = self.registry.lock().shed(&id, self.now()) else { return false };
-        SHED_SESSIONS.fetch_add(1, Ordering::Relaxed);
-        SHED_BYTES.fetch_add(held_bytes, Ordering::Relaxed);
-        let info = engine.info();
-        let without_link = Duration::from_millis(info.pause_now_ms.unwrap_or_default());
-        let peer = info.peer_addr.map(|peer| peer.to_string()).unwrap_or_default();
-        if is_named {
-            tracing::warn!(
-                session = %id, peer, held_bytes, ?without_link, unacked_bytes = info.unacked_bytes,
-                "session ended to free {short_of}: it had no link, and the sessions of this process use most of what they may"
-            );
-        }
-        engine.fail(Error::Shed { id, short_of, held_bytes, unacked_bytes: info.unacked_bytes });
-        true
     }
 }
 

@@ -73,3 +73,27 @@ fn a_link_lost_behind_a_closed_listener_ends_its_session() {
     let (outcome, _far) = say(&acceptor, &hello(SessionId::from_bytes([9; 16]), Intent::Open, 1));
     assert!(matches!(outcome, Outcome::Closed), "{outcome:?}");
 }
+
+/// Ending thousands of sessions at once would keep those with a link waiting for as long as that takes.
+#[test]
+fn sessions_that_make_room_go_a_few_at_a_time() {
+    let acceptor = Acceptor::new(Arc::new(Config::default()));
+    let ids: Vec<SessionId> = (0..50).map(|number| SessionId::from_bytes([number; 16])).collect();
+    for id in &ids {
+        let (outcome, far) = say(&acceptor, &hello(*id, Intent::Open, 1));
+        let Outcome::Opened(engine) = outcome else { panic!("{outcome:?}") };
+        drop(far);
+        engine.lost(&engine.link().unwrap(), "a test");
+    }
+    let detached = || acceptor.registry.lock().stats().detached;
+    assert_eq!(detached(), ids.len());
+    acceptor.shed(&ids, &[], "a test");
+    assert!((20..50).contains(&detached()), "{} are left", detached());
+    // What is chosen meanwhile waits for the next look.
+    acceptor.shed(&ids[40..], &[], "a test");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while detached() > 0 {
+        assert!(std::time::Instant::now() < deadline, "{} are left", detached());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
