@@ -10,6 +10,7 @@ mod pipe;
 mod poller;
 mod reactor;
 mod secret;
+mod source_ports;
 mod tcp;
 pub(crate) mod urgent;
 

@@ -1,5 +1,6 @@
 //! Facts about a TCP socket that only the kernel knows, and the few things one can do to it.
 
+use super::source_ports;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -300,7 +301,7 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
 /// than the call. Otherwise it will be writable when it is decided.
 pub(crate) fn begin_connect(socket: &socket2::Socket, address: SocketAddr) -> io::Result<bool> {
     let address = address.into();
-    let begun = socket.connect(&address);
+    let begun = connect_anywhere(socket, &address, source_ports::narrow(socket));
     let result = match begun {
         // Asking again says what has become of it.
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => socket.connect(&address),
@@ -309,6 +310,21 @@ pub(crate) fn begin_connect(socket: &socket2::Socket, address: SocketAddr) -> io
     match result {
         Err(error) if error.raw_os_error() == Some(libc::EALREADY) => Ok(false),
         other => other.map(|()| true),
+    }
+}
+
+/// `narrowed`: it looks for its port in a part of the range. Where that is in use, it looks in all of it.
+pub(super) fn connect_anywhere(
+    socket: &socket2::Socket,
+    address: &socket2::SockAddr,
+    narrowed: bool,
+) -> io::Result<()> {
+    match socket.connect(address) {
+        Err(error) if narrowed && error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            source_ports::widen(socket)?;
+            socket.connect(address)
+        }
+        result => result,
     }
 }
 

@@ -1,7 +1,7 @@
 //! From the session to the local side.
 
 use super::urgent::before_urgent;
-use super::{Down, Failure, Pump, ROUNDS_MAX, give_buffer, take_buffer, would_block};
+use super::{Down, Failure, Pump, ROUNDS_MAX, TURN_BYTES_MAX, give_buffer, take_buffer, would_block};
 use crate::engine::{UrgentAhead, WAY_SLOTS_BYTES};
 use crate::relay::{Local, Parsed, preamble};
 use crate::sys::Pipe;
@@ -20,7 +20,11 @@ impl Pump {
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
         self.drained = false;
+        self.turn_bytes = 0;
         for _ in 0..ROUNDS_MAX {
+            if self.turn_bytes >= TURN_BYTES_MAX {
+                break;
+            }
             match &mut self.down {
                 Down::Open => match session.urgent_ahead() {
                     UrgentAhead::Next => ready!(self.poll_take_urgent(cx, session))?,
@@ -48,7 +52,10 @@ impl Pump {
                     }
                     let Some(pipe) = &self.pipe else { break };
                     match local.try_splice_from(pipe.output(), *bytes) {
-                        Ok(count) => *bytes -= count,
+                        Ok(count) => {
+                            *bytes -= count;
+                            self.turn_bytes += count;
+                        }
                         Err(error) if would_block(&error) => {}
                         Err(error) => {
                             self.break_down(error);
@@ -68,7 +75,10 @@ impl Pump {
                         continue;
                     }
                     match local.try_write(buffer.get(*start..*end).unwrap_or_default(), *last) {
-                        Ok(count) => *start += count,
+                        Ok(count) => {
+                            *start += count;
+                            self.turn_bytes += count;
+                        }
                         Err(error) if would_block(&error) => {}
                         Err(error) => {
                             self.break_down(error);
@@ -150,6 +160,7 @@ impl Pump {
                 // It has room, as a rule: asking the reactor first would cost a new connection a wait.
                 let taken = local.try_write_early(buffer.get(..end).unwrap_or_default(), last);
                 let start = taken.unwrap_or(0);
+                self.turn_bytes += start;
                 if start == end {
                     give_buffer(buffer);
                 } else {

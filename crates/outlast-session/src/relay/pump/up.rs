@@ -1,6 +1,6 @@
 //! From the local side to the session.
 
-use super::{Failure, Pump, ROUNDS_MAX, UP_BYTES_MAX, UP_BYTES_MIN, Up, would_block};
+use super::{Failure, Pump, ROUNDS_MAX, TURN_BYTES_MAX, UP_BYTES_MAX, UP_BYTES_MIN, Up, would_block};
 use crate::engine::Passed;
 use crate::relay::Local;
 use crate::tokio::Session;
@@ -19,7 +19,11 @@ impl Pump {
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
         self.listening = false;
+        self.turn_bytes = 0;
         for _ in 0..ROUNDS_MAX {
+            if self.turn_bytes >= TURN_BYTES_MAX {
+                break;
+            }
             match &mut self.up {
                 Up::Head { bytes, sent } => {
                     let rest = bytes.get(*sent..).unwrap_or_default();
