@@ -46,6 +46,7 @@ mod stdio;
 mod sys;
 
 pub mod transparent;
+mod turn;
 
 pub use control::Control;
 pub use copy::{DetachedRelay, Ended, Outcome, go_on, run, run_undirected};

@@ -6,6 +6,7 @@ mod urgent;
 
 use super::Destination;
 use super::bulk::Bulk;
+use super::turn::Turn;
 use crate::error::Error;
 use crate::sys::Pipe;
 use crate::tokio::Session;
@@ -25,8 +26,6 @@ const UP_BYTES_MAX: usize = 256 << 10;
 const KEPT_BYTES_MAX: usize = 4 * DOWN_BYTES;
 /// Rounds of one direction before the other has its turn.
 const ROUNDS_MAX: usize = 16;
-/// And bytes: other relays have their turns, too, and the reactor has to hear of what has come for them.
-const TURN_BYTES_MAX: usize = 256 << 10;
 /// Moved up before it is asked again whether the local side may have more under way.
 const GROWTH_BYTES: usize = 32 << 10;
 
@@ -123,8 +122,8 @@ pub(super) struct Pump {
     up_passing: bool,
     /// Moved since it was last asked whether the local side may have more under way; none if that is settled.
     up_moved: Option<usize>,
-    /// Moved in this turn of a direction.
-    turn_bytes: usize,
+    up_turn: Turn,
+    down_turn: Turn,
     unflushed: bool,
     listening: bool,
     /// The local side has been asked for what it has to say first.
@@ -149,7 +148,8 @@ impl Pump {
             up_bulk: Bulk::default(),
             up_passing: false,
             up_moved: None,
-            turn_bytes: 0,
+            up_turn: Turn::default(),
+            down_turn: Turn::default(),
             unflushed: false,
             listening: false,
             asked: !early,
@@ -195,7 +195,7 @@ impl Pump {
     }
 
     fn moved_up(&mut self, session: &Session, count: usize) {
-        self.turn_bytes += count;
+        self.up_turn.moved(count);
         let Some(moved) = &mut self.up_moved else { return };
         *moved += count;
         if *moved >= GROWTH_BYTES {

@@ -1,7 +1,7 @@
 //! From the session to the local side.
 
 use super::urgent::before_urgent;
-use super::{Down, Failure, Pump, ROUNDS_MAX, TURN_BYTES_MAX, give_buffer, take_buffer, would_block};
+use super::{Down, Failure, Pump, ROUNDS_MAX, give_buffer, take_buffer, would_block};
 use crate::engine::{UrgentAhead, WAY_SLOTS_BYTES};
 use crate::relay::{Local, Parsed, preamble};
 use crate::sys::Pipe;
@@ -20,9 +20,20 @@ impl Pump {
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
         self.drained = false;
-        self.turn_bytes = 0;
+        ready!(self.down_turn.poll_begin(cx));
+        let polled = self.poll_down_in_turn(cx, session, local);
+        self.down_turn.end(cx);
+        polled
+    }
+
+    fn poll_down_in_turn(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &mut Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
         for _ in 0..ROUNDS_MAX {
-            if self.turn_bytes >= TURN_BYTES_MAX {
+            if self.down_turn.is_used_up() {
                 break;
             }
             match &mut self.down {
@@ -54,7 +65,7 @@ impl Pump {
                     match local.try_splice_from(pipe.output(), *bytes) {
                         Ok(count) => {
                             *bytes -= count;
-                            self.turn_bytes += count;
+                            self.down_turn.moved(count);
                         }
                         Err(error) if would_block(&error) => {}
                         Err(error) => {
@@ -77,7 +88,7 @@ impl Pump {
                     match local.try_write(buffer.get(*start..*end).unwrap_or_default(), *last) {
                         Ok(count) => {
                             *start += count;
-                            self.turn_bytes += count;
+                            self.down_turn.moved(count);
                         }
                         Err(error) if would_block(&error) => {}
                         Err(error) => {
@@ -104,7 +115,7 @@ impl Pump {
                 Down::Ended => return Poll::Ready(Ok(())),
             }
         }
-        cx.waker().wake_by_ref();
+        self.down_turn.cut();
         Poll::Pending
     }
 
@@ -160,7 +171,7 @@ impl Pump {
                 // It has room, as a rule: asking the reactor first would cost a new connection a wait.
                 let taken = local.try_write_early(buffer.get(..end).unwrap_or_default(), last);
                 let start = taken.unwrap_or(0);
-                self.turn_bytes += start;
+                self.down_turn.moved(start);
                 if start == end {
                     give_buffer(buffer);
                 } else {

@@ -1,6 +1,6 @@
 //! From the local side to the session.
 
-use super::{Failure, Pump, ROUNDS_MAX, TURN_BYTES_MAX, UP_BYTES_MAX, UP_BYTES_MIN, Up, would_block};
+use super::{Failure, Pump, ROUNDS_MAX, UP_BYTES_MAX, UP_BYTES_MIN, Up, would_block};
 use crate::engine::Passed;
 use crate::relay::Local;
 use crate::tokio::Session;
@@ -19,9 +19,20 @@ impl Pump {
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
         self.listening = false;
-        self.turn_bytes = 0;
+        ready!(self.up_turn.poll_begin(cx));
+        let polled = self.poll_up_in_turn(cx, session, local);
+        self.up_turn.end(cx);
+        polled
+    }
+
+    fn poll_up_in_turn(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &mut Session,
+        local: &Local,
+    ) -> Poll<Result<(), Failure>> {
         for _ in 0..ROUNDS_MAX {
-            if self.turn_bytes >= TURN_BYTES_MAX {
+            if self.up_turn.is_used_up() {
                 break;
             }
             match &mut self.up {
@@ -76,7 +87,7 @@ impl Pump {
                 Up::Ended => return Poll::Ready(Ok(())),
             }
         }
-        cx.waker().wake_by_ref();
+        self.up_turn.cut();
         Poll::Pending
     }
 
