@@ -2,6 +2,9 @@
 
 mod ends;
 mod hears;
+mod successor;
+
+pub(crate) use successor::Successor;
 
 use super::connections::Connections;
 use super::left_over::{LeftOver, Remains};
@@ -17,6 +20,7 @@ use rustix::event::{Timespec, epoll};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
@@ -90,6 +94,11 @@ pub(super) enum Command {
     MainEnded {
         answer: Sender<()>,
     },
+    /// Who goes on for the main process, which has ended in order?
+    WhoGoesOn {
+        ended: Pid,
+        answer: Sender<Successor>,
+    },
     Stopping {
         for_good: bool,
     },
@@ -138,6 +147,8 @@ pub(super) struct Holder {
     connections: Connections,
     left_over: LeftOver,
     main: Option<u32>,
+    /// The file that the main process has executed.
+    program: Option<PathBuf>,
     listens: bool,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
@@ -194,6 +205,7 @@ impl Holder {
             listeners: Listeners::default(),
             left_over: LeftOver::new(now),
             main: None,
+            program: None,
             listens: false,
             serves_since: None,
             settling: Settling::default(),

@@ -29,6 +29,7 @@ use crate::sys::custody as sys;
 use crate::sys::descriptors;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{Ended, Known, Pid};
+pub(crate) use holder::Successor;
 use holder::{Command, Holder};
 pub(crate) use left_over::Remains;
 pub(crate) use listeners::does_listen;
@@ -245,6 +246,13 @@ impl Custody {
         let (answer, heard) = channel();
         self.send(Command::MainEnded { answer });
         let _ = heard.recv();
+    }
+
+    /// Who goes on for the main process, which has ended in order.
+    pub(crate) fn who_goes_on(&self, ended: Pid) -> Successor {
+        let (answer, heard) = channel();
+        self.send(Command::WhoGoesOn { ended, answer });
+        heard.recv().unwrap_or(Successor::Unknown)
     }
 
     /// It is about to end: for good, or to be started as another binary.

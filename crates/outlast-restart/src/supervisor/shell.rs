@@ -307,7 +307,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             let in_order = self.supervisor.settings.success.contains(&death)
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
-            let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(in_order));
+            let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(ended.pid, in_order));
             if may_go_on && (heir.is_none() || !in_order) {
                 self.write_down(ended);
             }

@@ -205,6 +205,99 @@ while True: s.accept()[0].sendall(b'here')
     assert!(outlast.ended().code().is_some());
 }
 
+/// As rabbitmq's script does: it waits for its server and ends in order, whatever that has died of, and leaves a daemon behind.
+#[test]
+fn a_daemon_that_is_left_behind_is_not_taken_for_the_server() {
+    const PROGRAM: &str = "
+import os, socket, sys, time
+folder, port, other = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def listen(port):
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(('127.0.0.1', port)); s.listen(5)
+    return s
+if not os.path.exists(folder + '/daemon'):
+    if os.fork() == 0:
+        os.setsid()
+        s = listen(other)
+        open(folder + '/daemon', 'w').write(str(os.getpid()))
+        while True: time.sleep(60)
+    while not os.path.exists(folder + '/daemon'): time.sleep(0.01)
+server = os.fork()
+if server == 0:
+    s = listen(port)
+    with open(folder + '/new', 'w') as file: file.write(str(os.getpid()))
+    os.rename(folder + '/new', folder + '/pid')
+    while True: s.accept()[0].sendall(b'here')
+os.waitpid(server, 0)
+";
+    let (folder, port, other, library) = (folder(), free_port(), free_port(), library());
+    let run = ["run", "--name", "data", "--restart", "always", "--preload", "always", "--preload-library"];
+    let at = [folder.path().to_str().unwrap(), &port.to_string(), &other.to_string()];
+    let program = [library.to_str().unwrap(), "--", "/usr/bin/python3", "-c", PROGRAM];
+    let mut outlast = Outlast::start(folder.path(), &[&run[..], &program, &at].concat());
+    outlast.wait_for("data is ready");
+    let pid = || read(&folder.path().join("pid")).parse::<u32>().ok();
+    let killed = eventually_or(pid, || outlast.scene());
+    kill(killed, "-9");
+    outlast.wait_for("it is started again");
+    eventually_or(|| pid().filter(|pid| *pid != killed), || outlast.scene());
+    let mut said = String::new();
+    TcpStream::connect(("127.0.0.1", port)).unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "here");
+    outlast.signal("TERM");
+    outlast.ended();
+    let daemon = read(&folder.path().join("daemon"));
+    // It is ended as well, or was before.
+    let _ = Command::new("kill").args(["-9", &daemon]).stderr(Stdio::null()).status();
+}
+
+/// nginx and nghttpx start their successor so, on SIGUSR2: it inherits the listening sockets and none of the environment.
+#[test]
+fn a_successor_that_has_not_loaded_the_library_is_kept_running() {
+    const PROGRAM: &str = "
+import os, signal, socket, sys, time
+folder, port = sys.argv[1], int(sys.argv[2])
+if len(sys.argv) > 3:
+    s = socket.socket(fileno=int(sys.argv[3]))
+else:
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(('127.0.0.1', port)); s.listen(5); s.set_inheritable(True)
+def succeed(*_):
+    if os.fork() == 0:
+        os.execve('/usr/bin/python3', ['python3', '-c', os.environ['PROGRAM'], folder, str(port), str(s.fileno())], {})
+    pid = open(folder + '/pid').read()
+    while open(folder + '/pid').read() == pid: time.sleep(0.01)
+    os._exit(0)
+signal.signal(signal.SIGUSR2, succeed)
+with open(folder + '/new', 'w') as file: file.write(str(os.getpid()))
+os.rename(folder + '/new', folder + '/pid')
+while True: s.accept()[0].sendall(b'here')
+";
+    let (folder, port, library) = (folder(), free_port(), library());
+    let this = folder.path().to_str().unwrap();
+    let port_text = port.to_string();
+    let run =
+        ["run", "--name", "data", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let program = ["--", "/usr/bin/python3", "-c", PROGRAM, this, &port_text];
+    let mut command = command(folder.path(), &[&run[..], &program].concat());
+    command.env("OUTLAST_LOG", "info").env("PROGRAM", PROGRAM).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut outlast = Outlast::from(command);
+    outlast.wait_for("data is ready");
+    let pid = || read(&folder.path().join("pid")).parse::<u32>().ok();
+    let first = eventually_or(pid, || outlast.scene());
+    kill(first, "-USR2");
+    let second = eventually_or(|| pid().filter(|pid| *pid != first), || outlast.scene());
+    outlast.wait_for(&format!("data has gone into the background: process {second}"));
+    kill(second, "-9");
+    outlast.wait_for("it is started again");
+    eventually_or(|| pid().filter(|pid| *pid != second), || outlast.scene());
+    let mut said = String::new();
+    TcpStream::connect(("127.0.0.1", port)).unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "here");
+    outlast.signal("TERM");
+    outlast.ended();
+}
+
 /// There it has another number than the one by which the supervisor knows it. Its workers have, too.
 #[test]
 fn a_server_in_a_pid_namespace_of_its_own_keeps_idle_clients() {

@@ -1,5 +1,6 @@
 //! In the holder: what the supervisor says, and what processes of the program say.
 
+use super::successor::program_of;
 use super::{CONTROL, Command, Control, Ending, Holder};
 use crate::board::Backend;
 use crate::custody::Report;
@@ -64,6 +65,7 @@ impl Holder {
                         self.board.note_moved(last, pid);
                         self.main_ended_at = None;
                     }
+                    self.program = program_of(pid.cast_signed());
                     self.untold.begin(Instant::now());
                     self.watch(pid.cast_signed(), false);
                     self.note_serving();
@@ -71,6 +73,9 @@ impl Holder {
                 Command::MainEnded { answer } => {
                     self.hear_of_end_of_main();
                     let _ = answer.send(());
+                }
+                Command::WhoGoesOn { ended, answer } => {
+                    let _ = answer.send(self.successor(ended));
                 }
                 Command::Ready { answer } => {
                     // It may have said just before that it listens.

@@ -123,6 +123,23 @@ pub(in crate::custody) fn open_of(processes: &[Pid], inodes: &[u64]) -> Vec<u64>
 }
 
 impl Listeners {
+    /// Which of the program's listening sockets these processes have open: their inodes.
+    pub(in crate::custody) fn used_by(&self, processes: &[Pid]) -> Vec<u64> {
+        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
+        open_of(processes, &inodes)
+    }
+
+    /// Whether a process other than `ended`, which has ended, had one of them and has died with it, since the program was
+    /// started. `used` are in use.
+    pub(in crate::custody) fn has_died_with(&self, ended: Pid, used: &[u64]) -> bool {
+        self.all.iter().any(|listener| {
+            let had = listener
+                .place
+                .is_some_and(|(pid, _)| pid != ended && crate::sys::family::parent_of_living(pid).is_none());
+            had && !listener.is_awaited && !used.contains(&listener.inode)
+        })
+    }
+
     /// Whether a process has listening sockets of the program, whoever has made them, and connections with its clients.
     pub(in crate::custody) fn is_served_by(&self, process: BorrowedFd<'_>, pid: Pid) -> bool {
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();

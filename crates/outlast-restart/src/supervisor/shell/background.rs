@@ -1,6 +1,7 @@
 //! In the supervisor's shell: programs that go into the background.
 
 use super::{LOOK_SOON, Shell};
+use crate::custody::Successor;
 use crate::death::Death;
 use crate::supervisor::copies::Copies;
 use crate::supervisor::{Attempt, Event};
@@ -18,32 +19,40 @@ const SESSION_WAIT: Duration = Duration::from_millis(250);
 const EXPECTED_WAIT: Duration = Duration::from_secs(5);
 
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
-    /// The process that goes on in the background, of a program that was not changed and has ended in order.
-    pub(super) fn in_background(&self, in_order: bool) -> Option<u32> {
+    /// The process that goes on in the background, of a program that was not changed and has ended in order. Or certainty
+    /// that there is none.
+    pub(super) fn in_background(&self, ended: Pid, in_order: bool) -> Option<Successor> {
         let custody = self.supervisor.custody.as_ref().filter(|_| in_order)?;
+        let successor = custody.who_goes_on(ended);
+        if successor == Successor::Nobody {
+            return Some(successor);
+        }
         let copies = Copies::find(custody.mapping().map(std::slice::from_ref)?);
-        let pid = copies.without(&self.supervisor.rest.of_earlier()).orphan()?;
+        let orphan = copies.without(&self.supervisor.rest.of_earlier()).orphan().map(Successor::Process);
+        let Some(Successor::Process(pid)) = orphan.or(Some(successor)) else { return None };
         custody.started(pid.cast_unsigned());
-        Some(pid.cast_unsigned())
+        Some(Successor::Process(pid))
     }
 
     /// The same. Some begin to listen when they are in the background, and some fork twice: that takes a moment.
-    pub(super) fn awaited_in_background(&self, in_order: bool) -> Option<u32> {
+    pub(super) fn awaited_in_background(&self, ended: Pid, in_order: bool) -> Option<u32> {
         let began = Instant::now();
         let (session_wait, wait) = match self.machine.awaits_background() {
             true => (EXPECTED_WAIT, EXPECTED_WAIT),
             false => (SESSION_WAIT, BACKGROUND_WAIT),
         };
         loop {
-            let found = self.in_background(in_order);
+            let found = self.in_background(ended, in_order);
             let may_come = in_order && self.supervisor.custody.is_some() && self.machine.told_ms().is_none();
             let waited = began.elapsed();
             // Its parent may have ended before it has done anything.
             let is_any = waited < wait && self.is_any_left(waited >= session_wait);
-            if found.is_some() || !may_come || !is_any {
-                return found;
+            match found {
+                Some(Successor::Process(pid)) => return Some(pid.cast_unsigned()),
+                Some(Successor::Nobody) => return None,
+                _ if !may_come || !is_any => return None,
+                _ => std::thread::sleep(LOOK_SOON),
             }
-            std::thread::sleep(LOOK_SOON);
         }
     }
 
