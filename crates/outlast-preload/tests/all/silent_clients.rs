@@ -97,29 +97,26 @@ fn who_was_not_greeted_yet_is_greeted_by_the_next_process_and_who_was_is_told_of
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// A child serves each client, when it is let go. The process that accepts it has it open, too, or passes it on by a message that
-/// the child has not received yet.
+/// A child serves each client, which in the first generation waits to be let go. The process that accepts it has it open, too, or
+/// passes it on, behind the first one, by a message that the child has not received yet.
 const FORKS: &str = r#"
 import os, socket, sys, time
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(50)
-way, kept, first = sys.argv[2] + "/way", [], os.getpid()
+folder, kept, first = sys.argv[2], [], os.getpid()
+waits = not os.path.exists(folder + "/started")
+passes = waits and os.path.exists(folder + "/way")
+open(folder + "/started", "w").close()
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 while True:
-    passes = os.path.exists(way)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if passes and os.fork() == 0:
-        s.close()
-        while not os.path.exists(sys.argv[2] + "/go"): time.sleep(.01)
-        c = socket.socket(fileno=socket.recv_fds(theirs, 9, 1)[1][0])
-        c.recv(1000); c.sendall(b"%d %d\n" % (first, os.getpid())); os._exit(0)
     c = s.accept()[0]
-    if passes:
-        socket.send_fds(ours, [b"1"], [c.fileno()])
+    if passes and kept: socket.send_fds(ours, [b"1"], [c.fileno()])
     elif os.fork() == 0:
         s.close()
-        while not os.path.exists(sys.argv[2] + "/go"): time.sleep(.01)
-        c.recv(1000); c.sendall(b"%d %d\n" % (first, os.getpid())); os._exit(0)
-    kept.append((c, ours, theirs))
+        while waits and not os.path.exists(folder + "/go"): time.sleep(.01)
+        served = socket.socket(fileno=socket.recv_fds(theirs, 9, 1)[1][0]) if passes else c
+        served.recv(1000); served.sendall(b"%d\n" % first); os._exit(0)
+    kept.append(c)
 "#;
 
 #[test]
@@ -133,17 +130,19 @@ fn one_that_another_process_has_is_left_to_that_one() {
             std::fs::write(folder.join("way"), "").unwrap();
         }
         let server = Server::start(&python_at(port, &folder, FORKS), true);
+        let _first = passes.then(|| silent(port, 1));
         let mut client = Client::connect(port);
         wait_until_read(&client);
         // A copy is made, or would be, by then.
         std::thread::sleep(Duration::from_millis(300));
         let main = server.main();
-        crash(&server);
+        kill(main, libc::SIGKILL);
+        eventually("the next one does not serve", || (server.said("Generation").len() == 2).then_some(()));
         client.0.write_all(b"a\n").unwrap();
         std::thread::sleep(Duration::from_millis(500));
         std::fs::write(folder.join("go"), "").unwrap();
         let said = read(&mut client);
-        assert!(said.starts_with(&format!("{main} ")), "passes: {passes}, {said:?}: {:?}", server.said(""));
+        assert_eq!(said, format!("{main}\n"), "passes: {passes}: {:?}", server.said(""));
         drop(server);
         std::fs::remove_dir_all(folder).unwrap();
     }
