@@ -17,6 +17,8 @@ use strays::Strays;
 
 /// A process that is given a connection has it under its number by then.
 const SETTLED: Duration = Duration::from_secs(1);
+/// As a rule a request follows the connection: one on which nothing is said for so long gets a copy.
+const SILENT: Duration = Duration::from_millis(10);
 /// In one look for connections that were closed unseen.
 const LOOKED_AT: usize = 2000;
 
@@ -84,6 +86,9 @@ pub(super) struct Connections {
     unclear: BTreeSet<u32>,
     head: u32,
     looked_at: u32,
+    /// Those on which nothing was said when it was looked last, and the time before that, by their cookies; and when that was.
+    silent: [BTreeSet<u64>; 2],
+    silent_at: Instant,
 }
 
 /// How the peer has ended the connection, or broken it off, if it has.
@@ -124,6 +129,8 @@ impl Connections {
             unclear: BTreeSet::new(),
             head: 0,
             looked_at: 0,
+            silent: Default::default(),
+            silent_at: Instant::now(),
         }
     }
 
@@ -177,6 +184,11 @@ impl Connections {
         use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let before = self.new.len();
+        if self.silent_at.elapsed() >= SILENT {
+            self.silent_at = Instant::now();
+            self.silent.swap(0, 1);
+            self.silent[0].clear();
+        }
         let mut new = std::mem::take(&mut self.new);
         new.retain(|&number| {
             let Some(slot) = self.table.slot(number) else { return false };
@@ -196,6 +208,10 @@ impl Connections {
                 return true;
             }
             let (at, cookie) = (slot.descriptor.load(SeqCst).cast_signed(), slot.cookie.load(SeqCst));
+            if only.is_none() && slot.phase() == Phase::Untouched && !self.silent[1].contains(&cookie) {
+                self.silent[0].insert(cookie);
+                return true;
+            }
             let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
             let copy = sys::copy_of(process, at).ok();
             // Closed meanwhile, the number may stand for another one.
