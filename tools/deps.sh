@@ -52,6 +52,7 @@ LIST
 # Bigger, or in the place of another package of the same kind: for `make soak`.
 needed_for_long_runs() {
     cat <<'LIST'
+/usr/lib/apache2/modules/mod_wsgi.so libapache2-mod-wsgi-py3 a web server with workers that ask others to crash
 /usr/bin/h2o h2o a web server to crash
 /usr/sbin/mini_httpd mini-httpd a small web server to crash
 /usr/sbin/varnishd varnish a cache to crash

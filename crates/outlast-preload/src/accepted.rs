@@ -23,6 +23,10 @@ pub fn on_accept(
     let Some(table) = holder::attach() else { return };
     marks::accepts_at(listener, table);
     on_connection(table, descriptor, address, length, room);
+    // Of UNIX sockets the kernel does not tell whether anything was said.
+    if marks::is_listening(listener) || sys::is_internet(descriptor) {
+        marks::awaits_first(descriptor, table);
+    }
 }
 
 /// One that this process has from here on.
@@ -48,7 +52,7 @@ pub fn on_receive(descriptor: RawFd) {
     let is_connection = !marks::is_silent()
         && sys::is_stream(descriptor)
         && sys::option(descriptor, libc::SO_ACCEPTCONN) == Some(0)
-        && matches!(sys::option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6));
+        && sys::is_internet(descriptor);
     if !is_connection {
         return;
     }
@@ -56,6 +60,7 @@ pub fn on_receive(descriptor: RawFd) {
     // Whoever has accepted it is another process.
     if let Some(table) = holder::attach() {
         on_connection(table, descriptor, std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        marks::awaits_first(descriptor, table);
     }
 }
 

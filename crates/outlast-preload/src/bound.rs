@@ -136,17 +136,18 @@ pub fn on_listen(descriptor: RawFd) {
 /// who wait for the program that takes this one's place. This process has one from there on that does not listen, and accepts
 /// nobody.
 ///
-/// Not where threads or other processes may wait for clients, who are to be told, and where the socket may be known to an epoll, which would not
-/// know the other one: the holder has it listen again then, as soon as it hears of that. Takes no memory: it may be called
-/// in the handler of a signal.
+/// Not where threads or other processes may wait for clients, who are to be told, and where the socket may be known to an epoll,
+/// which would not know the other one: the holder has it listen again then, as soon as it hears of that, and who waits in the
+/// queue is lost. A process that accepts clients itself, and has children of which none ever did, has nobody to tell. Takes no
+/// memory: it may be called in the handler of a signal.
 pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
-    let is_replaced = || holder::table().is_some_and(Table::is_replaced);
-    if how == libc::SHUT_WR || !is_replaced() || marks::is_silent() || !marks::is_own() {
+    let Some(table) = holder::table().filter(|table| table.is_replaced()) else { return false };
+    if how == libc::SHUT_WR || marks::is_silent() || !marks::is_own() {
         return false;
     }
     let _errno = sys::Errno::keep();
-    let is_alone = marks::listens_alone(descriptor) && sys::does_listen(descriptor);
-    if !is_alone || !sys::is_only_thread() || sys::has_epoll() {
+    let is_alone = marks::listens_alone(descriptor) || marks::accepts_alone(descriptor, table);
+    if !is_alone || !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::has_epoll() {
         return false;
     }
     sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))

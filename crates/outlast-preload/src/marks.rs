@@ -1,12 +1,12 @@
 //! What is known of this process's descriptors: which of them are connections with clients. In memory of this process alone;
-//! only those on which HTTP is spoken have a slot in the table.
+//! only those on which nothing was said yet, or HTTP is spoken, have a slot in the table.
 
 use crate::holder;
 use crate::http::{self, Exchange, Verdict};
 use crate::memory::Parts;
 use crate::sys;
 use outlast_restart::custody::message::{Message, Verb};
-use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, Table};
+use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, TAKEN, Table};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -20,16 +20,21 @@ const ACCEPTED: u32 = 1;
 const SLOT: u32 = 2;
 /// It listens.
 const LISTENS: u32 = u32::MAX;
+/// The program was the first to say something there.
+const GREETED: u32 = u32::MAX;
 
 struct Mark {
     /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
     what: AtomicU32,
+    /// With [`ACCEPTED`]: 0, [`GREETED`], or its slot with 1 added. With [`LISTENS`]: the process that has accepted clients there.
+    beside: AtomicU32,
     /// Of the connection in that slot; for one that listens, [`FORKS`] when it began.
     cookie: AtomicU64,
 }
 
 static MARKS: [Mark; DESCRIPTORS] =
-    [const { Mark { what: AtomicU32::new(NOTHING), cookie: AtomicU64::new(0) } }; DESCRIPTORS];
+    [const { Mark { what: AtomicU32::new(NOTHING), beside: AtomicU32::new(0), cookie: AtomicU64::new(0) } };
+        DESCRIPTORS];
 /// Of this process. 0: the program has not begun yet, or this is a child that was made past the C library (by `clone`).
 static PID: &AtomicI32 = &OWN.number;
 static OWN: sys::children::Wiped = sys::children::Wiped::new();
@@ -153,13 +158,79 @@ pub fn is_marked(descriptor: RawFd) -> bool {
 pub fn accepted(descriptor: RawFd) {
     forget(descriptor);
     if let Some(mark) = mark(descriptor) {
+        mark.beside.store(0, Ordering::Relaxed);
         mark.what.store(ACCEPTED, Ordering::Relaxed);
+    }
+}
+
+/// Nothing was said yet on a connection that this process has accepted: it gets a slot, so that another process can have it.
+pub fn awaits_first(descriptor: RawFd, table: &Table) {
+    let Some(mark) = mark(descriptor).filter(|mark| mark.what.load(Ordering::Relaxed) == ACCEPTED) else {
+        return;
+    };
+    if table.keeps_connections()
+        && !is_silent()
+        && is_own()
+        && let Some(number) = claim(descriptor, mark, table, Phase::Untouched)
+    {
+        mark.beside.store(number.saturating_add(1), Ordering::Relaxed);
+    }
+}
+
+/// Takes a slot. None: there is none.
+fn claim(descriptor: RawFd, mark: &Mark, table: &Table, phase: Phase) -> Option<u32> {
+    let (cookie, pid) = (sys::cookie(descriptor), holder::ask_number().cast_unsigned());
+    let claimed = Some(cookie).filter(|cookie| *cookie != 0 && pid != 0);
+    let number = claimed.and_then(|cookie| table.claim(cookie, pid, descriptor.cast_unsigned(), phase))?;
+    mark.cookie.store(cookie, Ordering::Relaxed);
+    wake(table);
+    Some(number)
+}
+
+/// The holder is to look at what was announced.
+fn wake(table: &Table) {
+    if table.asleep.load(Ordering::Relaxed) != 0 && table.asleep.swap(0, Ordering::SeqCst) != 0 {
+        holder::say(&Message::new(Verb::Look), &[], false);
+    }
+}
+
+/// Another process may have a connection on which nothing was said yet: it is not kept, unless that one keeps it.
+pub fn passed_on(descriptor: RawFd) {
+    if let Some(mark) = mark(descriptor)
+        && mark.what.load(Ordering::Relaxed) == ACCEPTED
+        && is_own()
+    {
+        let _errno = sys::Errno::keep();
+        give_up(descriptor, mark);
+    }
+}
+
+/// The slot of a connection on which nothing was said yet is given back.
+fn give_up(descriptor: RawFd, mark: &Mark) {
+    if let Some(slot) = slot_of(descriptor) {
+        // Whatever is done with such connections now.
+        slot.set_phase(Phase::Unclear);
+        if !is_silent() {
+            release(slot, mark.beside.load(Ordering::Relaxed).saturating_sub(1), mark);
+        }
+    }
+    mark.beside.store(0, Ordering::Relaxed);
+}
+
+/// A slot is free for the next connection; the holder may have a copy of this one.
+fn release(slot: &Slot, number: u32, mark: &Mark) {
+    let cookie = mark.cookie.load(Ordering::Relaxed);
+    if slot.advance(NEW, FREE) {
+        slot.cookie.store(0, Ordering::SeqCst);
+    } else {
+        holder::say(&Message { slot: number, cookie, ..Message::new(Verb::Release) }, &[], false);
     }
 }
 
 /// The program listens on it.
 pub fn listens(descriptor: RawFd) {
     if let Some(mark) = mark(descriptor) {
+        mark.beside.store(0, Ordering::Relaxed);
         mark.cookie.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
         mark.what.store(LISTENS, Ordering::Relaxed);
     }
@@ -176,7 +247,8 @@ pub fn accepts_at(descriptor: RawFd, table: &Table) {
             && mark.cookie.load(Ordering::Relaxed) >= FORKS_AT_BIRTH.load(Ordering::Relaxed)
     };
     // A child that was made past the C library (by `clone`) takes all for its own.
-    if own != 0 && mark(descriptor).is_some_and(is_its) {
+    if let Some(mark) = mark(descriptor).filter(|mark| own != 0 && is_its(mark)) {
+        mark.beside.store(own.cast_unsigned(), Ordering::Relaxed);
         table.accepting.note_any();
         return;
     }
@@ -190,6 +262,23 @@ pub fn listens_alone(descriptor: RawFd) -> bool {
         mark.what.load(Ordering::Relaxed) == LISTENS
             && mark.cookie.load(Ordering::Relaxed) == FORKS.load(Ordering::Relaxed)
     })
+}
+
+/// Whether this process accepts clients there, and nobody is known to accept any at another one's socket: those that it has
+/// forked serve clients whom it has accepted.
+pub fn accepts_alone(descriptor: RawFd, table: &Table) -> bool {
+    let own = PID.load(Ordering::Relaxed);
+    own > 0
+        && !table.accepting.has_shared()
+        && mark(descriptor).is_some_and(|mark| {
+            mark.what.load(Ordering::Relaxed) == LISTENS
+                && mark.beside.load(Ordering::Relaxed) == own.cast_unsigned()
+        })
+}
+
+/// Whether it listens at an address of the internet.
+pub fn is_listening(descriptor: RawFd) -> bool {
+    mark(descriptor).is_some_and(|mark| mark.what.load(Ordering::Relaxed) == LISTENS)
 }
 
 /// Whether others may wait for clients there, too: it listens, and this process has forked since.
@@ -209,11 +298,17 @@ pub fn given(descriptor: RawFd, slot: u32, cookie: u64) {
     }
 }
 
+fn number_of(mark: &Mark) -> Option<u32> {
+    match mark.what.load(Ordering::Relaxed) {
+        ACCEPTED => mark.beside.load(Ordering::Relaxed).checked_sub(1),
+        what => what.checked_sub(SLOT),
+    }
+}
+
 /// The slot of a connection that is this process's.
 fn slot_of(descriptor: RawFd) -> Option<&'static Slot> {
     let mark = mark(descriptor)?;
-    let number = mark.what.load(Ordering::Relaxed).checked_sub(SLOT)?;
-    let slot = holder::table()?.slot(number)?;
+    let slot = holder::table()?.slot(number_of(mark)?)?;
     let is_its = slot.cookie.load(Ordering::Relaxed) == mark.cookie.load(Ordering::Relaxed)
         && slot.owner.load(Ordering::Relaxed).cast_signed() == holder::number();
     is_its.then_some(slot)
@@ -244,8 +339,13 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
     if mark.what.load(Ordering::Relaxed) == ACCEPTED {
         let _errno = sys::Errno::keep();
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
+        let has_greeted = mark.beside.load(Ordering::Relaxed) == GREETED;
+        let early = number_of(mark).zip(slot_of(descriptor));
         mark.what.store(NOTHING, Ordering::Relaxed);
         if is_silent() {
+            if let Some((_, slot)) = early {
+                slot.set_phase(Phase::Unclear);
+            }
             if LISTENS_UNTOLD.load(Ordering::Relaxed) {
                 // Its user would be told that what listens is kept. The holder finds out that it is not.
                 return;
@@ -260,7 +360,11 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
             return;
         }
         let Some(table) = holder::table().filter(|table| table.keeps_connections()) else { return };
-        if !http::is_request(head) {
+        if has_greeted || !http::is_request(head) {
+            if let Some((number, slot)) = early {
+                slot.set_phase(Phase::Unclear);
+                release(slot, number, mark);
+            }
             // What processes of the program say to each other is no matter of its users.
             let is_news = |kind: &NotKept| !table.is_noted(*kind) && !holder::is_within(descriptor);
             if let Some(kind) = http::stranger(head).filter(is_news) {
@@ -268,19 +372,19 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
             }
             return;
         }
-        let (cookie, pid) = (sys::cookie(descriptor), holder::ask_number().cast_unsigned());
-        let claimed = Some(cookie).filter(|cookie| *cookie != 0 && pid != 0);
-        let Some(number) = claimed.and_then(|cookie| table.claim(cookie, pid, descriptor.cast_unsigned()))
-        else {
-            return;
-        };
-        mark.cookie.store(cookie, Ordering::Relaxed);
+        let claim = || claim(descriptor, mark, table, Phase::Busy);
+        let Some(number) = early.map(|(number, _)| number).or_else(claim) else { return };
         mark.what.store(number.saturating_add(SLOT), Ordering::Relaxed);
         if let Some(slot) = table.slot(number) {
             set_exchange(slot, Exchange::default());
         }
-        if table.asleep.load(Ordering::Relaxed) != 0 && table.asleep.swap(0, Ordering::SeqCst) != 0 {
-            holder::say(&Message::new(Verb::Look), &[], false);
+        if let Some((_, slot)) = early {
+            slot.set_phase(Phase::Busy);
+            if slot.state.load(Ordering::Relaxed) == TAKEN {
+                // A program that has a client serves, as the holder knows it.
+                table.announce(number);
+                wake(table);
+            }
         }
     }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
@@ -299,6 +403,17 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
 /// So much was written of `parts`, if those can be seen.
 pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
     let Some(count) = usize::try_from(result).ok().filter(|count| *count > 0) else { return };
+    if let Some(mark) = mark(descriptor).filter(|mark| mark.what.load(Ordering::Relaxed) == ACCEPTED) {
+        if mark.beside.load(Ordering::Relaxed) != GREETED && is_own() {
+            let _errno = sys::Errno::keep();
+            give_up(descriptor, mark);
+            mark.beside.store(GREETED, Ordering::Relaxed);
+            if let Some(table) = holder::table() {
+                table.note_speaks_first();
+            }
+        }
+        return;
+    }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
     let mut exchange = exchange(slot);
     let verdict = match parts {
@@ -317,10 +432,14 @@ pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
 /// What goes on there cannot be followed.
 pub fn never(descriptor: RawFd) {
     let Some(mark) = mark(descriptor) else { return };
-    if let Some(slot) = slot_of(descriptor).filter(|_| is_own()) {
+    if mark.what.load(Ordering::Relaxed) == ACCEPTED {
+        if is_own() {
+            let _errno = sys::Errno::keep();
+            give_up(descriptor, mark);
+            mark.what.store(NOTHING, Ordering::Relaxed);
+        }
+    } else if let Some(slot) = slot_of(descriptor).filter(|_| is_own()) {
         slot.set_phase(Phase::Unclear);
-    } else if mark.what.load(Ordering::Relaxed) == ACCEPTED && is_own() {
-        mark.what.store(NOTHING, Ordering::Relaxed);
     }
 }
 
@@ -344,21 +463,16 @@ pub fn forget(descriptor: RawFd) {
         return;
     }
     let _errno = sys::Errno::keep();
-    let slot = slot_of(descriptor);
     let Some(mark) = mark(descriptor) else { return };
+    let slot = number_of(mark).zip(slot_of(descriptor));
     let what = mark.what.swap(NOTHING, Ordering::Relaxed);
     if let Some(table) = holder::table().filter(|_| what == LISTENS) {
         // The holder may be the only one now who has it.
         table.note_untaken(true);
         return;
     }
-    let Some(slot) = slot else { return };
-    let cookie = mark.cookie.load(Ordering::Relaxed);
-    if slot.advance(NEW, FREE) {
-        slot.cookie.store(0, Ordering::SeqCst);
-    } else {
-        let slot = what.saturating_sub(SLOT);
-        holder::say(&Message { slot, cookie, ..Message::new(Verb::Release) }, &[], false);
+    if let Some((number, slot)) = slot {
+        release(slot, number, mark);
     }
 }
 

@@ -384,6 +384,11 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether it is a socket of IPv4 or IPv6.
+pub fn is_internet(descriptor: RawFd) -> bool {
+    matches!(option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))
+}
+
 /// A socket of the same kind of addresses, which nobody has bound; none if those are not of TCP.
 pub fn new_of_tcp(like: RawFd) -> Option<OwnedFd> {
     let family = option(like, libc::SO_DOMAIN).filter(|it| [libc::AF_INET, libc::AF_INET6].contains(it))?;
@@ -455,10 +460,10 @@ pub fn room(length: *const libc::socklen_t) -> libc::socklen_t {
     unsafe { length.as_ref() }.copied().unwrap_or(0)
 }
 
-/// The descriptors that came with a message.
+/// The descriptors that came with a message, or were sent with it.
 pub fn received(message: *const libc::msghdr) -> Vec<RawFd> {
     let mut found = Vec::new();
-    // SAFETY: a message that the program has given to the C library, which has filled it.
+    // SAFETY: a message that the program has given to the C library, which has filled it, or read it.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while !head.is_null() {

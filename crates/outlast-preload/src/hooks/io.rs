@@ -89,7 +89,11 @@ hooks! {
     ) -> ssize_t, next =>
         writing_parts(fd, Parts::one(buffer, size), || next(fd, buffer, size, flags, to, length));
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t, next => {
-        writing_parts(fd, Parts::of_message(message), || next(fd, message, flags))
+        let result = writing_parts(fd, Parts::of_message(message), || next(fd, message, flags));
+        if result >= 0 && sys::has_more(message) {
+            sys::received(message).into_iter().for_each(marks::passed_on);
+        }
+        result
     };
     fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, next => {
         marks::never(fd);

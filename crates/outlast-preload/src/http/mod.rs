@@ -311,10 +311,11 @@ pub fn is_request(mut head: &[u8]) -> bool {
     }
 }
 
-/// What a connection is that does not begin with a request. None: nothing of it can be seen.
+/// What a connection is that does not begin with a request. None: nothing of it can be seen, or the end of a line is all that
+/// was sent, as some do who look whether anybody listens.
 pub fn stranger(head: &[u8]) -> Option<NotKept> {
     match head {
-        [] => None,
+        _ if head.iter().all(|byte| b"\r\n".contains(byte)) => None,
         // A record of TLS with a handshake in it.
         [0x16, 3, ..] => Some(NotKept::Tls),
         _ if head.starts_with(b"PRI * HTTP/2") => Some(NotKept::Http2),

@@ -34,6 +34,7 @@ mod servers;
 mod session_listeners;
 mod shared_memory;
 mod shared_ports;
+mod silent_clients;
 mod slow_starts;
 mod small_stacks;
 mod strays;

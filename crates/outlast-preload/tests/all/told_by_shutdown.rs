@@ -1,8 +1,14 @@
-//! A server that tells its workers to end by shutting down the socket at which all of them wait.
+//! Servers that shut their listening socket down when they end: to tell workers, who wait there, or themselves alone.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, children, eventually, folder, free_port, has_ended, is_installed, kill};
-use std::process::{Command, Stdio};
+use crate::common::{
+    Client, PYTHON, children, eventually, folder, free_port, has_ended, is_installed, kill, script,
+};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const SERVER: &str = r#"
 import os, signal, socket, sys
@@ -25,42 +31,123 @@ signal.signal(signal.SIGTERM, end)
 while True: signal.pause()
 "#;
 
+/// `outlast run` with a program in Python.
+struct Run {
+    outlast: PathBuf,
+    name: String,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Run {
+    fn start(folder: &Path, port: u16, text: &str) -> Self {
+        let (program, log) = (script(folder, "server.py", text), folder.join("log"));
+        let this = std::env::current_exe().unwrap();
+        let outlast = this.parent().unwrap().parent().unwrap().join("outlast");
+        let name = format!("told-by-shutdown-{port}-{}", std::process::id());
+        let mut run = Command::new(&outlast);
+        run.args(["run", "--name", &name, "--stop-timeout", "20s", "--preload", "always", "--", PYTHON]);
+        run.arg(&program).arg(port.to_string()).stdin(Stdio::null());
+        let child = run.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+        Self { outlast, name, log, child }
+    }
+
+    fn upgrade(&self) -> Output {
+        Command::new(&self.outlast).args(["upgrade", &self.name]).output().unwrap()
+    }
+
+    fn stop(self) {
+        let said = std::fs::read_to_string(&self.log).unwrap();
+        assert!(!said.contains("has not ended in time"), "{said}");
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        kill(self.child.id(), libc::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn workers_of_a_server_that_is_upgraded_are_told() {
-    if !is_installed("/usr/bin/python3") {
+    if !is_installed(PYTHON) {
         return;
     }
     let (folder, port) = (folder("told-by-shutdown"), free_port());
-    let (program, log) = (folder.join("server.py"), folder.join("log"));
-    std::fs::write(&program, SERVER).unwrap();
-    let this = std::env::current_exe().unwrap();
-    let outlast = this.parent().unwrap().parent().unwrap().join("outlast");
-    let name = format!("told-by-shutdown-{}", std::process::id());
-    let mut run = Command::new(&outlast);
-    run.args([
-        "run",
-        "--name",
-        &name,
-        "--stop-timeout",
-        "20s",
-        "--preload",
-        "always",
-        "--",
-        "/usr/bin/python3",
-    ]);
-    run.arg(&program).arg(port.to_string()).stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
-    let mut run = run.spawn().unwrap();
+    let run = Run::start(&folder, port, SERVER);
     assert!(Client::connect(port).get("/"));
     let main = eventually("it has no workers", || {
-        children(run.id()).into_iter().find(|main| children(*main).len() == 2)
+        children(run.child.id()).into_iter().find(|main| children(*main).len() == 2)
     });
-    let upgraded = Command::new(&outlast).args(["upgrade", &name]).output().unwrap();
+    let upgraded = run.upgrade();
     assert!(upgraded.status.success(), "{upgraded:?}");
     eventually("it does not end", || has_ended(main).then_some(()));
     assert!(Client::connect(port).get("/"));
-    let said = std::fs::read_to_string(&log).unwrap();
-    assert!(!said.contains("has not ended in time"), "{said}");
-    kill(run.id(), libc::SIGTERM);
-    run.wait().unwrap();
+    run.stop();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A child serves each client, and has the listening socket open, at which it never accepts anybody.
+const SESSIONS: &str = r#"
+import os, signal, socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def end(*_):
+    s.shutdown(socket.SHUT_RDWR); s.close(); os._exit(0)
+signal.signal(signal.SIGTERM, end)
+while True:
+    c = s.accept()[0]
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        c.sendall(b"hello\n"); c.recv(10); os._exit(0)
+    c.close()
+    time.sleep(.005)
+"#;
+
+fn is_greeted(port: u16) -> std::io::Result<()> {
+    let mut client = Client::try_connect(port)?;
+    let mut said = [0; 6];
+    client.0.read_exact(&mut said)?;
+    assert_eq!(&said, b"hello\n");
+    let _ = client.0.write_all(b"bye\n");
+    Ok(())
+}
+
+#[test]
+fn newcomers_are_served_by_the_next_one_of_a_server_that_has_a_process_for_each_client() {
+    const CLIENTS: usize = 8;
+    const UPGRADES: usize = 4;
+    if !is_installed(PYTHON) {
+        return;
+    }
+    let (folder, port) = (folder("shut-down-sessions"), free_port());
+    let run = Run::start(&folder, port, SESSIONS);
+    Client::connect(port);
+    let is_over = AtomicBool::new(false);
+    let (upgraded, failed): (Vec<Output>, Vec<Error>) = std::thread::scope(|scope| {
+        let come = || {
+            let mut failed = Vec::new();
+            while !is_over.load(Ordering::SeqCst) {
+                failed.extend(is_greeted(port).err());
+            }
+            failed
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(come)).collect();
+        let upgrade = |_| {
+            std::thread::sleep(Duration::from_millis(300));
+            run.upgrade()
+        };
+        let upgraded = (0..UPGRADES).map(upgrade).collect();
+        is_over.store(true, Ordering::SeqCst);
+        (upgraded, clients.into_iter().flat_map(|client| client.join().unwrap()).collect())
+    });
+    assert!(upgraded.iter().all(|upgraded| upgraded.status.success()), "{upgraded:?}");
+    // Who is accepted at the end of a process ends with it.
+    let refused = failed.iter().filter(|error| error.kind() != ErrorKind::UnexpectedEof);
+    assert_eq!(refused.count(), 0, "{failed:?}");
+    assert!(failed.len() <= UPGRADES, "{failed:?}");
+    run.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }

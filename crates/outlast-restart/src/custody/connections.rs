@@ -7,7 +7,7 @@ use super::address::Address;
 use super::table::{NEW, Phase, Slot, TAKEN, Table};
 use crate::sys::process::Pid;
 use crate::sys::tcp::{self, Positions};
-use crate::sys::{custody as sys, local};
+use crate::sys::{custody as sys, descriptors, local};
 use offers::Loose;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,8 @@ use strays::Strays;
 
 /// A process that is given a connection has it under its number by then.
 const SETTLED: Duration = Duration::from_secs(1);
+/// As a rule a request follows the connection: one on which nothing is said for so long gets a copy.
+const SILENT: Duration = Duration::from_millis(10);
 /// In one look for connections that were closed unseen.
 const LOOKED_AT: usize = 2000;
 
@@ -84,6 +86,9 @@ pub(super) struct Connections {
     unclear: BTreeSet<u32>,
     head: u32,
     looked_at: u32,
+    /// Those on which nothing was said when it was looked last, and the time before that, by their cookies; and when that was.
+    silent: [BTreeSet<u64>; 2],
+    silent_at: Instant,
 }
 
 /// How the peer has ended the connection, or broken it off, if it has.
@@ -124,6 +129,8 @@ impl Connections {
             unclear: BTreeSet::new(),
             head: 0,
             looked_at: 0,
+            silent: Default::default(),
+            silent_at: Instant::now(),
         }
     }
 
@@ -149,12 +156,15 @@ impl Connections {
         !self.new.is_empty()
     }
 
-    /// The processes that have those of which there is no copy yet, as they say.
-    pub(super) fn owners(&mut self) -> Vec<Pid> {
+    /// The processes that have those of which there is no copy yet, as they say, and whether anything was said there.
+    pub(super) fn owners(&mut self) -> Vec<(Pid, bool)> {
+        use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
-        let owner =
-            |number: &u32| Some(self.table.slot(*number)?.owner.load(std::sync::atomic::Ordering::SeqCst));
-        let mut owners: Vec<Pid> = self.new.iter().filter_map(owner).map(u32::cast_signed).collect();
+        let owner = |number: &u32| {
+            let slot = self.table.slot(*number)?;
+            Some((slot.owner.load(SeqCst).cast_signed(), slot.phase() != Phase::Untouched))
+        };
+        let mut owners: Vec<(Pid, bool)> = self.new.iter().filter_map(owner).collect();
         owners.sort_unstable();
         owners.dedup();
         owners
@@ -174,6 +184,11 @@ impl Connections {
         use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let before = self.new.len();
+        if self.silent_at.elapsed() >= SILENT {
+            self.silent_at = Instant::now();
+            self.silent.swap(0, 1);
+            self.silent[0].clear();
+        }
         let mut new = std::mem::take(&mut self.new);
         new.retain(|&number| {
             let Some(slot) = self.table.slot(number) else { return false };
@@ -186,13 +201,17 @@ impl Connections {
                     return false;
                 }
                 Phase::Busy => return true,
-                Phase::Idle => {}
+                Phase::Idle | Phase::Untouched => {}
             }
             let owner = slot.owner.load(SeqCst).cast_signed();
             if only.is_some_and(|only| only != owner) {
                 return true;
             }
             let (at, cookie) = (slot.descriptor.load(SeqCst).cast_signed(), slot.cookie.load(SeqCst));
+            if only.is_none() && slot.phase() == Phase::Untouched && !self.silent[1].contains(&cookie) {
+                self.silent[0].insert(cookie);
+                return true;
+            }
             let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
             let copy = sys::copy_of(process, at).ok();
             // Closed meanwhile, the number may stand for another one.
@@ -228,16 +247,54 @@ impl Connections {
         taken
     }
 
-    /// The program closes one. It is kept nevertheless if that is so that another binary can take over.
-    pub(super) fn release(&mut self, owner: Pid, number: u32, cookie: u64, keep: bool, epoll: &OwnedFd) {
+    /// The program closes one. It is kept nevertheless if that is so that another binary can take over. `elsewhere` is asked as
+    /// in [`ended`](Self::ended).
+    pub(super) fn release(
+        &mut self,
+        (owner, keep): (Pid, bool),
+        (number, cookie): (u32, u64),
+        epoll: &OwnedFd,
+        elsewhere: impl FnOnce(&[u64]) -> Vec<u64>,
+    ) {
         let is_it = |held: &&mut Connection| {
             held.owner == owner && held.cookie == cookie && matches!(held.state, State::Served)
         };
         let Some(held) = self.all.get_mut(&number).filter(is_it) else { return };
-        if keep && Self::is_idle(self.table, number, held) {
-            self.rest(number, epoll);
+        let is_kept = keep && Self::is_idle(self.table, number, held);
+        if is_kept && self.at_others(&[number], elsewhere).is_empty() {
+            self.keep(number, epoll);
         } else {
             self.drop(number);
+        }
+    }
+
+    /// Of connections that are to be kept those on which nothing was said yet, and that other processes have.
+    fn at_others(&self, numbers: &[u32], elsewhere: impl FnOnce(&[u64]) -> Vec<u64>) -> Vec<u32> {
+        let is_untouched =
+            |number: &&u32| self.table.slot(**number).is_some_and(|slot| slot.phase() == Phase::Untouched);
+        let inode = |number: &u32| Some((*number, descriptors::inode(&self.all.get(number)?.socket).ok()?));
+        let untouched: Vec<(u32, u64)> = numbers.iter().filter(is_untouched).filter_map(inode).collect();
+        if untouched.is_empty() {
+            return Vec::new();
+        }
+        let inodes: Vec<u64> = untouched.iter().map(|(_, inode)| *inode).collect();
+        let there: BTreeSet<u64> = elsewhere(&inodes).into_iter().collect();
+        let there = untouched.into_iter().filter(|(_, inode)| there.contains(inode));
+        there.map(|(number, _)| number).collect()
+    }
+
+    /// Nobody has it from here on. One on which nothing was said yet is as if it had not been accepted: the program's next
+    /// process follows it from its first byte on. Where the program greets its clients, they wait for that.
+    fn keep(&mut self, number: u32, epoll: &OwnedFd) {
+        let is_untouched = self.table.slot(number).is_some_and(|slot| slot.phase() == Phase::Untouched);
+        if !is_untouched {
+            self.rest(number, epoll);
+        } else if let Some(Connection { socket, .. }) = self.take_out(number) {
+            if self.table.speaks_first() {
+                self.pass_on(socket);
+            } else if let Some(number) = self.add_untouched(socket) {
+                self.rest(number, epoll);
+            }
         }
     }
 
@@ -247,27 +304,38 @@ impl Connections {
         use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let is_its = |held: &Connection| held.owner == owner && matches!(held.state, State::Served);
-        let held = self.all.iter().filter(|(_, held)| is_its(held)).map(|(number, _)| *number);
+        let held = self.all.iter().filter(|(_, held)| is_its(held));
         let (mut idle, mut busy) = (BTreeSet::new(), BTreeSet::new());
-        for slot in held.filter_map(|number| self.table.slot(number)) {
+        for (slot, held) in held.filter_map(|(number, held)| Some((self.table.slot(*number)?, held))) {
             match slot.phase() {
                 Phase::Idle => drop(idle.insert(slot.cookie.load(SeqCst))),
                 Phase::Busy => drop(busy.insert(slot.cookie.load(SeqCst))),
-                Phase::Unclear => {}
+                // What was said by ways that are not seen is not known.
+                Phase::Untouched if tcp::is_untouched(held.socket.as_fd()) => {
+                    idle.insert(slot.cookie.load(SeqCst));
+                }
+                Phase::Untouched | Phase::Unclear => {}
             }
         }
         let is_new = |slot: &&Slot| {
             slot.state.load(SeqCst) == NEW
                 && slot.owner.load(SeqCst) == owner.cast_unsigned()
-                && slot.phase() != Phase::Unclear
+                && !matches!(slot.phase(), Phase::Unclear | Phase::Untouched)
         };
         let new = self.new.iter().filter_map(|number| self.table.slot(*number)).filter(is_new);
         busy.extend(new.map(|slot| slot.cookie.load(SeqCst)));
         (idle, busy)
     }
 
-    /// A process has ended: with `keep`, its idle connections stay open. Gives how many do, and how many do not.
-    pub(super) fn ended(&mut self, owner: Pid, keep: bool, epoll: &OwnedFd) -> (u32, u32) {
+    /// A process has ended: with `keep`, its idle connections stay open. Gives how many do, and how many do not. `elsewhere`
+    /// says which of these sockets other processes have, by their inodes.
+    pub(super) fn ended(
+        &mut self,
+        owner: Pid,
+        keep: bool,
+        epoll: &OwnedFd,
+        elsewhere: impl FnOnce(&[u64]) -> Vec<u64>,
+    ) -> (u32, u32) {
         use std::sync::atomic::Ordering::SeqCst;
         let (mut kept, mut closed) = (0, 0);
         let its: Vec<u32> = self
@@ -276,10 +344,14 @@ impl Connections {
             .filter(|(_, held)| held.owner == owner && matches!(held.state, State::Served))
             .map(|(number, _)| *number)
             .collect();
+        // Who has a child serve each client has forked for it, or passes it on.
+        let at_others = if keep { self.at_others(&its, elsewhere) } else { Vec::new() };
         for number in its {
             let Some(held) = self.all.get_mut(&number) else { continue };
-            if keep && Self::is_idle(self.table, number, held) {
-                self.rest(number, epoll);
+            if at_others.contains(&number) {
+                self.drop(number);
+            } else if keep && Self::is_idle(self.table, number, held) {
+                self.keep(number, epoll);
                 kept += 1;
             } else if let Some(since) = Self::waits_since(held).filter(|_| keep) {
                 // The next one is as good for its client.
@@ -311,14 +383,18 @@ impl Connections {
 
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
         let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
-        table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle)
-            && !is_over(held.socket.as_fd())
-            && tcp::waits_for_request(held.socket.as_fd(), unread)
+        let waits = match table.slot(number).map(Slot::phase) {
+            Some(Phase::Idle) => tcp::waits_for_request(held.socket.as_fd(), unread),
+            Some(Phase::Untouched) => tcp::is_untouched(held.socket.as_fd()),
+            _ => false,
+        };
+        waits && !is_over(held.socket.as_fd())
     }
 
     /// Whether its client had left, and loses nothing. One that waits for an answer may have ended its own side.
     fn has_left(table: &Table, number: u32, held: &Connection) -> bool {
-        let waits = table.slot(number).is_some_and(|slot| slot.phase() != Phase::Idle);
+        let waits =
+            table.slot(number).is_some_and(|slot| !matches!(slot.phase(), Phase::Idle | Phase::Untouched));
         if waits {
             return end_of(held.socket.as_fd()).intersects(PollFlags::HUP | PollFlags::ERR);
         }
@@ -358,12 +434,17 @@ impl Connections {
     }
 
     fn drop(&mut self, number: u32) {
-        if let Some(held) = self.all.remove(&number) {
-            self.by_age.remove(&held.age);
-            self.loose.remove(number, &held.state);
-            self.note_waiting();
-            self.table.slot(number).map(Slot::free);
-        }
+        drop(self.take_out(number));
+    }
+
+    /// It is none of them any more.
+    fn take_out(&mut self, number: u32) -> Option<Connection> {
+        let held = self.all.remove(&number)?;
+        self.by_age.remove(&held.age);
+        self.loose.remove(number, &held.state);
+        self.note_waiting();
+        self.table.slot(number).map(Slot::free);
+        Some(held)
     }
 
     /// Whether there is room for one more copy: the oldest is given up for it, if need be. The program has that one still.

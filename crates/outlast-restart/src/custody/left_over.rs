@@ -265,7 +265,10 @@ impl LeftOver {
             let _ = family::signal_known(known, pid, libc::SIGCONT);
             return false;
         }
-        for copy in untouched.iter().filter_map(|client| client.copy(known)) {
+        // Those of which there are copies stay open when it ends.
+        let (held, _) = connections.of(pid);
+        let others = untouched.iter().filter(|client| !held.contains(&client.cookie));
+        for copy in others.filter_map(|client| client.copy(known)) {
             connections.pass_on(copy);
         }
         self.kill(process);

@@ -30,6 +30,8 @@ pub enum Phase {
     Idle = 1,
     /// What goes on there is not understood: it is not kept.
     Unclear = 2,
+    /// It was accepted, and nothing was said there yet, by either side.
+    Untouched = 3,
 }
 
 impl Phase {
@@ -37,6 +39,7 @@ impl Phase {
         match number {
             0 => Self::Busy,
             1 => Self::Idle,
+            3 => Self::Untouched,
             _ => Self::Unclear,
         }
     }
@@ -66,6 +69,9 @@ impl NotKept {
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
+
+/// Beside the kinds that are not kept: the program has said something on a connection before its client did.
+const SPEAKS_FIRST: u32 = 1 << 31;
 
 /// Connections are not kept.
 const LISTENERS_ONLY: u32 = 1;
@@ -133,12 +139,12 @@ pub struct Table {
     pub waiting: AtomicU32,
     /// Not 0: the holder sleeps, and is to be told of what is new.
     pub asleep: AtomicU32,
-    /// Connections that have come and are not kept: a bit for each kind.
+    /// Connections that have come and are not kept: a bit for each kind. And [`SPEAKS_FIRST`].
     told: AtomicU32,
     /// Not 0: of the listening sockets some may be the holder's alone.
     untaken: AtomicU32,
     tail: AtomicU32,
-    /// Slots that are new, each with 1 added.
+    /// Slots that were announced, each with 1 added.
     ring: [AtomicU32; SLOTS],
     /// Where the holder may have a listening socket.
     addresses: [AtomicU8; ADDRESSES],
@@ -217,6 +223,19 @@ impl Table {
         (0..u32::BITS).filter(move |bit| told >> bit & 1 == 1).filter_map(NotKept::from_number)
     }
 
+    /// The program greets its clients, who wait for that.
+    pub fn note_speaks_first(&self) {
+        if !self.speaks_first() {
+            self.told.fetch_or(SPEAKS_FIRST, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether it has ever done so.
+    #[must_use]
+    pub fn speaks_first(&self) -> bool {
+        self.told.load(Ordering::Relaxed) & SPEAKS_FIRST != 0
+    }
+
     /// Whether some listening sockets may be the holder's alone: nobody of the program's present start has them.
     #[must_use]
     pub fn has_untaken(&self) -> bool {
@@ -236,9 +255,10 @@ impl Table {
         self.slots.get(number as usize)
     }
 
-    /// Takes a place for a connection, whose first request is read: the number of its slot. None: there is none left.
+    /// Takes a place for a connection, which was accepted, or whose first request is read: the number of its slot. None: there
+    /// is none left.
     #[must_use]
-    pub fn claim(&self, cookie: u64, owner: u32, descriptor: u32) -> Option<u32> {
+    pub fn claim(&self, cookie: u64, owner: u32, descriptor: u32, phase: Phase) -> Option<u32> {
         let first = usize::try_from(cookie).unwrap_or(0) % SLOTS;
         let number = (0..PROBES).map(|probe| (first + probe) % SLOTS).find(|&number| {
             self.slots.get(number).is_some_and(|slot| {
@@ -246,17 +266,24 @@ impl Table {
             })
         })?;
         let slot = self.slots.get(number)?;
-        slot.set_phase(Phase::Busy);
+        slot.set_phase(phase);
         slot.owner.store(owner, Ordering::SeqCst);
         slot.descriptor.store(descriptor, Ordering::SeqCst);
         slot.state.store(NEW, Ordering::SeqCst);
         let number = u32::try_from(number).ok()?;
-        let place = self.tail.fetch_add(1, Ordering::SeqCst) as usize % SLOTS;
-        self.ring.get(place)?.store(number + 1, Ordering::SeqCst);
+        self.announce(number);
         Some(number)
     }
 
-    /// The slots that are new since this was called last with the same `head`.
+    /// The holder is to look at this slot: it is new, or a client has sent its first request there.
+    pub fn announce(&self, number: u32) {
+        let place = self.tail.fetch_add(1, Ordering::SeqCst) as usize % SLOTS;
+        if let Some(place) = self.ring.get(place) {
+            place.store(number.saturating_add(1), Ordering::SeqCst);
+        }
+    }
+
+    /// The slots that were announced since this was called last with the same `head`.
     pub fn take_new(&self, head: &mut u32, found: &mut Vec<u32>) {
         while *head != self.tail.load(Ordering::SeqCst) {
             let Some(place) = self.ring.get(*head as usize % SLOTS) else { return };
@@ -295,7 +322,7 @@ mod tests {
         let (mut head, mut found) = (0, Vec::new());
         for cookie in 1..=200u64 {
             // All want the same place.
-            let claimed = table.claim(cookie * SLOTS as u64, 7, 8);
+            let claimed = table.claim(cookie * SLOTS as u64, 7, 8, Phase::Busy);
             assert_eq!(claimed.is_some(), cookie <= PROBES as u64, "{cookie}");
         }
         table.take_new(&mut head, &mut found);
@@ -305,13 +332,16 @@ mod tests {
         let slot = table.slot(found[3]).unwrap();
         assert!(slot.advance(NEW, TAKEN) && !slot.advance(NEW, FREE));
         slot.free();
-        assert_eq!(table.claim(5 * SLOTS as u64, 7, 8), Some(found[3]));
+        assert_eq!(table.claim(5 * SLOTS as u64, 7, 8, Phase::Untouched), Some(found[3]));
+        assert_eq!(table.slot(found[3]).unwrap().phase(), Phase::Untouched);
     }
 
     #[test]
     fn what_is_not_kept_is_noted_by_its_kind() {
         let (_memory, table) = Table::create(false, "a test").unwrap();
         assert_eq!(table.not_kept().count(), 0);
+        table.note_speaks_first();
+        assert!(table.speaks_first() && table.not_kept().count() == 0);
         for kind in [NotKept::Other, NotKept::Tls, NotKept::Other] {
             table.note_not_kept(kind);
         }

@@ -116,13 +116,20 @@ impl Connections {
 
     /// One that a process has accepted and nothing else: others are to have it.
     pub(in crate::custody) fn pass_on(&mut self, socket: OwnedFd) {
+        if let Some(number) = self.add_untouched(socket) {
+            self.change(number, State::Ready { since: Instant::now() });
+        }
+    }
+
+    /// Its number, which is no slot's. None: there is no room for it.
+    pub(super) fn add_untouched(&mut self, socket: OwnedFd) -> Option<u32> {
         if !self.make_room() {
-            return;
+            return None;
         }
         let number = self.next_untouched;
         self.next_untouched = number.checked_add(1).unwrap_or(UNTOUCHED);
         let address = Address::parse(&sys::local_address(socket.as_fd()));
-        let (cookie, since) = (sys::cookie(socket.as_fd()), Instant::now());
+        let (cookie, got_at) = (sys::cookie(socket.as_fd()), Instant::now());
         let connection = Connection {
             socket,
             cookie,
@@ -130,13 +137,13 @@ impl Connections {
             owner: 0,
             number: -1,
             address,
-            got_at: since,
+            got_at,
             given: None,
             looks_closed: false,
             state: State::Served,
         };
         self.all.insert(number, connection);
-        self.change(number, State::Ready { since });
+        Some(number)
     }
 
     /// The client of one that nobody has sends something, or ends it.

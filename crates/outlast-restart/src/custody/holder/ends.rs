@@ -2,6 +2,7 @@
 
 use super::{Ending, Holder};
 use crate::custody::left_over::{self, Remains, Was};
+use crate::custody::listeners::open_of;
 use crate::custody::{PartEnded, Report};
 use crate::death::Death;
 use crate::sys::process::Pid;
@@ -69,7 +70,8 @@ impl Holder {
         if self.ending == Ending::No && !is_main && !self.is_main_down() {
             self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
         }
-        let (kept, closed) = self.connections.ended(pid, keep, &self.epoll);
+        let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
+        let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
         let death = status.map(Death::from_status);
         let is_crash = match death {
             // Servers with a process for each client have them end so when a client goes.
@@ -84,6 +86,13 @@ impl Holder {
             self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));
         }
     }
+}
+
+/// Which of these sockets are open in processes of the program that live, but for this one.
+pub(super) fn open_at_others(than: Pid, inodes: &[u64]) -> Vec<u64> {
+    let mut others = family::below_this();
+    others.retain(|other| *other != than && !sys::is_exiting(*other));
+    open_of(&others, inodes)
 }
 
 /// By which processes are told to end, or told that nobody reads what they write.

@@ -1,5 +1,6 @@
 //! In the holder: what the supervisor says, and what processes of the program say.
 
+use super::ends::open_at_others;
 use super::successor::program_of;
 use super::{CONTROL, Command, Control, Ending, Holder};
 use crate::board::Backend;
@@ -249,7 +250,9 @@ impl Holder {
             Verb::Release => {
                 let is_alone = self.is_main_down() || self.left_over.is_older(pid);
                 let keep = self.ending == Ending::Replaced || (self.ending == Ending::No && is_alone);
-                self.connections.release(pid, message.slot, message.cookie, keep, &self.epoll);
+                let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
+                let which = (message.slot, message.cookie);
+                self.connections.release((pid, keep), which, &self.epoll, elsewhere);
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }
@@ -290,13 +293,13 @@ impl Holder {
         self.down_since = self.main_ended_at.take();
     }
 
-    /// The processes that have connections which are new here. Whoever has some serves.
+    /// The processes that have connections which are new here. Whoever was asked there serves.
     pub(super) fn look_at_clients(&mut self) -> Vec<Pid> {
         let owners = self.connections.owners();
-        if owners.iter().any(|pid| !self.left_over.is_older(*pid)) {
+        if owners.iter().any(|(pid, is_asked)| *is_asked && !self.left_over.is_older(*pid)) {
             self.settling.is_certain();
         }
-        owners
+        owners.into_iter().map(|(pid, _)| pid).collect()
     }
 
     /// When the program serves, unless it does more until then.

@@ -11,6 +11,8 @@ const BITS: usize = u32::BITS as usize;
 const SEEN: u32 = 1;
 /// And somebody whose number is not known.
 const UNKNOWN: u32 = 2;
+/// Some did so at another one's socket.
+const SHARED: u32 = 4;
 
 /// A bit for each process. Of atomics alone.
 #[derive(Debug)]
@@ -31,9 +33,9 @@ impl Accepting {
         match self.place(pid) {
             Some((word, bit)) => {
                 word.fetch_or(bit, Ordering::SeqCst);
-                self.see(SEEN);
+                self.see(SEEN | SHARED);
             }
-            None => self.see(UNKNOWN),
+            None => self.see(UNKNOWN | SHARED),
         }
     }
 
@@ -49,11 +51,17 @@ impl Accepting {
     /// Whether this one may accept clients there. One that has not yet may be about to, as long as none is known to have.
     pub(in crate::custody) fn may(&self, pid: i32) -> bool {
         let is_noted = || self.place(pid).is_none_or(|(word, bit)| word.load(Ordering::SeqCst) & bit != 0);
-        self.seen.load(Ordering::SeqCst) != SEEN || is_noted()
+        self.seen.load(Ordering::SeqCst) & (SEEN | UNKNOWN) != SEEN || is_noted()
+    }
+
+    /// Whether any process has ever accepted clients at a socket that another one has made.
+    #[must_use]
+    pub fn has_shared(&self) -> bool {
+        self.seen.load(Ordering::SeqCst) & SHARED != 0
     }
 
     fn see(&self, what: u32) {
-        if self.seen.load(Ordering::Relaxed) & what == 0 {
+        if self.seen.load(Ordering::Relaxed) & what != what {
             self.seen.fetch_or(what, Ordering::SeqCst);
         }
     }
@@ -74,11 +82,11 @@ mod tests {
         let all = &table.accepting;
         assert!(all.may(7) && all.may(0) && all.may(i32::MAX));
         all.note_any();
-        assert!(!all.may(7) && !all.may(1 << 21));
+        assert!(!all.may(7) && !all.may(1 << 21) && !all.has_shared());
         // Whose number is none is never known.
         assert!(all.may(0) && all.may(-1) && all.may(i32::MAX));
         all.note(7);
-        assert!(all.may(7) && !all.may(6) && !all.may(8));
+        assert!(all.may(7) && !all.may(6) && !all.may(8) && all.has_shared());
         all.forget(7);
         all.forget(i32::MAX);
         assert!(!all.may(7));

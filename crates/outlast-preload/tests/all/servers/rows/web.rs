@@ -10,6 +10,7 @@ pub const ROWS: &[Row] = &[
     Row::tls("nginx-tls", "nginx", nginx_tls).workers("nginx"),
     Row::http("apache-event", "apache2", |folder, port| apache(folder, port, "event")).workers("apache2"),
     Row::http("apache-prefork", "apache2", |folder, port| apache(folder, port, "prefork")).workers("apache2"),
+    Row::http("apache-wsgi", WSGI, apache_wsgi).workers("apache2").optional(),
     Row::http("haproxy", "haproxy", |folder, port| haproxy(folder, port, false)),
     Row::http("haproxy-workers", "haproxy", |folder, port| haproxy(folder, port, true)).workers("haproxy"),
     Row::http("lighttpd", "lighttpd", lighttpd).workers("lighttpd"),
@@ -64,6 +65,24 @@ fn apache(folder: &Path, port: u16, processing: &str) -> Command {
     std::fs::write(folder.join("httpd.conf"), config).unwrap();
     let mut command = Command::new("/usr/sbin/apache2");
     command.args(["-D", "FOREGROUND", "-f"]).arg(folder.join("httpd.conf"));
+    command
+}
+
+const WSGI: &str = "/usr/lib/apache2/modules/mod_wsgi.so";
+
+/// Its workers ask two processes beside them for each answer.
+fn apache_wsgi(folder: &Path, port: u16) -> Command {
+    use std::io::Write;
+    let (command, path) = (apache(folder, port, "event"), folder.display());
+    let text = "def application(environ, start):\n    start('200 OK', [('Content-Length', '6')]); return [b'hello\\n']\n";
+    std::fs::write(folder.join("app.wsgi"), text).unwrap();
+    let mut config = std::fs::OpenOptions::new().append(true).open(folder.join("httpd.conf")).unwrap();
+    write!(
+        config,
+        "LoadModule wsgi_module {WSGI}\nWSGISocketPrefix {path}/wsgi\nWSGIProcessGroup a\n\
+         WSGIDaemonProcess a processes=2 threads=5 user=nobody group=nogroup\nWSGIScriptAlias / {path}/app.wsgi\n"
+    )
+    .unwrap();
     command
 }
 
