@@ -333,6 +333,7 @@ impl Engine {
         ctl.key = welcomed.session_key.clone().or_else(|| ctl.key.take());
         self.note_welcome(&mut ctl, link);
         ctl.peer_udp_port = welcome.udp_port;
+        self.hear_of_pause(&mut ctl, welcome.paused_ms);
         let peer = PeerPosition {
             next_offset: welcome.next_offset,
             end_offset: welcome.end_offset,

@@ -27,6 +27,8 @@ const SHORT_PATH_US: u32 = 300;
 /// 9 Gbit/s at the longest of these paths.
 const SHORT_PATH_SEND_BUFFER_BYTES: usize = 256 << 10;
 
+/// A link that nobody answers is looked at several times within this time.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 /// The kernel's clock for what it has heard is coarse: less says nothing.
 const KERNEL_TICKS: Duration = Duration::from_millis(20);
 
@@ -75,6 +77,8 @@ pub(crate) struct Link {
     unheard_ms: AtomicU64,
     /// Who counts how long the peer does not answer.
     window: Mutex<ClosedWindow>,
+    /// The kernel has more time than this end for what nobody answers.
+    gives_up_here: AtomicBool,
     /// Since when it is known to wait for the peer's answer to something; 0: it does not.
     waits_since_ms: AtomicU64,
     /// Its reader tells urgent bytes from others by TCP's mark.
@@ -112,6 +116,7 @@ impl Link {
             cause: OnceLock::new(),
             made_ms: sys::coarse_now_ms(),
             unheard_ms: AtomicU64::new(0),
+            gives_up_here: AtomicBool::new(false),
             window: Mutex::default(),
             waits_since_ms: AtomicU64::new(0),
             marks_urgent: AtomicBool::new(false),
@@ -145,11 +150,14 @@ impl Link {
     /// For how long nothing has passed that should have, when the link is lost: since the peer was heard last, if
     /// something of ours is under way to it or asks for it. Nothing if the link worked to its end.
     pub(crate) fn stuck_for(&self) -> Duration {
-        let kernel = sys::tcp_info(self).ok().and_then(|info| {
+        let kernel = sys::tcp_info(self).ok().map(|info| {
             let under_way =
                 || sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > info.unsent_bytes);
             let silent = Duration::from_millis(info.silent_ms.into());
-            (silent >= KERNEL_TICKS && (info.probes > 0 || under_way())).then_some(silent)
+            let stuck = silent >= KERNEL_TICKS && (info.probes > 0 || under_way());
+            // Something may have come from a peer that has not got what was sent.
+            let unanswered = Duration::from_millis(info.unanswered_ms.into());
+            if stuck { silent.max(unanswered) } else { unanswered }
         });
         let frames = Duration::from_millis(self.unheard_ms.load(Ordering::Relaxed));
         kernel.unwrap_or_default().max(frames).min(self.age())
@@ -206,11 +214,35 @@ impl Link {
         }
     }
 
+    /// A link that is about to be lost is given up by this end, not by its kernel, which would tell the peer nothing: closing
+    /// it resets it, and a path that works again brings that to a peer that only reads.
+    fn look_at_unanswered(&self, unanswered_ms: u32, detect_timeout: Duration) -> bool {
+        let is_unanswered = unanswered_ms > 0;
+        if self.gives_up_here.swap(is_unanswered, Ordering::Relaxed) != is_unanswered {
+            let timeout = if is_unanswered { detect_timeout + GIVEN_UP_WITHIN } else { detect_timeout };
+            // Where that fails the kernel gives the link up.
+            let _ = self.socket.set_tcp_user_timeout(Some(timeout));
+        }
+        Duration::from_millis(unanswered_ms.into()) >= detect_timeout
+    }
+
     /// One look: a peer that takes in nothing, and says so, is not gone. What is to be done about one that does not; None if
     /// there is nothing to be sent.
     pub(crate) fn look_at_window(&self, detect_timeout: Duration) -> Option<WindowAdvice> {
-        let queued_bytes = sys::unacked_bytes(self).ok().filter(|bytes| *bytes > 0)?;
+        let queued_bytes = sys::unacked_bytes(self).ok().filter(|bytes| *bytes > 0);
+        let Some(queued_bytes) = queued_bytes else {
+            if self.gives_up_here.load(Ordering::Relaxed) {
+                self.look_at_unanswered(0, detect_timeout);
+            }
+            return None;
+        };
         let info = sys::tcp_info(self).ok()?;
+        if !self.window.lock().counts_here()
+            && !info.is_window_closed
+            && self.look_at_unanswered(info.unanswered_ms, detect_timeout)
+        {
+            return Some(WindowAdvice::GiveUp);
+        }
         let look = WindowLook {
             now_ms: sys::coarse_now_ms(),
             // With nothing under way the kernel probes for a window, if it waits for anything.

@@ -293,6 +293,14 @@ impl Engine {
         Ok(())
     }
 
+    /// PROTOCOL 3.17: the server knows since when what it had sent has not passed. This end may have heard something since
+    /// then: its kernel was answered, while what the server had to say waited.
+    pub(crate) fn hear_of_pause(&self, ctl: &mut Ctl, paused_ms: Option<u64>) {
+        let paused = paused_ms.map(Duration::from_millis).filter(|paused| *paused < self.opened_at.elapsed());
+        let told_at = paused.and_then(|paused| Instant::now().checked_sub(paused));
+        ctl.paused_at = ctl.paused_at.map(|at| told_at.map_or(at, |told_at| told_at.min(at)));
+    }
+
     /// Books the end of an outage, or the first connection.
     pub(crate) fn mark_connected(&self, ctl: &mut Ctl, link: &Arc<Link>, resent_bytes: u64) {
         let first = ctl.life.state() == State::Opening;

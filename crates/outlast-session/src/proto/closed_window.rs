@@ -40,6 +40,12 @@ pub struct ClosedWindow {
 }
 
 impl ClosedWindow {
+    /// Whether the kernel has no time-out.
+    #[must_use]
+    pub const fn counts_here(&self) -> bool {
+        self.counts_here
+    }
+
     /// One look.
     pub fn look(&mut self, look: WindowLook, detect_timeout_ms: u64) -> WindowAdvice {
         let WindowLook { now_ms, is_closed, is_unanswered, silent_ms } = look;

@@ -10,6 +10,7 @@ const TAG_UDP_PORT: u8 = 4;
 const TAG_NONCE: u8 = 5;
 pub(crate) const TAG_PROOF: u8 = 6;
 pub(crate) const TAG_REASON: u8 = 7;
+const TAG_PAUSED: u8 = 8;
 
 const FLAG_AUTO: u8 = 1;
 const FLAG_HELLO_URGENT: u8 = 2;
@@ -207,6 +208,8 @@ pub struct Welcome {
     pub keep_ms: u64,
     /// The server takes urgent bytes (PROTOCOL 11).
     pub takes_urgent: bool,
+    /// For how long nothing of what the server had sent has passed, in milliseconds, as far as it knows (PROTOCOL 3.17).
+    pub paused_ms: Option<u64>,
     /// That the server holds the session's key. Set by the handshake driver; always the last field.
     pub proof: Option<[u8; 32]>,
 }
@@ -226,6 +229,7 @@ impl Welcome {
             udp_port: None,
             keep_ms: 0,
             takes_urgent: false,
+            paused_ms: None,
             proof: None,
         }
     }
@@ -246,6 +250,7 @@ impl Welcome {
         }
         writer.tag(TAG_END_OFFSET, self.end_offset.map(u64::to_be_bytes));
         writer.tag(TAG_UDP_PORT, self.udp_port.map(u16::to_be_bytes));
+        writer.tag(TAG_PAUSED, self.paused_ms.map(u64::to_be_bytes));
         writer.tag(TAG_PROOF, self.proof);
     }
 
@@ -266,12 +271,14 @@ impl Welcome {
             keep_ms: fields.u64()?,
             // Other bits are for later versions.
             takes_urgent: flags & FLAG_WELCOME_URGENT != 0,
+            paused_ms: None,
             proof: None,
         };
         fields.tags(|tag, field| {
             match tag {
                 TAG_END_OFFSET => welcome.end_offset = Some(field.offset("end offset")?),
                 TAG_UDP_PORT => welcome.udp_port = Some(u16::from_be_bytes(field.array()?)),
+                TAG_PAUSED => welcome.paused_ms = Some(u64::from_be_bytes(field.array()?)),
                 TAG_PROOF if !field.is_last => return Err(WireError::Value("proof")),
                 TAG_PROOF => welcome.proof = Some(field.array()?),
                 _ => {}

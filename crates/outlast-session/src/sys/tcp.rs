@@ -101,6 +101,8 @@ pub(crate) struct TcpInfo {
     pub silent_ms: u32,
     /// How often in a row the same data was sent again, without an answer.
     pub retransmits: u8,
+    /// How long ago the data were sent first that are sent again and again; 0 if none are, or nobody has to answer yet.
+    pub unanswered_ms: u32,
     /// Keepalive probes, or probes of a window that was closed, without an answer.
     pub probes: u8,
     /// The peer's receive window is closed, as far as this kernel tells that (since 5.4).
@@ -151,7 +153,11 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     }
     // The 16th word behind the bytes is tcpi_rtt: rto, ato, snd_mss, rcv_mss, unacked, sacked, lost, retrans, fackets,
     // four times of last events, pmtu, rcv_ssthresh, rtt.
-    let [_, _, _, _, _, _, _, _, _, _, _, last_data_ms, last_ack_ms, _, _, rtt_us, ..] = raw.words;
+    let [rto_us, _, _, _, _, _, _, _, _, last_sent_ms, _, last_data_ms, last_ack_ms, _, _, rtt_us, ..] =
+        raw.words;
+    // RFC 6298, 5.5: each time doubles the time-out. The first n of them took as long as the next one, but for the very first.
+    let first_rto_us = rto_us.checked_shr(raw.retransmits.into()).unwrap_or(0);
+    let waited_ms = rto_us.saturating_sub(first_rto_us) / 1000;
     // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
     let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
     let tells_window = length >= offset_of!(RawTcpInfo, send_window) + size_of::<u32>();
@@ -161,6 +167,7 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
         bytes_received: raw.bytes_received,
         silent_ms: last_data_ms.min(last_ack_ms),
         retransmits: raw.retransmits,
+        unanswered_ms: if raw.retransmits > 0 { waited_ms.saturating_add(last_sent_ms) } else { 0 },
         probes: raw.probes,
         unsent_bytes: u64::from(raw.notsent_bytes),
         has_peer_ended,

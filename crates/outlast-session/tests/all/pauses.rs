@@ -75,6 +75,60 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
     }
 }
 
+/// The server sends, and the client only reads. The wire works again just before the server gives the link up.
+#[test]
+fn a_client_that_only_reads_hears_when_its_server_gives_up() {
+    outlast_lab::require!("drops what passes");
+    let lab = Lab::new("pauses3").unwrap();
+    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    let wire = lab.connect(&client_host, &server_host).unwrap();
+    let detect_timeout = Duration::from_millis(5500);
+    let config = Arc::new(Config { ack: AckMode::Fixed(LinkMode::Kernel), detect_timeout, ..quick() });
+    let address = server_host.socket_addr(0);
+    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
+    let targets = Targets::from(listener.local_addr());
+    let client = client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
+    (&client).write_all(b"x").unwrap();
+    client.established().unwrap();
+    let server = listener.accept().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let (writer, stop) = (server.clone(), over.clone());
+    let writing = std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            (&writer).write_all(b"tick").unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let read = || (&client).read_exact(&mut [0; 4]).unwrap();
+    (0..20).for_each(|_| read());
+    let drop = "drop both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap();
+    let cut = Instant::now();
+    // The kernel of the server has sent the first of it again after 0.2, 0.6, 1.4 and 3 s, and would do so after 6.2 s. That of
+    // the client asks after 2.8 s, and after 4.1 s, when it is answered; it would ask again after 6.9 s.
+    std::thread::sleep(Duration::from_millis(3300));
+    drop.heal().unwrap();
+    let mut gap = Duration::ZERO;
+    // What was not lost comes at once.
+    while gap < Duration::from_millis(500) {
+        assert!(cut.elapsed() < HANG, "nothing comes");
+        let before = Instant::now();
+        read();
+        gap = gap.max(before.elapsed());
+    }
+    over.store(true, Ordering::Relaxed);
+    writing.join().unwrap();
+    let paused = cut.elapsed();
+    // Half a second between two looks, and a new link.
+    assert!(paused < detect_timeout + Duration::from_millis(1200), "{paused:?}");
+    for info in [client.info(), server.info()] {
+        assert_eq!(info.outages, 1, "{info:?}");
+        let told = Duration::from_millis(info.pause_total_ms);
+        let (least, most) = (paused - Duration::from_millis(250), paused + Duration::from_millis(100));
+        assert!((least..most).contains(&told), "{paused:?}: {info:?}");
+    }
+}
+
 /// A link that worked until it was reset has no time before its loss in which nothing passed.
 #[test]
 fn an_idle_link_that_is_reset_makes_no_long_pause() {

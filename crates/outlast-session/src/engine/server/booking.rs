@@ -2,7 +2,7 @@
 
 use super::super::memory;
 use super::super::switch::PeerPosition;
-use super::super::{Engine, Link, Role};
+use super::super::{Engine, Link, Role, millis};
 use super::door::say_no;
 use super::{
     Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX,
@@ -207,6 +207,7 @@ impl Acceptor {
             udp_port: ctl.udp_port(hello.mode),
             takes_urgent: link.takes_urgent(&self.config),
             keep_ms: u64::try_from(self.config.keep.as_millis()).unwrap_or(u64::MAX),
+            paused_ms: ctl.paused_at.filter(|_| before != State::Opening).map(|at| millis(at.elapsed())),
             ..Welcome::to_new(hello)
         };
         let mut head = std::mem::take(&mut greeting.output);

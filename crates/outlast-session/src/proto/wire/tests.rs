@@ -63,6 +63,7 @@ fn full_welcome() -> Welcome {
         receive_buffer_bytes: 6,
         udp_port: Some(7),
         keep_ms: 8,
+        paused_ms: Some(10),
         proof: Some([9; 32]),
         ..Welcome::to_new(&full_hello())
     }
