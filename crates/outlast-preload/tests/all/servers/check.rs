@@ -164,6 +164,9 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
         });
         kept.count()
     });
+    if kept < IDLE && matches!(row.kept, Kept::All) {
+        eprintln!("{}: {kept} of {IDLE} go on after {victim:?} was killed: {:#?}", row.name, server.log());
+    }
     drop(idle);
     eventually("its processes are not as before", || {
         let is_restored = server.shape() == shape;
