@@ -1,7 +1,7 @@
 //! How much one direction of a relay moves before others have their turn.
 //!
-//! The runtime polls its tasks one after the other. Whoever has a byte for somebody waits for all that are before it, so turns
-//! are short. And a relay that has more to move than a turn takes waits for one of a few places: thousands that have much to
+//! The runtime polls its tasks one after the other. A relay with a single byte waits for all tasks before it, so turns are
+//! short. And a relay that has more to move than a turn takes waits for one of a few places: thousands that have much to
 //! move are one after the other there, and not before all those that have little.
 
 use std::num::NonZero;
@@ -78,7 +78,7 @@ impl Turn {
 
     /// The turn is over. Wakes the task for the next one if there is more to move.
     pub(super) fn end(&mut self, cx: &mut Context<'_>) {
-        // Whoever waits has the place.
+        // The next relay in the queue gets the place.
         self.place = Place::Unneeded;
         if !self.is_cut {
             return;

@@ -293,7 +293,7 @@ impl Holder {
         self.down_since = self.main_ended_at.take();
     }
 
-    /// The processes that have connections which are new here. Whoever was asked there serves.
+    /// The processes that have connections which are new here. A process that was asked there serves.
     pub(super) fn look_at_clients(&mut self) -> Vec<Pid> {
         let owners = self.connections.owners();
         if owners.iter().any(|(pid, is_asked)| *is_asked && !self.left_over.is_older(*pid)) {
