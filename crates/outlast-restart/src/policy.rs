@@ -69,13 +69,21 @@ pub struct Restarts {
     /// When the latest restarts on this rung were.
     recent_ms: VecDeque<u64>,
     last_ms: Option<u64>,
+    /// Nothing helped. Several may stand by, and each of them asks: all are to hear the same.
+    gave_up: bool,
 }
 
 impl Restarts {
     /// None yet.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, inheritance: Inheritance::Everything, recent_ms: VecDeque::new(), last_ms: None }
+        Self {
+            policy,
+            inheritance: Inheritance::Everything,
+            recent_ms: VecDeque::new(),
+            last_ms: None,
+            gave_up: false,
+        }
     }
 
     /// So much the next one takes over if a generation dies at `now_ms` of what others have died of before, which is not
@@ -104,6 +112,10 @@ impl Restarts {
             // Whatever was wrong before has been over for long.
             self.inheritance = Inheritance::Everything;
             self.recent_ms.clear();
+            self.gave_up = false;
+        }
+        if self.gave_up {
+            return Decision::GiveUp;
         }
         let begin_ms = now_ms.saturating_sub(self.policy.intensity_window_ms);
         while self.recent_ms.front().is_some_and(|&at_ms| at_ms < begin_ms) {
@@ -118,7 +130,10 @@ impl Restarts {
         match self.inheritance {
             Inheritance::Everything => self.inheritance = Inheritance::WithoutSuspectState,
             Inheritance::WithoutSuspectState => self.inheritance = Inheritance::Listeners,
-            Inheritance::Listeners => return Decision::GiveUp,
+            Inheritance::Listeners => {
+                self.gave_up = true;
+                return Decision::GiveUp;
+            }
         }
         Decision::Succeed(self.inheritance)
     }
@@ -150,6 +165,18 @@ mod tests {
         assert_eq!(told[5..10], [Decision::Succeed(WithoutSuspectState); 5]);
         assert_eq!(told[10..15], [Decision::Succeed(Listeners); 5]);
         assert_eq!(told[15], Decision::GiveUp);
+    }
+
+    #[test]
+    fn all_who_ask_after_the_last_rung_give_up() {
+        // Also where the window of the restarts passes between two of them.
+        let mut times_ms: Vec<u64> = (0..16).map(|n| n * 100).collect();
+        times_ms.extend([1_501, 1_600, 31_000, 60_000]);
+        assert!(
+            decisions(times_ms.clone()).into_iter().skip(15).all(|decision| decision == Decision::GiveUp)
+        );
+        times_ms.push(120_001);
+        assert_eq!(decisions(times_ms).last(), Some(&Decision::Succeed(Everything)));
     }
 
     #[test]

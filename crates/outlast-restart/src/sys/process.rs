@@ -130,10 +130,12 @@ fn ended_and_buried() -> Option<Ended> {
     (pid > 0).then_some(Ended { pid, status })
 }
 
-/// Releases what is left of a child that has ended. That may take the kernel long: whatever is known of it in /proc goes.
-pub(crate) fn bury(pid: Pid) {
-    // SAFETY: no status is asked for.
-    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+/// Releases what is left of a child, if it has ended. That may take the kernel long: whatever is known of it in /proc goes.
+/// Gives its status, as `waitpid` has it.
+pub(crate) fn bury(pid: Pid) -> Option<i32> {
+    let mut status = 0;
+    // SAFETY: `status` is a local integer.
+    (unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid).then_some(status)
 }
 
 /// [Buries](bury) a child that has ended, if there is one.

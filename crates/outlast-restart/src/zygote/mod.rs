@@ -375,11 +375,27 @@ impl Zygote {
         }
     }
 
+    /// The status of a child that has ended or is about to: whoever gives up may have ended before its predecessor has. Nobody
+    /// waits for one that lives, and for one that is traced only so long: its tracer buries it.
+    fn await_dead(&self, pid: Pid) -> Option<i32> {
+        if !self.children.contains(&pid) {
+            return None;
+        }
+        let until_ms = clock::monotonic_ms() + KILLED_WITHIN_MS;
+        while process::is_dead(pid) {
+            let status = process::bury(pid);
+            if status.is_some() || clock::monotonic_ms() >= until_ms {
+                return status;
+            }
+            std::thread::sleep(SOON_POLL);
+        }
+        None
+    }
+
     fn give_up(&mut self, why: &str) -> ! {
         let control = self.origin.common.control;
         let last = control.serving_pid.load(Ordering::SeqCst).cast_signed();
-        // Whoever gives up may have ended before its predecessor has.
-        let unburied = self.children.contains(&last).then(|| process::await_end(last)).flatten();
+        let unburied = self.await_dead(last);
         let known = control.death_status.load(Ordering::SeqCst).cast_signed();
         if let Some(status) = unburied {
             let number = control.generation.load(Ordering::SeqCst);

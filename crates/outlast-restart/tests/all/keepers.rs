@@ -1,11 +1,12 @@
 //! Whoever keeps a server alive can die, too: the zygote, the supervisor, and all at once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::family::{eventually, send, send_to_group, serving_and_standing_by};
+use crate::common::family::{children, eventually, send, send_to_group, serving_and_standing_by};
 use crate::common::tracer::{Reached, Step, Tracer};
 use crate::common::{PATIENCE, Server};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 fn connect(server: &Server) -> BufReader<TcpStream> {
     let stream = TcpStream::connect(server.address).unwrap();
@@ -87,7 +88,7 @@ fn a_server_that_takes_over_can_be_told_to_end() {
         if reached == Reached::Stop {
             send(server.pid(), libc::SIGTERM);
             // Until it was passed on.
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
         }
         tracer.release();
         if reached != Reached::Stop {
@@ -129,7 +130,7 @@ fn who_gives_up_says_why_whoever_is_buried_first() {
             send(server.pid(), libc::SIGSTOP);
         }
         send(serving, libc::SIGKILL);
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         tracer.into_iter().for_each(Tracer::kill);
         send(server.pid(), libc::SIGCONT);
         eventually("it gives up", || server.has_ended());
@@ -138,4 +139,34 @@ fn who_gives_up_says_why_whoever_is_buried_first() {
             server.complaints().iter().any(|line| line.contains(why))
         });
     }
+}
+
+/// Whoever stood by gives up while the zygote splits the next one off, which would find the same in the place of the dead: it
+/// must not serve, and the zygote must not wait for it.
+#[test]
+fn nobody_serves_after_one_has_given_up() {
+    let server = Server::start_heard("echo", &["127.0.0.1:0"]);
+    for _ in 0..15 {
+        let serving = asked_for_serving(&server);
+        send(serving, libc::SIGKILL);
+        eventually("it dies", || is_gone(serving));
+    }
+    let serving = asked_for_serving(&server);
+    let mut tracer = Tracer::of(server.pid()).unwrap();
+    let stands_by =
+        children(server.pid()).into_iter().map(|child| child.pid).find(|pid| *pid != serving).unwrap();
+    send(serving, libc::SIGKILL);
+    eventually("both die", || is_gone(serving) && is_gone(stands_by));
+    // Whoever it splits off is quicker than it is.
+    let deadline = Instant::now() + PATIENCE;
+    let reached = loop {
+        match tracer.run(Step::SystemCall, 1, || Instant::now() > deadline) {
+            Reached::Stop => std::thread::sleep(Duration::from_millis(5)),
+            reached => break reached,
+        }
+    };
+    assert_eq!(reached, Reached::End, "it gives up");
+    let why = "has been killed by SIGKILL, and is not restarted";
+    eventually("it says why", || server.complaints().iter().any(|line| line.contains(why)));
+    TcpStream::connect(server.address).unwrap_err();
 }
