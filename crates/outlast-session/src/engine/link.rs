@@ -5,7 +5,7 @@ mod traffic;
 pub(crate) use traffic::NotTls;
 
 use crate::error::{Error, Result};
-use crate::proto::{ClosedWindow, LinkMode, WindowAdvice, WindowLook};
+use crate::proto::{KernelTimeout, LinkLook, LinkMode, UserTimeout};
 use crate::sys;
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
@@ -76,9 +76,7 @@ pub(crate) struct Link {
     /// For how long it was listened to in vain.
     unheard_ms: AtomicU64,
     /// Who counts how long the peer does not answer.
-    window: Mutex<ClosedWindow>,
-    /// The kernel has more time than this end for what nobody answers.
-    gives_up_here: AtomicBool,
+    user_timeout: Mutex<UserTimeout>,
     /// Since when it is known to wait for the peer's answer to something; 0: it does not.
     waits_since_ms: AtomicU64,
     /// Its reader tells urgent bytes from others by TCP's mark.
@@ -116,8 +114,7 @@ impl Link {
             cause: OnceLock::new(),
             made_ms: sys::coarse_now_ms(),
             unheard_ms: AtomicU64::new(0),
-            gives_up_here: AtomicBool::new(false),
-            window: Mutex::default(),
+            user_timeout: Mutex::default(),
             waits_since_ms: AtomicU64::new(0),
             marks_urgent: AtomicBool::new(false),
         }
@@ -214,51 +211,42 @@ impl Link {
         }
     }
 
-    /// A link that is about to be lost is given up by this end, not by its kernel, which would tell the peer nothing: closing
-    /// it resets it, and a path that works again brings that to a peer that only reads.
-    fn look_at_unanswered(&self, unanswered_ms: u32, detect_timeout: Duration) -> bool {
-        let is_unanswered = unanswered_ms > 0;
-        if self.gives_up_here.swap(is_unanswered, Ordering::Relaxed) != is_unanswered {
-            let timeout = if is_unanswered { detect_timeout + GIVEN_UP_WITHIN } else { detect_timeout };
-            // Where that fails the kernel gives the link up.
-            let _ = self.socket.set_tcp_user_timeout(Some(timeout));
-        }
-        Duration::from_millis(unanswered_ms.into()) >= detect_timeout
-    }
-
-    /// One look: a peer that takes in nothing, and says so, is not gone. What is to be done about one that does not; None if
-    /// there is nothing to be sent.
-    pub(crate) fn look_at_window(&self, detect_timeout: Duration) -> Option<WindowAdvice> {
+    /// One look: whether a peer that does not answer is given up; None if there is nothing to be sent.
+    pub(crate) fn look_at_unanswered(&self, detect_timeout: Duration) -> Option<bool> {
         let queued_bytes = sys::unacked_bytes(self).ok().filter(|bytes| *bytes > 0);
         let Some(queued_bytes) = queued_bytes else {
-            if self.gives_up_here.load(Ordering::Relaxed) {
-                self.look_at_unanswered(0, detect_timeout);
-            }
+            let kernel = self.user_timeout.lock().note_nothing_unsent();
+            self.set_kernel_timeout(kernel, detect_timeout);
             return None;
         };
         let info = sys::tcp_info(self).ok()?;
-        if !self.window.lock().counts_here()
-            && !info.is_window_closed
-            && self.look_at_unanswered(info.unanswered_ms, detect_timeout)
-        {
-            return Some(WindowAdvice::GiveUp);
-        }
-        let look = WindowLook {
+        let look = LinkLook {
             now_ms: sys::coarse_now_ms(),
             // With nothing under way the kernel probes for a window, if it waits for anything.
-            is_closed: info.is_window_closed || queued_bytes == info.unsent_bytes,
+            is_window_closed: info.is_window_closed || queued_bytes == info.unsent_bytes,
             is_unanswered: info.probes > 0 || info.retransmits > 0,
+            unanswered_ms: info.unanswered_ms.into(),
             silent_ms: info.silent_ms.into(),
         };
         let detect_timeout_ms = u64::try_from(detect_timeout.as_millis()).unwrap_or(u64::MAX);
-        let advice = self.window.lock().look(look, detect_timeout_ms);
-        if advice == WindowAdvice::CountHere {
-            // Where that fails the link is replaced, as if it were broken.
-            let _ = self.socket.set_tcp_user_timeout(None);
-            // An older kernel asks less often.
-            let _ = sys::set_rto_max(self, detect_timeout / 2);
-        }
-        Some(advice)
+        let advice = self.user_timeout.lock().look(look, detect_timeout_ms);
+        self.set_kernel_timeout(advice.kernel, detect_timeout);
+        Some(advice.gives_up)
+    }
+
+    fn set_kernel_timeout(&self, kernel: Option<KernelTimeout>, detect_timeout: Duration) {
+        let timeout = match kernel {
+            None => return,
+            Some(KernelTimeout::Detection) => Some(detect_timeout),
+            Some(KernelTimeout::Longer) => Some(detect_timeout + GIVEN_UP_WITHIN),
+            Some(KernelTimeout::Never) => {
+                // An older kernel asks less often.
+                let _ = sys::set_rto_max(self, detect_timeout / 2);
+                None
+            }
+        };
+        // Where that fails the kernel gives the link up, which is then replaced as if it were broken.
+        let _ = self.socket.set_tcp_user_timeout(timeout);
     }
 
     /// Makes the link known to the reactor of the tokio runtime that the caller runs in.

@@ -11,7 +11,7 @@
 //! | proof of a direct path | [`SavedSyn`], [`DirectPath`] |
 //! | the stream while a link is up | [`Sender`], [`Receiver`], [`Frame`], [`Datagram`] |
 //! | noticing that nobody is there | [`Silence`] |
-//! | waiting for a peer that takes in nothing | [`ClosedWindow`] |
+//! | when a link is lost that nobody answers, and who finds that out | [`UserTimeout`] |
 //! | who may stand at a server's door, and for how long | [`Door`] |
 //! | the server's table of sessions | [`Registry`] |
 //! | how much memory sessions may hold, and who makes room | [`Budget`] |
@@ -25,7 +25,6 @@
 mod auth;
 mod budget;
 mod clear;
-mod closed_window;
 mod datagram;
 mod detached;
 mod direct;
@@ -48,12 +47,12 @@ mod secret;
 mod sender;
 mod shortage;
 mod silence;
+mod user_timeout;
 mod wire;
 
 pub use auth::{AbortKey, BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
 pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, Holder};
 pub use clear::{client_in_the_clear, server_in_the_clear};
-pub use closed_window::{ClosedWindow, WindowAdvice, WindowLook};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,
 };
@@ -85,6 +84,7 @@ pub use registry::{
 pub use sender::{FRAME_PAYLOAD_BYTES_MAX, OffsetError, Sender};
 pub use shortage::Shortage;
 pub use silence::{LOOKS_PER_TIMEOUT, Silence, SilenceAdvice};
+pub use user_timeout::{KernelTimeout, LinkLook, LookAdvice, UserTimeout};
 pub use wire::{
     Answer, BODY_BYTES_MAX, Challenge, Decoded, ForeignProtocol, IdError, LinkMode, MAGIC, MESSAGE_BYTES_MAX,
     Message, Modes, OFFSET_MAX, PREFIX_BYTES, RETRY_AFTER_MS_MAX, Refusal, Refuse, SecurityKind, SessionId,

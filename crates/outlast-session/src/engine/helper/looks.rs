@@ -2,7 +2,7 @@
 
 use super::super::memory::ROOM_BYTES_FIRST;
 use super::super::{Engine, Farewell, Link, Pumped, Role};
-use crate::proto::{LinkMode, WindowAdvice};
+use crate::proto::LinkMode;
 use mio::Interest;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,9 +77,9 @@ impl Engine {
         let mut has_output = false;
         if let Some(link) = &tx.link {
             link.guard(self.config.detect_timeout);
-            match link.look_at_window(self.config.detect_timeout) {
-                Some(WindowAdvice::GiveUp) => return Idle::Unanswered(link.clone()),
-                advice => has_output = advice.is_some(),
+            match link.look_at_unanswered(self.config.detect_timeout) {
+                Some(true) => return Idle::Unanswered(link.clone()),
+                looked => has_output = looked.is_some(),
             }
         }
         if let Some(link) = &tx.link
