@@ -1,7 +1,7 @@
 //! A pause is as long as nothing passes: the time until that is noticed is part of it, at both ends.
 
 use crate::common::{HANG, quick};
-use outlast_lab::{Fault, Lab, Target};
+use outlast_lab::{Fault, Host, Injected, Lab, Link, Target};
 use outlast_session::{AckMode, Config, EventKind, LinkMode, Targets, blocking};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -11,21 +11,24 @@ use std::time::{Duration, Instant};
 /// The kernel's clock for what it has heard.
 const TICKS: Duration = Duration::from_millis(20);
 
-/// Both ends say something all the time: what is under way when the wire is cut tells how long nothing passes.
-#[test]
-fn a_pause_begins_with_the_last_byte_that_has_passed() {
-    outlast_lab::require!("drops what passes");
-    let lab = Lab::new("pauses").unwrap();
-    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
-    let wire = lab.connect(&client_host, &server_host).unwrap();
-    for mode in [LinkMode::Kernel, LinkMode::Inband] {
-        let config = Arc::new(Config {
-            ack: AckMode::Fixed(mode),
-            detect_timeout: Duration::from_secs(1),
-            handshake_timeout: Duration::from_millis(500),
-            watch_network: false,
-            ..quick()
-        });
+/// A client with a session to a server, each on a host of its own.
+struct Pair {
+    client: blocking::Session,
+    server: blocking::Session,
+    wire: Link,
+    /// Kept for as long as they talk.
+    _listener: blocking::Listener,
+    _hosts: [Host; 2],
+    _lab: Lab,
+}
+
+impl Pair {
+    /// Each end has heard of the other. `name` is that of the lab, which no other test has.
+    fn new(name: &str, config: Config) -> Self {
+        let config = Arc::new(config);
+        let lab = Lab::new(name).unwrap();
+        let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+        let wire = lab.connect(&client_host, &server_host).unwrap();
         let address = server_host.socket_addr(0);
         let listener =
             server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
@@ -35,9 +38,33 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         (&client).write_all(b"x").unwrap();
         client.established().unwrap();
         let server = listener.accept().unwrap();
+        (&server).read_exact(&mut [0]).unwrap();
+        Self { client, server, wire, _listener: listener, _hosts: [client_host, server_host], _lab: lab }
+    }
+
+    /// From here on until it is healed.
+    fn inject(&self, fault: &str) -> Injected {
+        fault.parse::<Fault>().unwrap().inject(&Target::new(&self.wire)).unwrap()
+    }
+}
+
+/// Both ends say something all the time: what is under way when the wire is cut tells how long nothing passes.
+#[test]
+fn a_pause_begins_with_the_last_byte_that_has_passed() {
+    outlast_lab::require!("drops what passes");
+    for mode in [LinkMode::Kernel, LinkMode::Inband] {
+        let config = Config {
+            ack: AckMode::Fixed(mode),
+            detect_timeout: Duration::from_secs(1),
+            handshake_timeout: Duration::from_millis(500),
+            watch_network: false,
+            ..quick()
+        };
+        let pair = Pair::new(&format!("pauses-{mode}"), config);
+        let Pair { client, server, .. } = &pair;
         let mut events = [client.events(), server.events()];
         let over = Arc::new(AtomicBool::new(false));
-        let talking = [&client, &server].map(|session| {
+        let talking = [client, server].map(|session| {
             let (reader, writer, over) = (session.clone(), session.clone(), over.clone());
             std::thread::spawn(move || while (&reader).read(&mut [0; 64]).is_ok_and(|count| count > 0) {});
             std::thread::spawn(move || {
@@ -48,7 +75,7 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
             })
         });
         std::thread::sleep(Duration::from_millis(200));
-        let drop = "drop both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap();
+        let drop = pair.inject("drop both");
         let cut = Instant::now();
         std::thread::sleep(Duration::from_secs(2));
         let lasted = cut.elapsed();
@@ -79,19 +106,10 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
 #[test]
 fn a_client_that_only_reads_hears_when_its_server_gives_up() {
     outlast_lab::require!("drops what passes");
-    let lab = Lab::new("pauses3").unwrap();
-    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
-    let wire = lab.connect(&client_host, &server_host).unwrap();
     let detect_timeout = Duration::from_millis(5500);
-    let config = Arc::new(Config { ack: AckMode::Fixed(LinkMode::Kernel), detect_timeout, ..quick() });
-    let address = server_host.socket_addr(0);
-    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
-    let targets = Targets::from(listener.local_addr());
-    let client = client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
-    (&client).write_all(b"x").unwrap();
-    client.established().unwrap();
-    let server = listener.accept().unwrap();
-    (&server).read_exact(&mut [0]).unwrap();
+    let config = Config { ack: AckMode::Fixed(LinkMode::Kernel), detect_timeout, ..quick() };
+    let pair = Pair::new("pauses-read", config);
+    let Pair { client, server, .. } = &pair;
     let over = Arc::new(AtomicBool::new(false));
     let (writer, stop) = (server.clone(), over.clone());
     let writing = std::thread::spawn(move || {
@@ -100,9 +118,10 @@ fn a_client_that_only_reads_hears_when_its_server_gives_up() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    let read = || (&client).read_exact(&mut [0; 4]).unwrap();
+    let mut reader = client;
+    let mut read = || reader.read_exact(&mut [0; 4]).unwrap();
     (0..20).for_each(|_| read());
-    let drop = "drop both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap();
+    let drop = pair.inject("drop both");
     let cut = Instant::now();
     // The kernel of the server has sent the first of it again after 0.2, 0.6, 1.4 and 3 s, and would do so after 6.2 s. That of
     // the client asks after 2.8 s, and after 4.1 s, when it is answered; it would ask again after 6.9 s.
@@ -133,28 +152,19 @@ fn a_client_that_only_reads_hears_when_its_server_gives_up() {
 #[test]
 fn an_idle_link_that_is_reset_makes_no_long_pause() {
     outlast_lab::require!("resets connections");
-    let lab = Lab::new("pauses2").unwrap();
-    let (client_host, server_host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
-    let wire = lab.connect(&client_host, &server_host).unwrap();
-    let config = Arc::new(Config { ack: AckMode::Fixed(LinkMode::Kernel), ..quick() });
-    let address = server_host.socket_addr(0);
-    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
-    let targets = Targets::from(listener.local_addr());
-    let client = client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap();
-    (&client).write_all(b"x").unwrap();
-    client.established().unwrap();
-    let server = listener.accept().unwrap();
-    (&server).read_exact(&mut [0]).unwrap();
+    let config = Config { ack: AckMode::Fixed(LinkMode::Kernel), ..quick() };
+    let pair = Pair::new("pauses-reset", config);
+    let (mut client, mut server) = (&pair.client, &pair.server);
     let idle = Duration::from_secs(3);
     std::thread::sleep(idle);
     let reset = Instant::now();
-    "reset both".parse::<Fault>().unwrap().inject(&Target::new(&wire)).unwrap().heal().unwrap();
+    pair.inject("reset both").heal().unwrap();
     // Whoever reads notices.
     let reader = client.clone();
     let reading = std::thread::spawn(move || (&reader).read_exact(&mut [0]).unwrap());
-    (&client).write_all(b"y").unwrap();
-    (&server).read_exact(&mut [0]).unwrap();
-    (&server).write_all(b"z").unwrap();
+    client.write_all(b"y").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    server.write_all(b"z").unwrap();
     reading.join().unwrap();
     let took = reset.elapsed();
     for info in [client.info(), server.info()] {
