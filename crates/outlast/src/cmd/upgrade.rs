@@ -340,11 +340,9 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
     let count = found.len();
     match (found.pop(), count) {
         (Some(one), 1) => Ok(one),
-        (Some((_, last)), _) => {
-            let all = found.iter().map(|(_, view)| view).chain([&last]);
-            let all: Vec<String> =
-                all.map(|view| format!("{} (process {})", clean(&view.runs), view.pid)).collect();
-            Err(Failure::usage(format!("several programs match; name one of {}", all.join(", "))))
+        (Some(last), _) => {
+            found.push(last);
+            Err(Failure::usage(several(&found)))
         }
         (None, _) => {
             answers.complete()?;
@@ -353,6 +351,21 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
             Err(Failure::usage(format!("no `outlast run` here supervises {what}: see `outlast status`")))
         }
     }
+}
+
+/// How to name one of them.
+fn several(found: &[(PathBuf, View)]) -> String {
+    let have_number = |pid| found.iter().filter(|(_, view)| view.pid == pid).count();
+    if found.iter().any(|(_, view)| have_number(view.pid) > 1) {
+        let all = found.iter().map(|(socket, view)| {
+            let socket = socket.display().to_string();
+            format!("{} (process {}): --admin-socket {}", clean(&view.runs), view.pid, clean(&socket))
+        });
+        let all: Vec<String> = all.collect();
+        return format!("several programs match, in several PID namespaces; add one of {}", all.join(", "));
+    }
+    let all = found.iter().map(|(_, view)| format!("{} (process {})", clean(&view.runs), view.pid));
+    format!("several programs match; name one of {}", all.collect::<Vec<_>>().join(", "))
 }
 
 async fn ask(socket: &Path, request: &Request) -> Result<Value> {
