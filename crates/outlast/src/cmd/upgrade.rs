@@ -40,6 +40,9 @@ struct GenerationView {
     number: u32,
     pid: u32,
     pause_ns: u64,
+    /// An earlier version does not say it.
+    #[serde(default)]
+    pause_until: String,
 }
 
 /// The answer to a wish.
@@ -232,10 +235,14 @@ fn told(name: &str, before: &View, after: &Progress, begun: &Begun) -> String {
     let last = before.generations.last().map_or(0, |last| last.number);
     match &after.generation {
         // It may say that it serves before it listens: then it is not counted yet.
-        Some(GenerationView { number, pid, pause_ns }) if begun.replaced != Some(true) && *number > last => {
+        Some(GenerationView { number, pid, pause_ns, pause_until }) if begun.replaced != Some(true) && *number > last => {
             let pause = Duration::from_nanos(*pause_ns);
             // Of a new program nobody knows.
-            let pause = if pause.is_zero() { String::new() } else { format!(", pause {pause:?}") };
+            let pause = match pause_until.as_str() {
+                _ if pause.is_zero() => String::new(),
+                "listens" => format!(", listening again after {pause:?}"),
+                _ => format!(", pause {pause:?}"),
+            };
             let anew = match begun.keeps.as_deref() {
                 Some("idle" | "listeners") => {
                     "; it was restarted from scratch, without what the old one had only in memory"
