@@ -10,11 +10,11 @@ use crate::death::Death;
 use crate::policy::{Inheritance, Policy};
 use crate::sys::shared::AllZeroes;
 use crate::sys::{clock, memfd, pages, shared};
+pub use kinds::{Backend, Cause, Sign};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-pub use kinds::{Backend, Cause, Sign};
 pub use wish::{PROGRAM_BYTES_MAX, UpgradeEnd, WhyNot, Wish};
 
 /// The variable with the number of the board's descriptor.

@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(program.serves_at(None), None, "it does not listen");
         program.cannot_bind(now);
         program.listens(now + 5 * MS);
-        assert_eq!(program.serves_at(Some(0 * MS)), Some(now + 5 * MS));
+        assert_eq!(program.serves_at(Some(Duration::ZERO)), Some(now + 5 * MS));
         assert_eq!(program.serves(false), Some((now + 5 * MS, Sign::Serves)));
         let mut program = Settling::default();
         program.listens(now);
@@ -169,7 +169,7 @@ mod tests {
         let mut program = Settling::default();
         program.listens(now);
         program.serves_client(now + 50 * MS);
-        assert_eq!(program.serves_at(Some(0 * MS)), Some(now));
+        assert_eq!(program.serves_at(Some(Duration::ZERO)), Some(now));
         // Since when it serves all who come elsewhere is not known.
         assert_eq!(program.serves(false), None);
     }
@@ -234,7 +234,10 @@ mod tests {
         second.serves(true);
         let mut third = second.next(true);
         third.listens(now);
-        assert_eq!((third.serves_at(Some(0 * MS)), third.serves_at(None)), (Some(now + TRIES), Some(now)));
+        assert_eq!(
+            (third.serves_at(Some(Duration::ZERO)), third.serves_at(None)),
+            (Some(now + TRIES), Some(now))
+        );
         third.serves(true);
         // Another binary may listen elsewhere, too.
         let mut other = third.next(false);

@@ -235,7 +235,9 @@ fn told(name: &str, before: &View, after: &Progress, begun: &Begun) -> String {
     let last = before.generations.last().map_or(0, |last| last.number);
     match &after.generation {
         // It may say that it serves before it listens: then it is not counted yet.
-        Some(GenerationView { number, pid, pause_ns, pause_until }) if begun.replaced != Some(true) && *number > last => {
+        Some(GenerationView { number, pid, pause_ns, pause_until })
+            if begun.replaced != Some(true) && *number > last =>
+        {
             let pause = Duration::from_nanos(*pause_ns);
             // Of a new program nobody knows.
             let pause = match pause_until.as_str() {

@@ -61,12 +61,12 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             match kept + closed {
                 0 => tracing::warn!("{name}: process {pid} {how}"),
                 _ => tracing::warn!(
-                    "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
+                    "{name}: process {pid} {how}; of its connections {kept} idle ones are held open, {closed} closed"
                 ),
             }
         }
         Event::PartFinished { pid, kept, closed } => tracing::warn!(
-            "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are kept, {closed} \
+            "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are held open, {closed} \
              closed"
         ),
         Event::Finishing { pid, count, limit } => tracing::info!(
@@ -201,6 +201,19 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
         }
         _ => {}
+    }
+}
+
+/// The program has ended, and is not started again: connections that were held open for its next process have none.
+pub fn log_closed(name: &str, count: u32) {
+    match count {
+        0 => {}
+        1 => tracing::warn!(
+            "{name} has ended and is not started again: 1 idle connection that was held open is closed"
+        ),
+        _ => tracing::warn!(
+            "{name} has ended and is not started again: {count} idle connections that were held open are closed"
+        ),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Status, kill, metrics, signals, the configuration file, manual pages and completions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, Pair, admin_socket, check_echo, curl, echo, eventually, folder, output, pattern};
+use crate::common::{
+    Outlast, PATIENCE, Pair, admin_socket, check_echo, curl, echo, eventually, folder, output, pattern,
+};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;

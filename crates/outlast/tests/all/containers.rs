@@ -64,7 +64,10 @@ fn instances_with_the_same_process_number_are_all_found_and_upgraded() {
         let socket = answer["admin_socket"].as_str().unwrap();
         assert!(page.contains(&format!("--admin-socket {socket}\n")), "{page}");
         let (code, said) = said(output(runtime, &["status", "--admin-socket", socket]));
-        assert!(code == Some(0) && said.starts_with("process ") && !said.contains("--admin-socket"), "{said}");
+        assert!(
+            code == Some(0) && said.starts_with("process ") && !said.contains("--admin-socket"),
+            "{said}"
+        );
     }
     for name in ["one", "two"] {
         let (code, said) = said(output(runtime, &["upgrade", name, "--force"]));
@@ -72,7 +75,9 @@ fn instances_with_the_same_process_number_are_all_found_and_upgraded() {
     }
     let (code, several) = said(output(runtime, &["upgrade", "--force"]));
     assert_eq!(code, Some(2), "{several}");
-    for (_, socket) in several.match_indices("--admin-socket ").map(|(at, flag)| several.split_at(at + flag.len())) {
+    for (_, socket) in
+        several.match_indices("--admin-socket ").map(|(at, flag)| several.split_at(at + flag.len()))
+    {
         let socket = socket.split([',', '\n']).next().unwrap();
         let (code, said) = said(output(runtime, &["upgrade", "--force", "--admin-socket", socket]));
         assert!(code == Some(0) && said.contains("was stopped and started"), "{said}");

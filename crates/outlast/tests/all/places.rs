@@ -131,9 +131,9 @@ fn instances_are_found_wherever_they_are_and_nobody_takes_their_place() {
     }
     assert!(said.contains("squatter has 0"), "{all}");
     for (folder, process) in [("/tmp/outlast-54321", &squatted), ("/tmp/outlast-54323", &open)] {
-        let found = said.lines().any(|line| {
-            line.starts_with(&format!("{folder}.")) && line.contains(&format!("/{process}-"))
-        });
+        let found = said
+            .lines()
+            .any(|line| line.starts_with(&format!("{folder}.")) && line.contains(&format!("/{process}-")));
         assert!(found, "{all}");
         let where_it_is = format!("cannot use {folder} for the admin socket");
         assert!(said.contains(&where_it_is) && said.contains(&format!("it is in {folder}.")), "{all}");
