@@ -145,6 +145,8 @@ pub(super) struct Holder {
     parts: BTreeMap<Pid, Part>,
     listeners: Listeners,
     connections: Connections,
+    /// Closed by their processes, and to be kept if no other process has them.
+    released: Vec<ends::Released>,
     left_over: LeftOver,
     main: Option<u32>,
     /// The file that the main process has executed.
@@ -205,6 +207,7 @@ impl Holder {
             next_control: 0,
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
+            released: Vec::new(),
             left_over: LeftOver::new(now),
             main: None,
             program: None,
@@ -309,6 +312,7 @@ impl Holder {
 
     fn work(&mut self) {
         let now = Instant::now();
+        self.keep_released();
         for pid in self.look_at_clients() {
             // One that has said nothing yet.
             if !self.parts.contains_key(&pid) && family::is_below_this(pid) {

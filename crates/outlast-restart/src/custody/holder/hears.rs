@@ -1,6 +1,6 @@
 //! In the holder: what the supervisor says, and what processes of the program say.
 
-use super::ends::open_at_others;
+use super::ends::Released;
 use super::successor::program_of;
 use super::{CONTROL, Command, Control, Ending, Holder};
 use crate::board::{Backend, Sign};
@@ -252,9 +252,12 @@ impl Holder {
             Verb::Release => {
                 let is_alone = self.is_main_down() || self.left_over.is_older(pid);
                 let keep = self.ending == Ending::Replaced || (self.ending == Ending::No && is_alone);
-                let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
                 let which = (message.slot, message.cookie);
-                self.connections.release((pid, keep), which, &self.epoll, elsewhere);
+                if keep {
+                    self.released.push(Released { owner: pid, which });
+                } else {
+                    self.connections.release((pid, false), which, &self.epoll, |_| Vec::new());
+                }
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }
