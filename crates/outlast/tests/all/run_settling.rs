@@ -184,7 +184,7 @@ fn a_server_that_listens_and_accepts_nobody_is_not_ready_while_clients_wait() {
     let (folder, port) = (folder(), free_port());
     let mut outlast = slow(folder.path(), &[port]);
     let main = pid(&until(folder.path(), "ready", |now| now["ready"] == true), "main_pid");
-    crate::run_preload::signal(&main.to_string(), "STOP");
+    outlast_lab::process::freeze(main).unwrap();
     // It comes before the kill, and is in the queue.
     let client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
     (&client).write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
