@@ -3,12 +3,14 @@
 //! The supervisor makes it, says what it wants, and passes it on as an open descriptor whose number is in
 //! [`ENVIRONMENT`]. The server's generations write down what happens to them. Neither waits for the other.
 
+mod kinds;
 mod wish;
 
 use crate::death::Death;
 use crate::policy::{Inheritance, Policy};
 use crate::sys::shared::AllZeroes;
 use crate::sys::{clock, memfd, pages, shared};
+pub use kinds::{Backend, Cause, Sign};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -30,55 +32,6 @@ pub const REQUEST_BYTES: usize = 1024;
 const ROLE_BYTES: usize = 32;
 /// The supervisor has not said any.
 const OWN_HANG_TIMEOUT_MS: u64 = u64::MAX;
-
-/// What a generation has met its end by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Cause {
-    /// It serves, or nobody knows.
-    Unknown = 0,
-    /// A fault of its own: a signal like SIGSEGV, an abort, an exit with an error.
-    Crash = 1,
-    /// It was killed from outside.
-    Killed = 2,
-    /// The kernel killed it for the memory it used.
-    OutOfMemory = 3,
-    /// It was busy for longer than the policy's `hang_timeout_ms`, and was killed for that.
-    Hang = 4,
-    /// Another binary took over.
-    Upgrade = 5,
-    /// It ended in order, or because it was told to.
-    Ended = 6,
-}
-
-impl Cause {
-    fn from_number(number: u32) -> Self {
-        let all = [
-            Self::Unknown,
-            Self::Crash,
-            Self::Killed,
-            Self::OutOfMemory,
-            Self::Hang,
-            Self::Upgrade,
-            Self::Ended,
-        ];
-        all.into_iter().find(|cause| *cause as u32 == number).unwrap_or(Self::Unknown)
-    }
-}
-
-/// How the server lives on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Backend {
-    /// It does not: it was started anew.
-    None = 0,
-    /// Generations of the library.
-    Library = 1,
-    /// Unmodified, started anew with its sockets.
-    Exec = 3,
-    /// Several processes with [roles](crate::roles), each of which has generations of the library.
-    Roles = 4,
-}
 
 /// One generation, as it is written down.
 #[repr(C)]
@@ -133,6 +86,8 @@ pub struct Board {
     quarantined: [QuarantinedRecord; QUARANTINED as usize],
     /// How little is taken over by now: the number of an [`Inheritance`].
     inheritance: AtomicU32,
+    /// The [`Sign`] of each generation, as its record is.
+    signs: [AtomicU32; GENERATIONS as usize],
 }
 
 // SAFETY: atomics alone, for which zeroes are a value.
@@ -161,6 +116,8 @@ pub struct Past {
     pub cause: Cause,
     /// How long nobody had served before it.
     pub pause: Duration,
+    /// By what the end of that was seen.
+    pub sign: Sign,
     /// Which process of the program it is one of, such as `worker 2`; empty where that has only one.
     pub role: String,
 }
@@ -347,11 +304,38 @@ impl Board {
 
     /// A generation begins to serve. Gives its number, which counts from 1 when the program is started.
     pub fn note_begin(&self, pid: u32, pause: Duration) -> u32 {
+        self.note_begin_by(pid, pause, Sign::Serves)
+    }
+
+    /// As above; by what that was seen.
+    pub(crate) fn note_begin_by(&self, pid: u32, pause: Duration, sign: Sign) -> u32 {
         let (began_ms, role) = (clock::since_1970_ms(), String::new());
         let (ended_ms, death, cause) = (None, None, Cause::Unknown);
-        let number = self.note_of(&Past { number: 0, pid, began_ms, ended_ms, death, cause, pause, role }, 0);
+        let past = Past { number: 0, pid, began_ms, ended_ms, death, cause, pause, sign, role };
+        let number = self.note_of(&past, 0);
         self.set_ready();
         number
+    }
+
+    /// How long nobody had served before the last generation, which was not known when that began. Its number.
+    pub(crate) fn note_pause(&self, pause: Duration, sign: Sign) -> u32 {
+        let number = self.generation();
+        if let Some(record) = self.record(number) {
+            record.pause_ns.store(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX), Ordering::SeqCst);
+            self.set_sign(number, sign);
+        }
+        number
+    }
+
+    fn set_sign(&self, number: u32, sign: Sign) {
+        if let Some(place) = self.signs.get((number % GENERATIONS) as usize) {
+            place.store(sign as u32, Ordering::SeqCst);
+        }
+    }
+
+    fn sign(&self, number: u32) -> Sign {
+        let place = self.signs.get((number % GENERATIONS) as usize);
+        Sign::from_number(place.map_or(0, |place| place.load(Ordering::SeqCst)))
     }
 
     /// The generation that serves goes on in another process: as it goes into the background.
@@ -379,6 +363,7 @@ impl Board {
             record.cause.store(0, Ordering::SeqCst);
             let pause_ns = u64::try_from(past.pause.as_nanos()).unwrap_or(u64::MAX);
             record.pause_ns.store(pause_ns, Ordering::SeqCst);
+            self.set_sign(number, past.sign);
             put(&record.role, &[0; ROLE_BYTES]);
             put(&record.role, past.role.as_bytes());
             record.number.store(number, Ordering::SeqCst);
@@ -491,6 +476,7 @@ impl Board {
             death: (status != u32::MAX).then(|| Death::from_status(status.cast_signed())),
             cause: Cause::from_number(record.cause.load(Ordering::SeqCst)),
             pause: Duration::from_nanos(record.pause_ns.load(Ordering::SeqCst)),
+            sign: self.sign(number),
             role: text(&record.role),
         })
     }

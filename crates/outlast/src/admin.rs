@@ -1,5 +1,6 @@
 //! The local socket over which a running instance answers: one JSON line each way.
 
+use crate::admin_folder::names::number_in;
 use crate::admin_folder::{self, Socket};
 use crate::cli::ProcessArgs;
 use crate::exit::Failure;
@@ -9,6 +10,7 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +80,8 @@ pub fn socket(process: &ProcessArgs, without: &str) -> Result<Option<AdminSocket
 #[derive(Debug)]
 pub struct AdminSocket {
     path: PathBuf,
+    /// What is at the path as long as the socket is: somebody may have removed it, and another process may listen there.
+    file: Option<File>,
     /// In the folder of all instances, which goes with the last.
     shares_folder: bool,
     listener: UnixListener,
@@ -95,13 +99,13 @@ impl AdminSocket {
                 (path.to_owned(), listener, false)
             }
             None => {
-                let name = format!("{}.sock", std::process::id());
-                let (path, listener) = admin_folder::bind_new(&name)?;
+                let (path, listener) = admin_folder::bind_instance()?;
                 (path, listener, true)
             }
         };
         let listener = UnixListener::from_std(listener)?;
-        Ok(Self { path, shares_folder, listener })
+        let file = file_at(&path);
+        Ok(Self { path, file, shares_folder, listener })
     }
 
     /// Answers until dropped.
@@ -127,12 +131,23 @@ impl AdminSocket {
 
 impl Drop for AdminSocket {
     fn drop(&mut self) {
+        if self.file.is_none() || file_at(&self.path) != self.file {
+            return;
+        }
         if self.shares_folder {
             admin_folder::remove(&self.path);
         } else {
             std::fs::remove_file(&self.path).ok();
         }
     }
+}
+
+/// A file's device and number, which no other file has while a socket listens at it.
+type File = (u64, u64);
+
+fn file_at(path: &Path) -> Option<File> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 async fn answer(mut stream: UnixStream, instance: &impl Administered) -> Result<()> {
@@ -171,7 +186,14 @@ pub struct Answers {
 impl Answers {
     /// The failure that names the silent ones, if there are any.
     pub fn complete(&self) -> Result<()> {
-        let names: Vec<String> = self.silent.iter().map(|path| process_of(path)).collect();
+        let numbers: Vec<Option<u32>> = self.silent.iter().map(|path| number_in(path)).collect();
+        let is_one_of_several = |number| numbers.iter().filter(|other| **other == number).count() > 1;
+        let name = |path: &PathBuf| match number_in(path) {
+            Some(number) if !is_one_of_several(Some(number)) => format!("process {number}"),
+            // Containers have the same numbers.
+            _ => format!("the process at {}", path.display()),
+        };
+        let names: Vec<String> = self.silent.iter().map(name).collect();
         match names.as_slice() {
             [] => Ok(()),
             [name] => Err(Failure::system(format!("{name} {SILENT}"))),
@@ -181,10 +203,6 @@ impl Answers {
 }
 
 const SILENT: &str = "does not answer: stopped (SIGSTOP, a debugger) or overloaded";
-
-fn process_of(socket: &Path) -> String {
-    format!("process {}", socket.file_stem().unwrap_or_default().to_string_lossy())
-}
 
 /// What another user's instance has said: with that user, and with nothing that controls a terminal.
 fn of_another(mut answer: Value, uid: u32) -> Value {
@@ -265,7 +283,7 @@ async fn ask_some(path: Option<&Path>, request: &Request, of_everybody: bool) ->
             Err(error) => match error.kind() {
                 io::ErrorKind::TimedOut => answers.silent.push(path),
                 // What another user has left is not root's to clear away.
-                io::ErrorKind::ConnectionRefused if uid == own_uid => admin_folder::remove(&path),
+                io::ErrorKind::ConnectionRefused if uid == own_uid => admin_folder::remove_left(&path),
                 io::ErrorKind::ConnectionRefused => {}
                 // An instance that has just ended is none.
                 io::ErrorKind::NotFound => {}

@@ -1,17 +1,17 @@
 //! The folder with the sockets of this user's instances and keepers. It comes with the first and goes with the last.
 //! Where it can be is in `places.rs`.
 
+pub mod names;
 pub mod places;
 
 use crate::exit::Failure;
-use crate::unix_socket::{bind_replacing, is_abandoned};
+use crate::unix_socket::{bind_replacing, remove_abandoned};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Times that others may remove the folder while we are about to use it.
 const ATTEMPTS_MAX: usize = 100;
@@ -36,6 +36,31 @@ pub fn bind_to_stay(name: impl AsRef<Path>) -> Result<Vec<(PathBuf, UnixListener
         Err(_) => {}
     }
     Ok(all)
+}
+
+/// Binds the socket at which this process is asked. Its name is no other process's, also where several containers share the folder.
+pub fn bind_instance() -> Result<(PathBuf, UnixListener)> {
+    let (path, listener) = bind_new(names::of_this_process())?;
+    clear_predecessors(&path);
+    Ok((path, listener))
+}
+
+/// The same, for a process that outlives the service it is started by.
+pub fn bind_instance_to_stay() -> Result<Vec<(PathBuf, UnixListener)>> {
+    let bound = bind_to_stay(names::of_this_process())?;
+    bound.iter().for_each(|(path, _)| clear_predecessors(path));
+    Ok(bound)
+}
+
+/// Processes of this one's number that were killed have left their sockets: in a container that is started again and again each
+/// one has the same number.
+fn clear_predecessors(own: &Path) {
+    let Some(files) = own.parent().and_then(|folder| std::fs::read_dir(folder).ok()) else { return };
+    for path in files.flatten().map(|file| file.path()) {
+        if path != own && names::number_in(&path) == names::number_in(own) {
+            remove_abandoned(&path).ok();
+        }
+    }
 }
 
 /// In the first of these folders that can be used; in one with a new name, where somebody else was first everywhere.
@@ -96,7 +121,7 @@ fn bind_or_fail(folder: &Path, name: &Path) -> io::Result<(PathBuf, UnixListener
 
 /// Whether there is a place for a socket. What was made to find out is left for whoever comes.
 pub fn check_new() -> Result<()> {
-    let (socket, _listener) = bind_new(format!("{}.check", std::process::id()))?;
+    let (socket, _listener) = bind_new(names::to_check())?;
     remove(&socket);
     Ok(())
 }
@@ -113,9 +138,7 @@ fn unusable(folder: &Path, error: &io::Error) -> anyhow::Error {
 ///
 /// It gets its name when it listens: before that whoever looks for instances would take it for one that was left behind.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    static MADE: AtomicU32 = AtomicU32::new(0);
-    let number = MADE.fetch_add(1, Ordering::Relaxed);
-    let beside = path.with_file_name(format!(".{:x}-{number:x}", std::process::id()));
+    let beside = path.with_file_name(names::beside());
     let (listener, bound) = match UnixListener::bind(&beside) {
         Ok(listener) => (listener, beside.as_path()),
         // The name in its place may be a shorter one.
@@ -135,19 +158,33 @@ pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
 fn put_in_place(socket: &Path, path: &Path) -> io::Result<()> {
     match std::fs::hard_link(socket, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            if !is_abandoned(path) {
+            if !remove_abandoned(path)? {
                 return Err(rustix::io::Errno::ADDRINUSE.into());
             }
-            std::fs::remove_file(path)?;
-            std::fs::hard_link(socket, path)
+            std::fs::hard_link(socket, path).map_err(|error| match error.kind() {
+                // Another process was faster.
+                io::ErrorKind::AlreadyExists => rustix::io::Errno::ADDRINUSE.into(),
+                _ => error,
+            })
         }
         other => other,
     }
 }
 
-/// Removes a socket, and the folder with the last.
+/// Removes a socket of this process, and the folder with the last.
 pub fn remove(socket: &Path) {
     std::fs::remove_file(socket).ok();
+    remove_folder(socket);
+}
+
+/// Removes a socket that a killed process has left, and the folder with the last.
+pub fn remove_left(socket: &Path) {
+    if remove_abandoned(socket).is_ok_and(|removed| removed) {
+        remove_folder(socket);
+    }
+}
+
+fn remove_folder(socket: &Path) {
     if let Some(folder) = socket.parent() {
         // Fails, as it should, while others are there.
         std::fs::remove_dir(folder).ok();

@@ -268,6 +268,14 @@ impl Connections {
         }
     }
 
+    /// The sockets of those of these connections on which nothing was said yet.
+    pub(super) fn untouched(&self, numbers: impl Iterator<Item = u32>) -> Vec<u64> {
+        let is_untouched =
+            |number: &u32| self.table.slot(*number).is_some_and(|slot| slot.phase() == Phase::Untouched);
+        let inode = |number: u32| descriptors::inode(&self.all.get(&number)?.socket).ok();
+        numbers.filter(is_untouched).filter_map(inode).collect()
+    }
+
     /// Of connections that are to be kept those on which nothing was said yet, and that other processes have.
     fn at_others(&self, numbers: &[u32], elsewhere: impl FnOnce(&[u64]) -> Vec<u64>) -> Vec<u32> {
         let is_untouched =

@@ -145,6 +145,8 @@ pub(super) struct Holder {
     parts: BTreeMap<Pid, Part>,
     listeners: Listeners,
     connections: Connections,
+    /// Closed by their processes, and to be kept if no other process has them.
+    released: Vec<ends::Released>,
     left_over: LeftOver,
     main: Option<u32>,
     /// The file that the main process has executed.
@@ -159,6 +161,8 @@ pub(super) struct Holder {
     main_ended_at: Option<Instant>,
     /// The same, when the present one has begun to listen.
     down_since: Option<Instant>,
+    /// The same, when the present one counts as serving, and does not listen yet at all addresses that it had.
+    late_since: Option<Instant>,
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
@@ -203,6 +207,7 @@ impl Holder {
             next_control: 0,
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
+            released: Vec::new(),
             left_over: LeftOver::new(now),
             main: None,
             program: None,
@@ -212,6 +217,7 @@ impl Holder {
             ending: Ending::No,
             main_ended_at: None,
             down_since: None,
+            late_since: None,
             changed_at: now,
             took_at: now,
             swept_at: now,
@@ -283,7 +289,9 @@ impl Holder {
         let sweep = if self.listeners.is_in_doubt() { sweep.min(IN_DOUBT) } else { sweep };
         let settles_at = self.settles_at();
         let sweep = settles_at.map_or(sweep, |at| sweep.min(at.saturating_duration_since(now)));
-        let is_hurried = self.connections.has_waiting() || self.puts_back_until.is_some();
+        let is_hurried = self.connections.has_waiting()
+            || self.puts_back_until.is_some()
+            || self.settling.keeps_waiting() && settles_at.is_some();
         let mut time = if is_hurried { TICK } else { sweep };
         if self.connections.has_new() {
             time = time.min(tick(self));
@@ -304,6 +312,7 @@ impl Holder {
 
     fn work(&mut self) {
         let now = Instant::now();
+        self.keep_released();
         for pid in self.look_at_clients() {
             // One that has said nothing yet.
             if !self.parts.contains_key(&pid) && family::is_below_this(pid) {
@@ -396,6 +405,10 @@ impl Holder {
             let left_over = &self.left_over;
             let all_taken = self.listeners.sweep(&family::below_this(), |pid| left_over.is_older(pid), now);
             self.table.note_untaken(!all_taken);
+            if self.listeners.awaits().is_none() {
+                // It was given up, and nobody listens there again.
+                self.late_since = None;
+            }
         }
     }
 

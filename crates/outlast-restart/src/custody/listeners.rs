@@ -301,9 +301,16 @@ impl Listeners {
         }
     }
 
-    /// Whether the program has not listened yet with all that it had before it was started again.
-    pub(super) fn awaits(&self) -> bool {
-        self.all.iter().any(|listener| listener.is_awaited)
+    /// Whether the program has not listened yet with all that it had before it was started again: how long it has taken before
+    /// for the last one of these.
+    pub(super) fn awaits(&self) -> Option<Duration> {
+        self.all.iter().filter(|listener| listener.is_awaited).map(|listener| listener.delay).max()
+    }
+
+    /// How many clients wait where the program listens. Of UNIX sockets that is not known.
+    pub(super) fn queued_count(&self) -> u32 {
+        let there = self.all.iter().filter(|listener| !listener.is_awaited);
+        there.filter_map(|listener| tcp::queued_count(listener.socket.as_fd())).sum()
     }
 
     /// The program is down: clients wait in the queue.

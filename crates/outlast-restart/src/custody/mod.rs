@@ -76,6 +76,11 @@ pub(crate) enum Report {
         kept: u32,
         closed: u32,
     },
+    /// The generation that serves has come to listen at all addresses that the one before had.
+    ListensAgain {
+        number: u32,
+        pause: Duration,
+    },
     /// Connections of this kind have come.
     NotKept(NotKept),
     /// A process of the program does not say what it does. If it is known where that `listens`, its connections are not.

@@ -6,6 +6,7 @@ use crate::sys::process::{self, Pid};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,6 +14,9 @@ use std::os::fd::{AsFd, OwnedFd};
 const BACKLOG: i32 = 4096;
 /// Most bytes of a name in the kernel's space.
 const BYTES_MAX: usize = 100;
+
+/// Names that are tried. The first one is free, unless somebody guesses it.
+const ATTEMPTS_MAX: usize = 4;
 
 /// A name that this process has, for as long as it lives.
 #[derive(Debug)]
@@ -76,8 +80,11 @@ impl Name {
     /// # Errors
     /// The system does not let us.
     pub fn any() -> Result<Self, Taken> {
-        for number in 0..64u32 {
-            let text = format!("outlast/run/{}/{number}", process::pid());
+        for _ in 0..ATTEMPTS_MAX {
+            // Containers that share a network have the same process numbers, and any local user can take a name that is known before:
+            // the standard library draws these keys from the kernel.
+            let token = RandomState::new().build_hasher().finish();
+            let text = format!("outlast/run/{}/{token:016x}", process::pid());
             let address = SocketAddrUnix::new_abstract_name(text.as_bytes()).map_err(io::Error::from)?;
             match Self::bind(text, &address) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -111,5 +118,19 @@ mod tests {
         drop((Name::any().unwrap(), Name::any().unwrap()));
         drop(first);
         Name::take(&name).unwrap();
+    }
+
+    /// Other containers of the same network, or another user.
+    #[test]
+    fn names_that_can_be_guessed_are_nobodys_obstacle() {
+        let taken: Vec<Name> = (0..64)
+            .map(|number| {
+                let text = format!("outlast/run/{}/{number}", process::pid());
+                let address = SocketAddrUnix::new_abstract_name(text.as_bytes()).unwrap();
+                Name::bind(text, &address).unwrap()
+            })
+            .collect();
+        let own = Name::any().unwrap();
+        assert!(taken.iter().all(|name| name.text != own.text));
     }
 }

@@ -218,6 +218,14 @@ pub enum Event {
         /// So many are.
         limit: usize,
     },
+    /// This generation serves, and has come to listen at all addresses that the one before had. Said only if it did not before it
+    /// served.
+    ListensAgain {
+        /// Its number.
+        number: u32,
+        /// After the end of the last one.
+        pause: Duration,
+    },
     /// Connections were kept over a crash or an upgrade, and the program does not listen any more where they had come to: they
     /// are closed.
     ListensElsewhere {

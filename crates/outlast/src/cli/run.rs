@@ -93,7 +93,7 @@ pub struct StopArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Readiness and liveness")]
 pub struct ReadyArgs {
-    /// The program reports readiness and state itself, as to systemd (sd_notify: READY=1, STATUS=, WATCHDOG=1); its messages are passed on
+    /// The program reports readiness and state itself, as to systemd (sd_notify: READY=1, STATUS=, WATCHDOG=1); its messages are passed on. For servers that listen before they can serve, too
     #[arg(long)]
     pub notify: bool,
     /// Time to become ready: by --notify, or by waiting for clients with the library or preloaded. If the first start takes longer, exit with code 8; a later one counts as a crash [default: no limit]

@@ -10,10 +10,13 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 /// Digits of a session's name that are shown. The whole name may be a secret.
 const NAME_DIGITS: usize = 10;
+/// The field with the path of an instance's socket.
+const SOCKET: &str = "admin_socket";
 
 /// An instance's answer.
 #[derive(Debug, Deserialize)]
@@ -86,10 +89,12 @@ struct SessionView {
 pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
     loop {
         let answers = ask_everybody(process.admin_socket.as_deref(), &Request::Status {}).await?;
-        let all = answers.answers.iter().map(|(_, status)| status);
         let which = args.which.as_deref();
-        let instances: Vec<&Value> =
-            all.filter(|status| which.is_none_or(|which| is_meant(status, which))).collect();
+        let all = answers.answers.iter();
+        let instances: Vec<Value> = all
+            .filter(|(_, status)| which.is_none_or(|which| is_meant(status, which)))
+            .map(|(socket, status)| with_socket(status.clone(), socket))
+            .collect();
         if let (Some(which), []) = (which, instances.as_slice()) {
             answers.complete()?;
             return Err(Failure::usage(format!(
@@ -137,7 +142,23 @@ fn is_meant(instance: &Value, which: &str) -> bool {
         || pid.is_some() && pids.into_iter().flatten().any(|number| number.as_u64() == pid)
 }
 
-fn page(instances: &[&Value]) -> Result<String> {
+/// An answer, and the socket that it came from: some have nothing else that tells them apart.
+fn with_socket(mut answer: Value, socket: &Path) -> Value {
+    if let Value::Object(fields) = &mut answer {
+        fields.insert(SOCKET.into(), socket.to_string_lossy().into());
+    }
+    answer
+}
+
+/// A line for an instance whose process has the number of another one's: they are in several PID namespaces, such as containers.
+fn socket_line(instance: &Value, instances: &[Value]) -> Option<String> {
+    let pid = instance.get("pid")?.as_u64()?;
+    let is_it = |other: &&Value| other.get("pid").and_then(Value::as_u64) == Some(pid);
+    let socket = instance.get(SOCKET)?.as_str()?;
+    (instances.iter().filter(is_it).count() > 1).then(|| format!("  --admin-socket {}\n", clean(socket)))
+}
+
+fn page(instances: &[Value]) -> Result<String> {
     if instances.is_empty() {
         return Ok("no outlast instance of this user is running\n".into());
     }
@@ -147,17 +168,18 @@ fn page(instances: &[&Value]) -> Result<String> {
             text.push_str(&format!("user {user}: "));
         }
         if instance.get("keeps_for").is_some() {
-            text.push_str(&kept(&KeeperView::deserialize(*instance)?));
+            text.push_str(&kept(&KeeperView::deserialize(instance)?));
             continue;
         }
+        let socket = socket_line(instance, instances).unwrap_or_default();
         if instance.get("runs").is_some() {
-            text.push_str(&super::status_run::page(instance)?);
+            text.push_str(&super::status_run::page(instance, &socket)?);
             continue;
         }
-        let view = InstanceView::deserialize(*instance)?;
+        let view = InstanceView::deserialize(instance)?;
         let draining = if view.draining { ", draining" } else { "" };
         let up = seconds(Duration::from_millis(view.up_ms));
-        text.push_str(&format!("process {}, up {up}{draining}\n", view.pid));
+        text.push_str(&format!("process {}, up {up}{draining}\n{socket}", view.pid));
         for line in &view.serves {
             text.push_str(&format!("  {}\n", clean(line)));
         }

@@ -81,8 +81,8 @@ struct QuarantinedView {
     count: u32,
 }
 
-/// The program, how it is, and what has become of it before.
-pub fn page(instance: &Value) -> Result<String> {
+/// The program, how it is, and what has become of it before. `socket` is a line for where this instance is asked.
+pub fn page(instance: &Value, socket: &str) -> Result<String> {
     let view = RunView::deserialize(instance)?;
     let up = seconds(Duration::from_millis(view.up_ms));
     let state = match (view.main_pid, view.stopping, view.ready) {
@@ -94,7 +94,8 @@ pub fn page(instance: &Value) -> Result<String> {
         (pid, _, true) => format!("process {pid}, ready"),
         (pid, ..) => format!("process {pid}, not ready yet"),
     };
-    let mut text = format!("process {}, up {up}, keeps {} running: {state}\n", view.pid, clean(&view.runs));
+    let mut text =
+        format!("process {}, up {up}, keeps {} running: {state}\n{socket}", view.pid, clean(&view.runs));
     text.push_str(&format!("  {}\n", command(&view.program)));
     if let Some(program) = &view.serves_program {
         text.push_str(&format!("  since an upgrade, what serves is {}\n", clean(program)));

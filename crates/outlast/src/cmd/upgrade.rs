@@ -40,6 +40,9 @@ struct GenerationView {
     number: u32,
     pid: u32,
     pause_ns: u64,
+    /// An earlier version does not say it.
+    #[serde(default)]
+    pause_until: String,
 }
 
 /// The answer to a wish.
@@ -232,10 +235,16 @@ fn told(name: &str, before: &View, after: &Progress, begun: &Begun) -> String {
     let last = before.generations.last().map_or(0, |last| last.number);
     match &after.generation {
         // It may say that it serves before it listens: then it is not counted yet.
-        Some(GenerationView { number, pid, pause_ns }) if begun.replaced != Some(true) && *number > last => {
+        Some(GenerationView { number, pid, pause_ns, pause_until })
+            if begun.replaced != Some(true) && *number > last =>
+        {
             let pause = Duration::from_nanos(*pause_ns);
             // Of a new program nobody knows.
-            let pause = if pause.is_zero() { String::new() } else { format!(", pause {pause:?}") };
+            let pause = match pause_until.as_str() {
+                _ if pause.is_zero() => String::new(),
+                "listens" => format!(", listening again after {pause:?}"),
+                _ => format!(", pause {pause:?}"),
+            };
             let anew = match begun.keeps.as_deref() {
                 Some("idle" | "listeners") => {
                     "; it was restarted from scratch, without what the old one had only in memory"
@@ -340,11 +349,9 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
     let count = found.len();
     match (found.pop(), count) {
         (Some(one), 1) => Ok(one),
-        (Some((_, last)), _) => {
-            let all = found.iter().map(|(_, view)| view).chain([&last]);
-            let all: Vec<String> =
-                all.map(|view| format!("{} (process {})", clean(&view.runs), view.pid)).collect();
-            Err(Failure::usage(format!("several programs match; name one of {}", all.join(", "))))
+        (Some(last), _) => {
+            found.push(last);
+            Err(Failure::usage(several(&found)))
         }
         (None, _) => {
             answers.complete()?;
@@ -353,6 +360,21 @@ async fn find(which: Option<&str>, socket: Option<&Path>) -> Result<(PathBuf, Vi
             Err(Failure::usage(format!("no `outlast run` here supervises {what}: see `outlast status`")))
         }
     }
+}
+
+/// How to name one of them.
+fn several(found: &[(PathBuf, View)]) -> String {
+    let have_number = |pid| found.iter().filter(|(_, view)| view.pid == pid).count();
+    if found.iter().any(|(_, view)| have_number(view.pid) > 1) {
+        let all = found.iter().map(|(socket, view)| {
+            let socket = socket.display().to_string();
+            format!("{} (process {}): --admin-socket {}", clean(&view.runs), view.pid, clean(&socket))
+        });
+        let all: Vec<String> = all.collect();
+        return format!("several programs match, in several PID namespaces; add one of {}", all.join(", "));
+    }
+    let all = found.iter().map(|(_, view)| format!("{} (process {})", clean(&view.runs), view.pid));
+    format!("several programs match; name one of {}", all.collect::<Vec<_>>().join(", "))
 }
 
 async fn ask(socket: &Path, request: &Request) -> Result<Value> {

@@ -63,7 +63,7 @@ pub fn ask_to_hand_over(address: SocketAddr, only_v6: bool) -> Result<bool> {
         match UnixStream::connect(&path) {
             Ok(stream) => asked.push((served, stream)),
             // Its process was killed.
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => admin_folder::remove(&path),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => admin_folder::remove_left(&path),
             // It has just gone.
             Err(_) => {}
         }

@@ -61,7 +61,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     }
     reset_when_dropped(&parcels);
     // Whoever is told that they are kept finds them. They are kept even if nobody can be told.
-    let asked = admin_folder::bind_to_stay(format!("{}.sock", std::process::id())).unwrap_or_default();
+    let asked = admin_folder::bind_instance_to_stay().unwrap_or_default();
     let asked = asked.into_iter().next().map(|(path, listener)| (Place(path), listener));
     let (asked_place, asked) = asked.unzip();
     let mut kept = vec![KEPT];

@@ -185,7 +185,7 @@ impl Legacy {
                 Err(error) => {
                     if error.kind() == std::io::ErrorKind::ConnectionRefused {
                         // Its process was killed, and has taken all with it.
-                        admin_folder::remove(&socket);
+                        admin_folder::remove_left(&socket);
                     }
                     continue;
                 }

@@ -23,6 +23,7 @@ use capture::{Capture, Place};
 use launch::Launch;
 use manager::Manager;
 use notify::Notify;
+use outlast_restart::board::Backend;
 use outlast_restart::supervisor::{
     Attempt, Event, Hold, Left, Outcome, Readiness, Restart, Settings, Supervisor, TakenOver,
     without_supervisor,
@@ -307,6 +308,11 @@ fn supervise(
     let outcome = supervisor.run(make, tell);
     if let Some(capture) = capture.into_inner() {
         capture.finish();
+    }
+    if let Ok(Outcome::Finished | Outcome::Ended(_) | Outcome::GaveUp(_)) = outcome
+        && board.backend() == Backend::Exec
+    {
+        tell::log_closed(&plan.name, board.held().0);
     }
     Ok(outcome?)
 }

@@ -7,7 +7,7 @@ use crate::admin::{Administered, Request};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use outlast_restart::Death;
-use outlast_restart::board::{Backend, Board, Cause, Past, Quarantined};
+use outlast_restart::board::{Backend, Board, Cause, Past, Quarantined, Sign};
 use outlast_restart::supervisor::{Event, Handle};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -302,6 +302,10 @@ fn generation(past: &Past) -> Value {
         "how": past.death.map(how),
         "cause": past.ended_ms.map(|_| cause(past.cause)),
         "pause_ns": u64::try_from(past.pause.as_nanos()).unwrap_or(u64::MAX),
+        "pause_until": match past.sign {
+            Sign::Serves => "serves",
+            Sign::Listens => "listens",
+        },
     })
 }
 

@@ -3,7 +3,7 @@
 use super::manager::Manager;
 use super::{Plan, names, state, why_not};
 use crate::narrate::seconds;
-use outlast_restart::board::{Backend, Board, Past, UpgradeEnd, WhyNot};
+use outlast_restart::board::{Backend, Board, Past, Sign, UpgradeEnd, WhyNot};
 use outlast_restart::policy::Inheritance;
 use outlast_restart::supervisor::{Event, NotKept, Readiness, Untold};
 use std::time::Duration;
@@ -61,12 +61,12 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             match kept + closed {
                 0 => tracing::warn!("{name}: process {pid} {how}"),
                 _ => tracing::warn!(
-                    "{name}: process {pid} {how}; of its connections {kept} idle ones are kept, {closed} closed"
+                    "{name}: process {pid} {how}; of its connections {kept} idle ones are held open, {closed} closed"
                 ),
             }
         }
         Event::PartFinished { pid, kept, closed } => tracing::warn!(
-            "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are kept, {closed} \
+            "{name}: process {pid}, left of the crashed one, is ended; of its connections {kept} idle ones are held open, {closed} \
              closed"
         ),
         Event::Finishing { pid, count, limit } => tracing::info!(
@@ -156,14 +156,23 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             }
             let last = past.iter().rev().find(|past| past.number + 1 == number && past.ended_ms.is_some());
             match last {
-                // Without a pause it was started anew, which was said.
-                Some(last) if !pause.is_zero() => tracing::warn!(
-                    "{name}: generation {number} serves, {pause:?} after the last one's end ({})",
-                    state::cause(last.cause)
-                ),
+                // Without a pause it was started anew, which was said, or it is not known.
+                Some(last) if !pause.is_zero() => {
+                    let cause = state::cause(last.cause);
+                    let seen = match this.map(|this| this.sign) {
+                        Some(Sign::Listens) => ": it has listened again since",
+                        _ => ",",
+                    };
+                    tracing::warn!(
+                        "{name}: generation {number} serves{seen} {pause:?} after the last one's end ({cause})"
+                    );
+                }
                 _ => tracing::info!("{name}: generation {number} serves"),
             }
         }
+        Event::ListensAgain { number, pause } => tracing::warn!(
+            "{name}: generation {number} listens at all of its addresses again, {pause:?} after the last one's end"
+        ),
         Event::Quarantined { number } => log_quarantined(name, board, number),
         Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
         Event::Remaining { pid, count, number } => {
@@ -192,6 +201,19 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             tracing::warn!("{name} has sent no WATCHDOG=1 for {limit} (--watchdog): it hangs, and is killed");
         }
         _ => {}
+    }
+}
+
+/// The program has ended, and is not started again: connections that were held open for its next process have none.
+pub fn log_closed(name: &str, count: u32) {
+    match count {
+        0 => {}
+        1 => tracing::warn!(
+            "{name} has ended and is not started again: 1 idle connection that was held open is closed"
+        ),
+        _ => tracing::warn!(
+            "{name} has ended and is not started again: {count} idle connections that were held open are closed"
+        ),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Status, kill, metrics, signals, the configuration file, manual pages and completions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, Pair, check_echo, curl, echo, eventually, folder, output, pattern};
+use crate::common::{
+    Outlast, PATIENCE, Pair, admin_socket, check_echo, curl, echo, eventually, folder, output, pattern,
+};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -56,7 +58,7 @@ fn the_admin_socket_is_ours_alone_and_leaves_with_us() {
     let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"]);
     server.address();
     let own = folder.path().join("outlast");
-    let socket = own.join(format!("{}.sock", server.pid()));
+    let socket = admin_socket(folder.path(), server.pid());
     assert_eq!(own.metadata().unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     server.signal("TERM");
@@ -132,7 +134,7 @@ fn a_socket_of_a_killed_process_is_cleared_away() {
     let folder = folder();
     let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"]);
     server.address();
-    let socket = folder.path().join("outlast").join(format!("{}.sock", server.pid()));
+    let socket = admin_socket(folder.path(), server.pid());
     server.signal("KILL");
     server.ended();
     assert!(socket.exists());

@@ -14,6 +14,7 @@ mod administration;
 mod bad_input;
 mod client_certificates;
 mod common;
+mod containers;
 mod end_messages;
 mod exit_codes;
 mod full_server;

@@ -138,7 +138,45 @@ fn a_server_that_is_killed_keeps_its_idle_clients() {
     // Killed, it would leave the server behind.
     outlast.signal("TERM");
     assert!(outlast.ended().code().is_some());
-    assert!(outlast.said().contains("2 idle ones are kept, 0 closed"), "{}", outlast.said());
+    assert!(outlast.said().contains("2 idle ones are held open, 0 closed"), "{}", outlast.said());
+}
+
+/// As nghttpx: the master ends in order when its worker was killed.
+const WITH_MASTER: &str = "
+import http.server, os, sys
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = str(os.getpid()).encode()
+        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def log_message(*_): pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H)
+worker = os.fork()
+if worker == 0: server.serve_forever()
+os.waitpid(worker, 0)
+os._exit(0)
+";
+
+/// What was held open for the next process is closed when there is none: the log says so.
+#[test]
+fn a_master_that_ends_when_its_worker_was_killed_closes_what_was_held_and_that_is_said() {
+    let (folder, port) = (folder(), free_port());
+    let (library, port_text) = (library(), port.to_string());
+    let run = ["run", "--name", "web", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let program = ["--", "/usr/bin/python3", "-c", WITH_MASTER, &port_text];
+    let mut outlast = Outlast::start(folder.path(), &[&run[..], &program].concat());
+    let mut idle = [(); 3].map(|()| Client::connect(port));
+    let workers = idle.each_mut().map(Client::get);
+    await_idle(folder.path(), &workers[0], 3);
+    signal(&workers[0], "KILL");
+    assert!(outlast.ended().success());
+    let said = outlast.said();
+    assert!(said.contains("3 idle ones are held open, 0 closed"), "{said}");
+    let end = "web has ended and is not started again: 3 idle connections that were held open are closed";
+    assert!(said.contains(end), "{said}");
+    let [mut one, ..] = idle;
+    assert!(one.try_get().is_err());
 }
 
 pub fn signal(pid: &str, name: &str) {

@@ -5,6 +5,7 @@
 use crate::common::supervised::{pid, until};
 use crate::common::{Outlast, command, folder, output};
 use crate::run_preload::{free_port, library};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -138,6 +139,86 @@ s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(("127.0.0.1", port)); s.listen(9)
 while True: s.accept()[0].close()
 "#;
+
+/// Listens at some ports at once. Accepts nobody, and listens at one port more, when it may.
+const SLOW: &str = r#"
+import os, socket, sys, threading, time
+folder, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
+start = len([name for name in os.listdir(folder) if name.startswith("start")])
+def listen(port):
+    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", port)); s.listen(9)
+    return s
+first = listen(ports[0])
+open(folder + "/start%d" % start, "w").close()
+while start and not os.path.exists(folder + "/go%d" % start): time.sleep(0.01)
+others = [listen(port) for port in ports[1:]]
+while True:
+    c = first.accept()[0]
+    c.recv(999); c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"); c.close()
+"#;
+
+fn slow(folder: &Path, ports: &[u16]) -> Outlast {
+    let (program, path, library) = (folder.join("program.py"), folder.to_str().unwrap(), library());
+    std::fs::write(&program, SLOW).unwrap();
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    let run = ["run", "--name", "web", "--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let python = ["--", "/usr/bin/python3", program.to_str().unwrap(), path];
+    let ports: Vec<&str> = ports.iter().map(String::as_str).collect();
+    let mut outlast = Outlast::start(folder, &[&run[..], &python, &ports].concat());
+    outlast.wait_for("web is ready");
+    outlast
+}
+
+/// Kills it, and waits until its next start listens at the first port.
+fn next_start(folder: &Path, start: u32) {
+    let main = pid(&until(folder, "ready", |now| now["ready"] == true), "main_pid");
+    crate::run_preload::signal(&main.to_string(), "KILL");
+    let file = folder.join(format!("start{start}"));
+    crate::common::eventually("it is not started again", || file.exists().then_some(()));
+}
+
+/// Tomcat listens first, and then loads its applications for seconds.
+#[test]
+fn a_server_that_listens_and_accepts_nobody_is_not_ready_while_clients_wait() {
+    let (folder, port) = (folder(), free_port());
+    let mut outlast = slow(folder.path(), &[port]);
+    let main = pid(&until(folder.path(), "ready", |now| now["ready"] == true), "main_pid");
+    outlast_lab::process::freeze(main).unwrap();
+    // It comes before the kill, and is in the queue.
+    let client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    (&client).write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    next_start(folder.path(), 1);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let now = crate::common::supervised::status(folder.path());
+    assert_eq!((now["ready"].as_bool(), now["generation"].as_u64()), (Some(false), Some(1)), "{now:#}");
+    std::fs::write(folder.path().join("go1"), "").unwrap();
+    let mut answer = String::new();
+    (&client).read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with("ok"), "{answer}");
+    let line = outlast.wait_for("web: generation 2 serves");
+    assert!(line.contains("serves, ") && line.ends_with("after the last one's end (killed)"), "{line}");
+    // Where nobody waits, nobody knows how soon a client would be served.
+    next_start(folder.path(), 2);
+    let line = outlast.wait_for("web: generation 3 serves");
+    assert!(line.contains("serves: it has listened again since "), "{line}");
+    end(outlast);
+}
+
+/// How long it takes is said when it is known.
+#[test]
+fn a_server_that_counts_as_serving_before_it_has_all_addresses_says_when_it_has() {
+    let (folder, ports) = (folder(), [free_port(), free_port()]);
+    let mut outlast = slow(folder.path(), &ports);
+    next_start(folder.path(), 1);
+    let line = outlast.wait_for("web: generation 2 serves");
+    assert!(line.ends_with("generation 2 serves"), "{line}");
+    std::fs::write(folder.path().join("go1"), "").unwrap();
+    outlast.wait_for("web: generation 2 listens at all of its addresses again, ");
+    let now = until(folder.path(), "known", |now| now["generations"][1]["pause_ns"].as_u64() > Some(0));
+    assert_eq!(now["generations"][1]["pause_until"], "listens", "{now:#}");
+    end(outlast);
+}
 
 /// What the last start has said of itself is not said of the next one, however long that has to wait for the end of others.
 #[test]

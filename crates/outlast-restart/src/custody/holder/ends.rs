@@ -10,7 +10,36 @@ use crate::sys::{custody as sys, family};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+/// A connection that a process has closed.
+#[derive(Debug)]
+pub(super) struct Released {
+    pub(super) owner: Pid,
+    /// Its slot and its cookie.
+    pub(super) which: (u32, u64),
+}
+
 impl Holder {
+    /// Keeps what was closed since the last look, as far as no other process has it. All processes are looked through once for all
+    /// of these, after they were closed: with 64 workers that takes milliseconds.
+    pub(super) fn keep_released(&mut self) {
+        let released = std::mem::take(&mut self.released);
+        let inodes = self.connections.untouched(released.iter().map(|released| released.which.0));
+        let mut open = Vec::new();
+        if !inodes.is_empty() {
+            let mut processes = family::below_this();
+            processes.retain(|pid| !sys::is_exiting(*pid));
+            open.extend(processes.into_iter().map(|pid| (pid, open_of(&[pid], &inodes))));
+        }
+        for Released { owner, which } in released {
+            let elsewhere = |inodes: &[u64]| {
+                let others = open.iter().filter(|(pid, _)| *pid != owner);
+                let theirs = others.flat_map(|(_, theirs)| theirs);
+                theirs.copied().filter(|inode| inodes.contains(inode)).collect()
+            };
+            self.connections.release((owner, true), which, &self.epoll, elsewhere);
+        }
+    }
+
     /// The main process is gone: deals with who is left.
     pub(super) fn clear(&mut self, patience: Duration, may_be_in_the_way: bool) -> Remains {
         let now = Instant::now();
@@ -43,6 +72,7 @@ impl Holder {
     pub(super) fn on_end(&mut self, pid: u64) {
         let Ok(pid) = Pid::try_from(pid) else { return };
         let Some(part) = self.parts.remove(&pid) else { return };
+        self.keep_released();
         // Asked last: it may be buried just now, which is noted before.
         let told = sys::exit_status(part.process.as_fd(), pid);
         let status = self.buried.take(pid).or(told);
@@ -89,7 +119,7 @@ impl Holder {
 }
 
 /// Which of these sockets are open in processes of the program that live, but for this one.
-pub(super) fn open_at_others(than: Pid, inodes: &[u64]) -> Vec<u64> {
+fn open_at_others(than: Pid, inodes: &[u64]) -> Vec<u64> {
     let mut others = family::below_this();
     others.retain(|other| *other != than && !sys::is_exiting(*other));
     open_of(&others, inodes)

@@ -1,9 +1,9 @@
 //! In the holder: what the supervisor says, and what processes of the program say.
 
-use super::ends::open_at_others;
+use super::ends::Released;
 use super::successor::program_of;
 use super::{CONTROL, Command, Control, Ending, Holder};
-use crate::board::Backend;
+use crate::board::{Backend, Sign};
 use crate::custody::Report;
 use crate::custody::address::Address;
 use crate::custody::listeners::{Listeners, Place, User, open_of};
@@ -53,6 +53,7 @@ impl Holder {
                     (self.main, self.listens, self.serves_since) = (None, false, None);
                     let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;
                     self.settling = self.settling.next(keeps);
+                    self.late_since = None;
                     self.listeners.begin();
                     self.connections.begin();
                     if self.ending == Ending::ForGood {
@@ -83,7 +84,7 @@ impl Holder {
                     self.accept();
                     let numbers: Vec<u64> = self.controls.keys().copied().collect();
                     numbers.into_iter().for_each(|number| self.on_control(number));
-                    self.settling.is_certain();
+                    self.settling.says_so(Instant::now());
                     self.note_settled(Instant::now());
                     let _ = answer.send(());
                 }
@@ -226,6 +227,7 @@ impl Holder {
                 }
                 self.listens = true;
                 self.settling.listens(Instant::now());
+                self.note_late();
                 self.note_serving();
             }
             Verb::Swap => {
@@ -250,9 +252,12 @@ impl Holder {
             Verb::Release => {
                 let is_alone = self.is_main_down() || self.left_over.is_older(pid);
                 let keep = self.ending == Ending::Replaced || (self.ending == Ending::No && is_alone);
-                let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
                 let which = (message.slot, message.cookie);
-                self.connections.release((pid, keep), which, &self.epoll, elsewhere);
+                if keep {
+                    self.released.push(Released { owner: pid, which });
+                } else {
+                    self.connections.release((pid, false), which, &self.epoll, |_| Vec::new());
+                }
             }
             Verb::Look | Verb::Yes | Verb::No => {}
         }
@@ -290,14 +295,15 @@ impl Holder {
             self.ending = Ending::No;
         }
         self.board.set_backend(Backend::Exec);
-        self.down_since = self.main_ended_at.take();
+        // A start that has not served in between has not ended it.
+        self.down_since = self.down_since.or(self.main_ended_at.take());
     }
 
     /// The processes that have connections which are new here. A process that was asked there serves.
     pub(super) fn look_at_clients(&mut self) -> Vec<Pid> {
         let owners = self.connections.owners();
         if owners.iter().any(|(pid, is_asked)| *is_asked && !self.left_over.is_older(*pid)) {
-            self.settling.is_certain();
+            self.settling.serves_client(Instant::now());
         }
         owners.into_iter().map(|(pid, _)| pid).collect()
     }
@@ -313,21 +319,42 @@ impl Holder {
 
     /// Another generation serves, perhaps.
     pub(super) fn note_settled(&mut self, now: Instant) {
+        if self.settling.is_open() && self.serves_since.is_some() {
+            self.settling.sees_queued(self.listeners.queued_count(), now);
+        }
         if self.settles_at().is_some_and(|at| now >= at) {
             self.note_generation();
         }
     }
 
     fn note_generation(&mut self) {
-        let (Some(main), Some(at)) = (self.main, self.settling.serves()) else { return };
-        let pause =
-            self.down_since.take().map_or(Duration::ZERO, |since| at.saturating_duration_since(since));
-        self.board.note_begin(main, pause);
+        let Some(main) = self.main else { return };
+        let has_all = self.listeners.awaits().is_none();
+        let (serves, down_since) = (self.settling.serves(has_all), self.down_since.take());
+        let (pause, sign) = match (serves, down_since) {
+            (Some((at, sign)), Some(since)) => (at.saturating_duration_since(since), sign),
+            // Not known, or nothing was served before.
+            _ => (Duration::ZERO, Sign::Serves),
+        };
+        self.late_since = down_since.filter(|_| serves.is_none() && !has_all);
+        self.board.note_begin_by(main, pause, sign);
+    }
+
+    /// It has come to listen where it did before its last crash, after it counted as serving: how long that took.
+    fn note_late(&mut self) {
+        if self.listeners.awaits().is_none()
+            && let Some(since) = self.late_since.take()
+        {
+            let pause = since.elapsed();
+            let number = self.board.note_pause(pause, Sign::Listens);
+            self.report(Report::ListensAgain { number, pause });
+        }
     }
 
     /// The main process has ended. Others may have seen before that it serves.
     pub(super) fn note_short_generation(&mut self, now: Instant) {
         self.look_at_clients();
+        self.settling.sees_queued(self.listeners.queued_count(), now);
         let at = self.settling.serves_at(self.listeners.awaits()).filter(|_| self.serves_since.is_some());
         if self.ending == Ending::No && at.is_some_and(|at| now >= at) {
             self.note_generation();

@@ -62,6 +62,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Report::Finished { pid, kept, closed } => {
                 Event::PartFinished { pid: pid.cast_unsigned(), kept, closed }
             }
+            Report::ListensAgain { number, pause } => Event::ListensAgain { number, pause },
             Report::NotKept(kind) => Event::NotKept { kind },
             Report::Untold { pid, why, listens: false } => {
                 Event::HoldsNothing { pid: pid.cast_unsigned(), why }

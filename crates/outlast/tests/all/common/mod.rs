@@ -8,7 +8,7 @@ pub mod supervised;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -58,6 +58,17 @@ pub fn command(runtime: &Path, arguments: &[&str]) -> Command {
     }
     command.args(arguments).env("XDG_RUNTIME_DIR", runtime).env_remove("OUTLAST_LOG").stdin(Stdio::null());
     command
+}
+
+/// The admin socket of a process: its name begins with the number.
+pub fn admin_socket(runtime: &Path, pid: u32) -> PathBuf {
+    let begins = format!("{pid}-");
+    let files = std::fs::read_dir(runtime.join("outlast")).unwrap().flatten();
+    let found = files.map(|file| file.path()).find(|path| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with(&begins) && name.ends_with(".sock")
+    });
+    found.unwrap_or_else(|| panic!("process {pid} has no admin socket"))
 }
 
 /// A key that was drawn at random.
