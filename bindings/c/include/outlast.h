@@ -3,7 +3,7 @@
  * A server calls outlast_register when it is initialised, and serves. When it crashes, whatever kills it,
  * outlast_register returns once more, in the next generation: with the same open descriptors under the same numbers,
  * and everything in memory as it was at the call. It goes on with the connections that outlast_next gives it. Clients
- * see a pause of microseconds.
+ * see a pause of less than a millisecond.
  *
  * On its connections, a server uses outlast_read, outlast_write and outlast_close instead of read, write and close,
  * and says with outlast_done that a request is dealt with. A request that was not done when the server crashed is read

@@ -93,7 +93,15 @@ impl Server {
     pub fn listen(bound: Bound, mut legacy: Legacy) -> Result<Self> {
         let Bound { plan, socket } = bound;
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
-        let (listener, adopted) = Listener::from_std_with(socket.into(), &plan.config, &sessions)?;
+        let listening = Listener::from_std_with(socket.into(), &plan.config, &sessions);
+        let (listener, adopted) = listening.map_err(|error| match error {
+            // Another listener of this process may be bound to the same port, which the system says now.
+            Error::System { what: "listen", errno } => {
+                let error = std::io::Error::from_raw_os_error(errno.0);
+                cannot_listen(&plan.address.to_string(), &error)
+            }
+            error => error.into(),
+        })?;
         let address = listener.local_addr();
         if let Some(Err(error)) = adopted.iter().find(|one| one.is_err()) {
             let keepers: Vec<String> = legacy.keeper_pids().iter().map(ToString::to_string).collect();
@@ -233,7 +241,9 @@ pub fn listen(address: SocketAddr) -> Result<std::net::TcpListener> {
 /// The failure to listen, with what to do.
 pub fn cannot_listen(address: &str, error: &std::io::Error) -> anyhow::Error {
     let advice = match error.kind() {
-        std::io::ErrorKind::AddrInUse => "; another program listens there (see `ss -ltnp`)",
+        std::io::ErrorKind::AddrInUse => {
+            "; another program listens there, or another section of the configuration (see `ss -ltnp`)"
+        }
         std::io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
         std::io::ErrorKind::AddrNotAvailable => "; no interface of this machine has this address",
         _ => "",

@@ -7,6 +7,7 @@ use crate::sys::{descriptors, family, signals};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// For those that an earlier supervisor has left, when another one takes over and clients are refused until they have ended.
@@ -61,13 +62,34 @@ pub(super) fn held_by(key: &str) -> BTreeMap<Pid, Vec<Known>> {
     found
 }
 
-/// Has those of one of them end, while the caller goes on. Gives one, and how many they are.
-pub(super) fn end_of(key: &str, supervisor: Pid, number: i32, grace: Duration) -> Option<(Pid, usize)> {
-    let all = held_by(key).remove(&supervisor)?;
+/// Those of one of them that are about to end.
+pub(super) struct Predecessors {
+    pub(super) first: Pid,
+    pub(super) count: usize,
+    /// Ends when they have, or cannot be ended.
+    pub(super) end: JoinHandle<()>,
+}
+
+/// Has those of one of them end, and who has started those: a master that leaves listening to its workers would start others.
+/// The caller goes on.
+pub(super) fn end_of(key: &str, supervisor: Pid, number: i32, grace: Duration) -> Option<Predecessors> {
+    let held = held_by(key).remove(&supervisor)?;
+    let is_ours = |pid: &Pid| *pid != process::pid() && traces::tells(*pid, supervisor, key);
+    let mut all = Vec::<Known>::new();
+    for known in &held {
+        let above =
+            std::iter::successors(Some(known.pid), |pid| family::parent_of_living(*pid).filter(is_ours));
+        for pid in above.skip(1) {
+            let is_known = all.iter().chain(&held).any(|known| known.pid == pid);
+            all.extend((!is_known).then(|| Known::open(pid).ok()).flatten());
+        }
+    }
+    // Masters hear of it first.
+    all.extend(held);
     let (first, count) = (all.first()?.pid, all.len());
     let thread = std::thread::Builder::new().name("taken over".into());
-    thread.spawn(move || end(&all, number, grace)).ok()?;
-    Some((first, count))
+    let end = thread.spawn(move || end(&all, number, grace)).ok()?;
+    Some(Predecessors { first, count, end })
 }
 
 /// How long they have to end. While clients wait in queues that are held that is as long as they are promised: who is killed

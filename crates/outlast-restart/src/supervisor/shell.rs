@@ -28,6 +28,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use terminal::Terminal;
 
@@ -61,6 +62,8 @@ pub(super) struct Shell<M, T> {
     asked: Option<Asked>,
     /// The next start waits for the end of who is left.
     clearing: Option<Clearing>,
+    /// Ends when those have that an earlier supervisor has left, and whose listening sockets the program has got.
+    predecessors: Option<JoinHandle<()>>,
     /// The last one that was told of.
     generation: u32,
     /// The next one is told of when it is known why the last one has ended, or then.
@@ -71,6 +74,8 @@ pub(super) struct Shell<M, T> {
     inheritance: Inheritance,
     attempt: u32,
     terminal: Terminal,
+    /// Has ended, and is looked at when what was told before that has been heard.
+    unburied: Option<Ended>,
 }
 
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
@@ -85,12 +90,14 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             change: None,
             asked: None,
             clearing: None,
+            predecessors: None,
             generation: 0,
             cause_until_ms: None,
             quarantined: 0,
             inheritance: Inheritance::Everything,
             attempt: 0,
             terminal: Terminal::of_this_process(),
+            unburied: None,
         }
     }
 
@@ -135,9 +142,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     fn echo(&self, arrived: &Arrived) -> Echo {
         let (number, now_ms) = (arrived.number, clock::monotonic_ms());
         let group = family::group(0);
-        let is_from_program = arrived.by_process
-            && family::group(arrived.sender) == group
-            && family::is_below_this(arrived.sender);
+        // It may have ended since.
+        let is_from_program =
+            arrived.by_process && family::group(arrived.sender) == group && family::is_ours(arrived.sender);
         if !is_from_program {
             return Echo::None;
         }
@@ -276,12 +283,14 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     /// Buries whoever has died, up to the main process. Whether that was among them: whoever is buried next may be the new
     /// one.
     fn bury(&mut self) -> bool {
-        // What a whole group or terminal is told has come here before any of them can have ended by it.
         let stop_signal = self.supervisor.settings.stop_signal;
-        if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP, stop_signal]).any(signals::is_pending) {
-            return false;
-        }
-        while let Some(ended) = process::ended() {
+        while let Some(ended) = self.unburied.take().or_else(process::ended) {
+            // What a whole group or terminal is told has come here before any of them can have ended by it. Who has sent it is
+            // known until he is buried.
+            if crate::STOP_SIGNALS.into_iter().chain([libc::SIGHUP, stop_signal]).any(signals::is_pending) {
+                self.unburied = Some(ended);
+                return false;
+            }
             if let Some(custody) = &self.supervisor.custody {
                 custody.note_end(ended);
             }

@@ -162,7 +162,13 @@ impl Link {
 
     /// Whether the kernel sends the same again and again and hears nothing. It does so the later, the longer the path is.
     pub(crate) fn is_unanswered(&self) -> bool {
-        sys::tcp_info(self).is_ok_and(|info| info.retransmits > 0)
+        sys::tcp_info(self).is_ok_and(|info| info.retransmits > 0 || self.has_no_way(&info))
+    }
+
+    /// Whether there is something that was never sent, as this host's device was off: the kernel probes as for a window, and hears
+    /// nothing.
+    fn has_no_way(&self, info: &sys::TcpInfo) -> bool {
+        info.probes > 0 && !info.is_window_closed && sys::unacked_bytes(self).is_ok_and(|bytes| bytes > 0)
     }
 
     /// One look: whether something of ours was under way, unanswered, at every look in the last `time`.
@@ -170,9 +176,10 @@ impl Link {
         let now_ms = sys::coarse_now_ms().max(1);
         let Ok(info) = sys::tcp_info(self) else { return false };
         let under_way = sys::unacked_bytes(self).is_ok_and(|queued_bytes| queued_bytes > info.unsent_bytes);
+        let has_no_way = self.has_no_way(&info);
         let since_ms = self.waits_since_ms.load(Ordering::Relaxed);
         let waited_ms = now_ms.saturating_sub(since_ms);
-        if !under_way {
+        if !under_way && !has_no_way {
             self.waits_since_ms.store(0, Ordering::Relaxed);
             return false;
         }
@@ -180,7 +187,7 @@ impl Link {
             self.waits_since_ms.store(now_ms, Ordering::Relaxed);
             return false;
         }
-        info.retransmits > 0 && Duration::from_millis(waited_ms) >= time
+        (info.retransmits > 0 || has_no_way) && Duration::from_millis(waited_ms) >= time
     }
 
     /// It was found stuck, and somebody does what can be done: the next time is later.

@@ -148,6 +148,35 @@ fn a_client_that_only_reads_hears_when_its_server_gives_up() {
     }
 }
 
+/// What is written while the client's device is off was never sent: its kernel says that it probes for a window, and would do so
+/// again 6.2 s after the first time. A second link is tried meanwhile.
+#[test]
+fn a_client_whose_device_was_off_has_a_new_link_soon_after_that() {
+    outlast_lab::require!("switches a device off");
+    let detect_timeout = Duration::from_secs(20);
+    let pair =
+        Pair::new("pauses-off", Config { ack: AckMode::Fixed(LinkMode::Kernel), detect_timeout, ..quick() });
+    let (mut client, server) = (&pair.client, pair.server.clone());
+    let answering = std::thread::spawn(move || {
+        let mut byte = [0];
+        while (&server).read(&mut byte).is_ok_and(|count| count > 0) {
+            (&server).write_all(&byte).unwrap();
+        }
+    });
+    let off = pair.inject("link down client");
+    client.write_all(b"y").unwrap();
+    std::thread::sleep(Duration::from_millis(3300));
+    off.heal().unwrap();
+    let healed = Instant::now();
+    let mut byte = [0];
+    client.read_exact(&mut byte).unwrap();
+    let took = healed.elapsed();
+    assert_eq!(byte, *b"y");
+    assert!(took < Duration::from_secs(2), "{took:?} after the device was on again");
+    client.kill();
+    answering.join().unwrap();
+}
+
 /// A link that worked until it was reset has no time before its loss in which nothing passed.
 #[test]
 fn an_idle_link_that_is_reset_makes_no_long_pause() {

@@ -66,3 +66,52 @@ fn what_a_program_tells_its_own_group_is_not_told_to_it_again() {
         assert_eq!(notes(&file).iter().filter(|(_, what)| what == "begun").count(), 2, "{said}");
     }
 }
+
+/// Tells its group to end when it is to end itself, and is gone at once, as lighttpd does with workers. It waits a moment before
+/// that.
+const LAST_WORD: &str = "
+import os, signal, sys, time
+def note(what):
+    with open(sys.argv[1], 'a') as notes: notes.write(f'{os.getpid()} {what}\\n')
+def end(number, _):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note('told')
+    time.sleep(0.5)
+    os.killpg(0, signal.SIGTERM)
+    os._exit(0)
+signal.alarm(120)
+signal.signal(signal.SIGTERM, end)
+note('begun')
+while True: time.sleep(0.02)
+";
+
+/// The supervisor hears of it when the program has ended already: an upgrade is no stop.
+#[test]
+fn what_a_program_has_told_its_group_before_it_ended_is_told_to_nobody() {
+    let folder = folder();
+    let file = folder.path().join("notes");
+    let run = ["run", "--preload", "never", "--name", "server", "--", "python3", "-c", LAST_WORD];
+    let arguments = [&run[..], &[file.to_str().unwrap()]].concat();
+    let mut command = command(folder.path(), &arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+    let mut outlast = Outlast::from(command);
+    let noted = |what: &str, count: usize| {
+        eventually(&format!("not {what} {count} times"), || {
+            let found: Vec<_> = notes(&file).into_iter().filter(|(_, noted)| noted == what).collect();
+            (found.len() == count).then_some(found)
+        })
+    };
+    let (program, _) = noted("begun", 1).remove(0);
+    let mut upgrading = Outlast::start(folder.path(), &["upgrade", "--force"]);
+    noted("told", 1);
+    outlast.signal("STOP");
+    eventually("it has not ended", || {
+        let stat = std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap();
+        stat.rsplit_once(')')?.1.trim_start().starts_with('Z').then_some(())
+    });
+    outlast.signal("CONT");
+    noted("begun", 2);
+    assert_eq!(upgrading.ended().code(), Some(0), "{}", upgrading.said());
+    outlast.signal("TERM");
+    assert_eq!(outlast.ended().code(), Some(0), "{}", outlast.said());
+}

@@ -69,6 +69,85 @@ fn servers_of_one_program_are_no_strangers_to_each_other() {
     assert!(!second.said().contains("told to end (SIGKILL)"), "{}", second.said());
 }
 
+/// It takes a lock when it listens, which the one before has until it has ended: 2 s after it was told to.
+#[test]
+fn a_start_that_fails_beside_its_predecessor_waits_for_the_end_of_that() {
+    let (folder, port) = (folder(), free_port());
+    let locks = "import fcntl, http.server, os, signal, sys, time
+class Locking(http.server.ThreadingHTTPServer):
+    def server_activate(self):
+        super().server_activate()
+        self.lock = os.open(__file__ + '.lock', os.O_CREAT | os.O_RDWR)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def end(*_):
+    time.sleep(2)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)";
+    let program = PROGRAM.replacen("import http.server, os, sys", locks, 1);
+    let program = program.replacen("http.server.ThreadingHTTPServer((", "Locking((", 1);
+    let arguments = arguments_of(&program, folder.path(), port);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut first = Outlast::start(folder.path(), &arguments);
+    let old = Client::connect(port).get();
+    first.signal("KILL");
+    first.ended();
+    let comes = Comes::begin(port);
+    let mut next = Outlast::start(folder.path(), &arguments);
+    next.wait_for("has got 1 listening sockets of an earlier one");
+    ends(old.parse().unwrap());
+    assert_ne!(Client::connect(port).get(), old);
+    assert_eq!(comes.refused(), 0, "some were refused");
+    next.signal("TERM");
+    assert_eq!(next.ended().code(), Some(0), "{}", next.said());
+    // It has failed once, and then nothing was tried in vain.
+    assert_eq!(next.said().matches("BlockingIOError").count(), 1, "{}", next.said());
+}
+
+/// Its workers listen, each for itself, and it starts others in the place of those that have ended.
+#[test]
+fn a_master_that_does_not_listen_itself_is_ended_with_its_workers() {
+    let (folder, port) = (folder(), free_port());
+    let program = "
+import os, signal, socket, sys
+def work():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(('127.0.0.1', int(sys.argv[1])))
+    listener.listen(64)
+    while True:
+        client, _ = listener.accept()
+        client.recv(9999)
+        body = str(os.getppid())
+        client.sendall(f'HTTP/1.1 200 OK\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n{body}'.encode())
+        client.close()
+def end(*_):
+    for worker in workers: os.kill(worker, signal.SIGTERM)
+    os._exit(0)
+workers = set()
+signal.signal(signal.SIGTERM, end)
+while True:
+    while len(workers) < 2:
+        worker = os.fork()
+        if worker == 0: work()
+        workers.add(worker)
+    workers.discard(os.wait()[0])
+";
+    let arguments = arguments_of(program, folder.path(), port);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut first = Outlast::start(folder.path(), &arguments);
+    first.wait_for("is ready");
+    let master = Client::connect(port).get();
+    first.signal("KILL");
+    first.ended();
+    let mut next = Outlast::start(folder.path(), &arguments);
+    next.wait_for("listening sockets of an earlier one");
+    ends(master.parse().unwrap());
+    assert_ne!(Client::connect(port).get(), master);
+    next.signal("TERM");
+    assert_eq!(next.ended().code(), Some(0), "{}", next.said());
+}
+
 /// Its sockets are those of the user that it has become. The supervisor's memory, which it has, is root's.
 #[test]
 fn a_server_that_has_given_its_rights_away_is_taken_over_as_well() {

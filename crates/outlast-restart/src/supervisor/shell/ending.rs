@@ -56,8 +56,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     pub(super) fn go_on_clearing(&mut self) {
         let Some(Clearing { deadline_ms, pause }) = self.clearing else { return };
         match self.supervisor.rest.end(self.supervisor.settings.stop_signal, deadline_ms) {
+            // The program has failed beside them, perhaps because of what they hold: a lock, or a file.
+            Step::Over if self.predecessors.as_ref().is_some_and(|end| !end.is_finished()) => {}
             Step::Over => {
-                self.clearing = None;
+                (self.clearing, self.predecessors) = (None, None);
                 let lives = |pid: &&Pid| family::parent_of_living(**pid).is_some();
                 let sessions: Vec<Pid> =
                     self.supervisor.rest.sessions().iter().filter(lives).copied().collect();

@@ -3,9 +3,10 @@
 use super::{CAUSE_WITHIN_MS, Shell, of};
 use crate::board::{Backend, Cause};
 use crate::custody::{PartEnded, Report};
+use crate::supervisor::left::{self, Predecessors};
 use crate::supervisor::machine::Input;
 use crate::supervisor::settings::Readiness;
-use crate::supervisor::{Attempt, Event, Message, left, upgrade_signal};
+use crate::supervisor::{Attempt, Event, Message, upgrade_signal};
 use crate::sys::{clock, family};
 use std::process::Command;
 
@@ -48,7 +49,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
     }
 
-    fn reported(&self, report: Report) -> Option<Event> {
+    fn reported(&mut self, report: Report) -> Option<Event> {
         Some(match report {
             // As it was asked to.
             Report::PartEnded(PartEnded { death: Some(death), .. })
@@ -76,8 +77,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 let settings = &self.supervisor.settings;
                 let time = left::time_to_end(settings.stop_timeout, true);
                 let key = settings.key.as_deref()?;
-                let (pid, count) = left::end_of(key, supervisor, settings.stop_signal, time)?;
-                Event::TookOver { pid: pid.cast_unsigned(), count, sockets }
+                let Predecessors { first, count, end } =
+                    left::end_of(key, supervisor, settings.stop_signal, time)?;
+                self.predecessors = Some(end);
+                Event::TookOver { pid: first.cast_unsigned(), count, sockets }
             }
         })
     }
