@@ -155,9 +155,6 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     // four times of last events, pmtu, rcv_ssthresh, rtt.
     let [rto_us, _, _, _, _, _, _, _, _, last_sent_ms, _, last_data_ms, last_ack_ms, _, _, rtt_us, ..] =
         raw.words;
-    // RFC 6298, 5.5: each time doubles the time-out. The first n of them took as long as the next one, but for the very first.
-    let first_rto_us = rto_us.checked_shr(raw.retransmits.into()).unwrap_or(0);
-    let waited_ms = rto_us.saturating_sub(first_rto_us) / 1000;
     // The kernel's numbers of TIME_WAIT, CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING (net/tcp_states.h).
     let has_peer_ended = matches!(raw.state, 6 | 7 | 8 | 9 | 11);
     let tells_window = length >= offset_of!(RawTcpInfo, send_window) + size_of::<u32>();
@@ -167,11 +164,27 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
         bytes_received: raw.bytes_received,
         silent_ms: last_data_ms.min(last_ack_ms),
         retransmits: raw.retransmits,
-        unanswered_ms: if raw.retransmits > 0 { waited_ms.saturating_add(last_sent_ms) } else { 0 },
+        unanswered_ms: unanswered_ms(rto_us, raw.retransmits, last_sent_ms),
         probes: raw.probes,
         unsent_bytes: u64::from(raw.notsent_bytes),
         has_peer_ended,
     })
+}
+
+/// How long ago the data were sent first that are sent again and again, in milliseconds; 0 if none are.
+///
+/// RFC 6298, 5.5: each time doubles the time-out. The first n of them took as long as the next one, but for the very first. What was
+/// sent last longer ago than that was sent once: the kernel tries again, and has no way (a device that is off).
+fn unanswered_ms(rto_us: u32, retransmits: u8, last_sent_ms: u32) -> u32 {
+    const TICKS_MS: u32 = 20;
+    if retransmits == 0 {
+        return 0;
+    }
+    if last_sent_ms > rto_us / 1000 + TICKS_MS {
+        return last_sent_ms;
+    }
+    let first_rto_us = rto_us.checked_shr(retransmits.into()).unwrap_or(0);
+    (rto_us.saturating_sub(first_rto_us) / 1000).saturating_add(last_sent_ms)
 }
 
 /// From now on the socket takes in nothing more: every arriving segment is dropped before TCP sees it, so that
@@ -378,4 +391,20 @@ pub(crate) fn coarse_now_ms() -> u64 {
     // SAFETY: `time` is writable; the clock exists since Linux 2.6.32.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     u64::try_from(time.tv_sec).unwrap_or(0) * 1000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_sent_again_was_sent_first_as_many_timeouts_ago() {
+        assert_eq!(unanswered_ms(200_000, 0, 150), 0);
+        // After 0.2, 0.6 and 1.4 s, the next time after 3 s.
+        assert_eq!(unanswered_ms(400_000, 1, 0), 200);
+        assert_eq!(unanswered_ms(1_600_000, 3, 0), 1400);
+        assert_eq!(unanswered_ms(1_600_000, 3, 1610), 3010);
+        // It was sent once, and the kernel has tried since.
+        assert_eq!(unanswered_ms(1_600_000, 3, 2500), 2500);
+    }
 }

@@ -36,6 +36,16 @@ fn start(folder: &Path, port: u16) -> Outlast {
     Outlast::start(folder, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
+/// A server whose supervisor is killed: what it answers.
+fn left_behind(folder: &Path, arguments: &[&str], port: u16) -> String {
+    let mut outlast = Outlast::start(folder, arguments);
+    outlast.wait_for("is ready");
+    let old = Client::connect(port).get();
+    outlast.signal("KILL");
+    outlast.ended();
+    old
+}
+
 #[test]
 fn servers_of_one_program_are_no_strangers_to_each_other() {
     let (folder, ports) = (folder(), [free_port(), free_port(), free_port()]);
@@ -87,10 +97,7 @@ signal.signal(signal.SIGTERM, end)";
     let program = program.replacen("http.server.ThreadingHTTPServer((", "Locking((", 1);
     let arguments = arguments_of(&program, folder.path(), port);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut first = Outlast::start(folder.path(), &arguments);
-    let old = Client::connect(port).get();
-    first.signal("KILL");
-    first.ended();
+    let old = left_behind(folder.path(), &arguments, port);
     let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &arguments);
     next.wait_for("has got 1 listening sockets of an earlier one");
@@ -135,11 +142,7 @@ while True:
 ";
     let arguments = arguments_of(program, folder.path(), port);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut first = Outlast::start(folder.path(), &arguments);
-    first.wait_for("is ready");
-    let master = Client::connect(port).get();
-    first.signal("KILL");
-    first.ended();
+    let master = left_behind(folder.path(), &arguments, port);
     let mut next = Outlast::start(folder.path(), &arguments);
     next.wait_for("listening sockets of an earlier one");
     ends(master.parse().unwrap());
@@ -163,12 +166,9 @@ fn a_server_that_has_given_its_rights_away_is_taken_over_as_well() {
     );
     let arguments = arguments_of(&program, folder.path(), port);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut first = Outlast::start(folder.path(), &arguments);
-    let old = Client::connect(port).get();
+    let old = left_behind(folder.path(), &arguments, port);
     let owner = std::fs::read_to_string(format!("/proc/{old}/status")).unwrap();
     assert!(owner.contains("Uid:\t65534\t65534"), "{owner}");
-    first.signal("KILL");
-    first.ended();
     let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &arguments);
     next.wait_for("has got 1 listening sockets of an earlier one");
