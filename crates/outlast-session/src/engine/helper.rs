@@ -83,6 +83,10 @@ enum Repeated {
     Shedding {
         acceptor: Weak<Acceptor>,
     },
+    /// No datagram: tells how many sessions were given up.
+    Shed {
+        acceptor: Weak<Acceptor>,
+    },
     /// No datagram: looks whether a client's patience is over, whatever its attempts wait for.
     Patience {
         engine: Weak<Engine>,
@@ -96,6 +100,7 @@ impl Repeated {
             Self::End { engine, epoch } => engine.repeat_end(*epoch, repeats),
             Self::Ack { engine } => engine.upgrade()?.repeat_ack(repeats),
             Self::Shedding { acceptor } => acceptor.upgrade()?.shed_some(),
+            Self::Shed { acceptor } => acceptor.upgrade()?.tell_shedding(),
             Self::Patience { engine } => engine.upgrade()?.look_at_patience(),
         }
     }
@@ -229,6 +234,11 @@ impl Helper {
     /// Give up more of the sessions that this listener has no room for.
     pub(crate) fn go_on_shedding(&self, acceptor: Weak<Acceptor>) {
         self.ask(true, |requests| requests.repeats.push(Repeated::Shedding { acceptor }));
+    }
+
+    /// Tell how many sessions were given up, in a while.
+    pub(crate) fn tell_shedding(&self, acceptor: Weak<Acceptor>) {
+        self.ask(false, |requests| requests.repeats.push(Repeated::Shed { acceptor }));
     }
 
     /// End this client's session when its patience is over, unless it has a link by then.

@@ -10,7 +10,9 @@ use self::shedding::Shedding;
 use super::pool::pool_bytes;
 use super::server::Acceptor;
 use super::{Engine, Role, Tx, millis};
-use crate::proto::{BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode};
+use crate::proto::{
+    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, ring_bytes_max,
+};
 use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -49,6 +51,10 @@ static DESCRIPTORS_USED: AtomicU64 = AtomicU64::new(0);
 static LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// It was said that there is not enough, and not yet that there is enough again.
 static SAID_SCARCE: AtomicBool = AtomicBool::new(false);
+/// When there was not enough last.
+static SCARCE_MS: AtomicU64 = AtomicU64::new(0);
+/// There is enough again when there was for so long: strangers who come and go must not fill the log.
+const ENOUGH_AFTER_MS: u64 = 10_000;
 static ACCEPTORS: Mutex<Vec<Weak<Acceptor>>> = Mutex::new(Vec::new());
 
 /// What the sessions of this process hold in memory, together.
@@ -112,7 +118,7 @@ pub(super) fn is_scarce() -> bool {
 /// Whether looks must go on though nothing happens: what services send to sessions without a link is not told.
 pub(super) fn needs_looks() -> bool {
     let just_lost = sys::coarse_now_ms() < LOST_UNTIL_MS.load(Ordering::Relaxed);
-    just_lost || is_scarce() || MEASURED.load(Ordering::Relaxed)
+    just_lost || is_scarce() || SAID_SCARCE.load(Ordering::Relaxed) || MEASURED.load(Ordering::Relaxed)
 }
 
 /// Bytes that a frozen link's queue holds, for as long as it does.
@@ -172,7 +178,7 @@ impl Engine {
         if tx.link.is_none() && self.role == Role::Server {
             return;
         }
-        let most = self.room_bytes_max(tx, capacity);
+        let most = self.room_bytes_max(tx, capacity).min(self.earned_bytes(tx, capacity));
         if capacity >= most {
             return;
         }
@@ -184,6 +190,19 @@ impl Engine {
         if granted > capacity {
             tx.sender.set_retain_bytes_max(granted);
         }
+    }
+
+    /// What a server's client that takes what it asked for may have retained for it.
+    fn earned_bytes(&self, tx: &mut Tx, capacity: usize) -> usize {
+        // A window is as large as the two kernels' buffers, whatever there is.
+        let is_window = tx.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Window);
+        if self.role == Role::Client || is_window {
+            return usize::MAX;
+        }
+        if capacity >= ring_bytes_max(tx.sender.acked_offset()) && tx.hold.is_none() {
+            self.learn_acked(tx);
+        }
+        ring_bytes_max(tx.sender.acked_offset())
     }
 
     /// The most that may be retained: as it is set, or as much as the kernel lets the link's send queue be.
@@ -342,23 +361,36 @@ pub(super) fn look_after_loss() {
     look();
 }
 
+/// Says that there is not enough, and when there is again.
+fn say_scarce(scarce: bool, now_ms: u64) {
+    if scarce {
+        SCARCE_MS.fetch_max(now_ms, Ordering::Relaxed);
+    }
+    let said = SAID_SCARCE.load(Ordering::Relaxed);
+    let is_over = !scarce && now_ms >= SCARCE_MS.load(Ordering::Relaxed) + ENOUGH_AFTER_MS;
+    // Whoever changes it says it.
+    let says = if said { is_over } else { scarce } && SAID_SCARCE.swap(!said, Ordering::Relaxed) == said;
+    if !says {
+        return;
+    }
+    let Memory { budget_bytes, used_bytes, .. } = Memory::now();
+    if scarce {
+        tracing::warn!(
+            used_bytes,
+            budget_bytes,
+            "sessions hold three quarters of the memory that they may (--memory): networks that hold much open no more \
+             for now, buffers stay small"
+        );
+    } else {
+        tracing::info!(used_bytes, budget_bytes, "there is memory for sessions again");
+    }
+}
+
 /// Keeps the budget. Called often; does next to nothing while there is enough.
 pub(super) fn look() {
     let scarce = is_scarce();
-    if SAID_SCARCE.swap(scarce, Ordering::Relaxed) != scarce {
-        let Memory { budget_bytes, used_bytes, .. } = Memory::now();
-        if scarce {
-            tracing::warn!(
-                used_bytes,
-                budget_bytes,
-                "sessions hold three quarters of the memory that they may (--memory): networks that hold much open no more \
-                 for now, buffers stay small"
-            );
-        } else {
-            tracing::info!(used_bytes, budget_bytes, "there is memory for sessions again");
-        }
-    }
     let now_ms = sys::coarse_now_ms();
+    say_scarce(scarce, now_ms);
     let look_ms = LOOK_MS.load(Ordering::Relaxed);
     let next_ms = now_ms + LOOK_PAUSE_MS;
     if now_ms < look_ms

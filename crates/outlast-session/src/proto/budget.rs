@@ -19,9 +19,13 @@
 //!   hour.
 //! * Sessions that lost their last link within 10 s of their opening go before all others, in the same order, and if need be those
 //!   of blocks below their guarantee as well: who opens sessions only to abandon them, from however many blocks, does not
-//!   push out those that were in use.
+//!   push out those that were in use. From 3/4 on those of them that hold more than 64 KiB go until 11/16 are in use,
+//!   before anybody is refused for them.
 //! * A session with a link is never given up, nor one that has been without for less than 5 s: its client may be about to
-//!   come back.
+//!   come back. One that lost its link within 10 s of its opening and holds more than 64 KiB has less time the more it
+//!   holds ([`Holder::back_within`]): so each second strangers can make the process hold so much, and not five times that.
+//! * A server's buffer grows beyond 256 KiB only as its client acknowledges ([`ring_bytes_max`]): to ask for much and to
+//!   read nothing takes no memory from others.
 //! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
 //!   there is. It grows beyond 256 KiB only where that stays below 3/4, whoever it belongs to: a hundred networks with one
 //!   session each, which reads nothing, leave room for newcomers.
@@ -40,12 +44,20 @@ pub const BUFFER_BYTES_LEAST: usize = 64 << 10;
 const BUFFER_BYTES_SCARCE: usize = 256 << 10;
 /// A client that is there has made the next link within this time.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
+/// One that is there and whose link was reset, as a rule within this.
+const BACK_WITHIN_LEAST: Duration = Duration::from_millis(500);
 /// So many blocks can have their guarantee at once when room is made down to 11/16.
 const GUARANTEED_BLOCKS_MAX: u64 = 11;
 /// Whoever has used a session for so long before its link was lost means to go on.
 const SETTLED: Duration = Duration::from_secs(10);
 /// After so long without a link bytes weigh double.
 const STALE: Duration = Duration::from_secs(3600);
+
+/// The largest buffer of a server's session whose client has acknowledged so much: four times that. In slow start a
+/// link's window is about what was acknowledged, and the kernel's send queue twice that.
+pub fn ring_bytes_max(acked_bytes: u64) -> usize {
+    usize::try_from(acked_bytes.saturating_mul(4)).unwrap_or(usize::MAX).max(BUFFER_BYTES_SCARCE)
+}
 
 /// The bytes that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +124,25 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// It was abandoned soon after its opening, as strangers' sessions are.
+    fn is_fleeting(&self) -> bool {
+        self.lived_for < SETTLED
+    }
+
+    /// It holds more than every session may.
+    fn has_much(&self) -> bool {
+        self.held_bytes > BUFFER_BYTES_LEAST as u64
+    }
+
+    /// How long its client has for its next link, whatever there is need of.
+    fn back_within(&self) -> Duration {
+        if !self.is_fleeting() || !self.has_much() {
+            return BACK_WITHIN;
+        }
+        let parts = u32::try_from(self.held_bytes.div_ceil(BUFFER_BYTES_LEAST as u64)).unwrap_or(u32::MAX);
+        (BACK_WITHIN / parts).max(BACK_WITHIN_LEAST)
+    }
+
     fn weight(&self) -> u64 {
         let least = BUFFER_BYTES_LEAST as u64;
         let above = self.held_bytes.saturating_sub(least);
@@ -181,43 +212,55 @@ impl Budget {
         holders: &[Holder],
     ) -> Vec<SessionId> {
         let mut gone = Vec::new();
+        if !self.is_scarce(used_bytes) {
+            return gone;
+        }
+        let little_bytes = self.part(11, 16);
         let enough_bytes = match wanted {
-            true if self.is_scarce(used_bytes) => self.part(11, 16),
-            _ if self.is_short(used_bytes) => self.part(7, 8),
-            _ => return gone,
+            true => little_bytes,
+            false if self.is_short(used_bytes) => self.part(7, 8),
+            false => u64::MAX,
         };
         let kept_bytes = self.kept_bytes(blocks);
-        let mut excess_bytes = used_bytes.saturating_sub(enough_bytes);
+        let mut left_bytes = used_bytes;
         // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
         let mut weights = blocks.clone();
         let [mut fleeting, mut settled]: [BTreeMap<Block, Vec<&Holder>>; 2] = Default::default();
-        let may_go = |holder: &&Holder| holder.held_bytes > 0 && holder.detached_for >= BACK_WITHIN;
+        let may_go = |holder: &&Holder| holder.held_bytes > 0 && holder.detached_for >= holder.back_within();
         for holder in holders.iter().filter(may_go) {
             let weight = weights.entry(holder.block).or_default();
             *weight = weight.saturating_add(holder.weight() - holder.held_bytes);
-            let lines = if holder.lived_for < SETTLED { &mut fleeting } else { &mut settled };
+            let lines = if holder.is_fleeting() { &mut fleeting } else { &mut settled };
             lines.entry(holder.block).or_default().push(holder);
         }
         for line in fleeting.values_mut().chain(settled.values_mut()) {
             line.sort_by_key(|holder| {
-                let much = holder.held_bytes > BUFFER_BYTES_LEAST as u64;
-                (much, holder.released, holder.detached_for, Reverse(holder.id))
+                (holder.has_much(), holder.released, holder.detached_for, Reverse(holder.id))
             });
         }
-        for (are_settled, kept_bytes) in [(false, kept_bytes), (false, 0), (true, kept_bytes)] {
+        let anyone: fn(&mut &Holder) -> bool = |_| true;
+        let with_much: fn(&mut &Holder) -> bool = |holder| holder.has_much();
+        let rounds = [
+            (false, with_much, kept_bytes, little_bytes),
+            (false, anyone, kept_bytes, enough_bytes),
+            (false, anyone, 0, enough_bytes),
+            (true, anyone, kept_bytes, enough_bytes),
+        ];
+        for (are_settled, goes, kept_bytes, enough_bytes) in rounds {
             let lines = if are_settled { &mut settled } else { &mut fleeting };
             // Who goes next is of the block that holds most, if that is more than it keeps. There may be thousands of blocks.
             let weighed = lines.keys().filter_map(|block| Some((*weights.get(block)?, *block)));
             let mut order: BTreeSet<(u64, Block)> = weighed.collect();
-            while excess_bytes > 0
+            while left_bytes > enough_bytes
                 && let Some((weight, block)) = order.pop_last()
                 && weight > kept_bytes
             {
-                let Some(holder) = lines.get_mut(&block).and_then(Vec::pop) else { continue };
+                let next = lines.get_mut(&block).and_then(|line| line.pop_if(goes));
+                let Some(holder) = next else { continue };
                 let left = weight.saturating_sub(holder.weight());
                 weights.insert(block, left);
                 order.insert((left, block));
-                excess_bytes = excess_bytes.saturating_sub(holder.held_bytes);
+                left_bytes = left_bytes.saturating_sub(holder.held_bytes);
                 gone.push(holder.id);
             }
         }
@@ -241,194 +284,4 @@ impl Budget {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use core::net::Ipv4Addr;
-
-    const MIB: u64 = 1 << 20;
-
-    fn block(number: u8) -> Block {
-        Block::of(Ipv4Addr::new(10, 0, number, 1).into())
-    }
-
-    fn holder(number: u8, of: u8, held_bytes: u64, detached_s: u64) -> Holder {
-        let detached_for = Duration::from_secs(detached_s);
-        let id = SessionId::from_bytes([number; 16]);
-        Holder { id, block: block(of), held_bytes, released: false, detached_for, lived_for: SETTLED }
-    }
-
-    fn numbers(budget: Budget, used_bytes: u64, live: &[(u8, u64)], holders: &[Holder]) -> Vec<u8> {
-        let mut blocks: BTreeMap<Block, u64> = live.iter().map(|(of, bytes)| (block(*of), *bytes)).collect();
-        for holder in holders {
-            *blocks.entry(holder.block).or_default() += holder.held_bytes;
-        }
-        budget.shed(used_bytes, false, &blocks, holders).iter().map(|id| id.as_bytes()[0]).collect()
-    }
-
-    #[test]
-    fn nobody_goes_while_there_is_enough() {
-        let budget = Budget { bytes: 160 * MIB };
-        assert!(
-            budget.admits(119 * MIB, 119 * MIB) && budget.buffer_bytes_max(119 * MIB, true) == usize::MAX
-        );
-        assert!(!budget.admits(120 * MIB, 11 * MIB) && budget.admits(120 * MIB, 10 * MIB));
-        assert_eq!(budget.buffer_bytes_max(120 * MIB, true), 256 << 10);
-        assert_eq!(budget.buffer_bytes_max(120 * MIB, false), usize::MAX);
-        assert!(!budget.admits(144 * MIB, 0));
-        assert_eq!(budget.buffer_bytes_max(144 * MIB, false), 64 << 10);
-        assert!(numbers(budget, 143 * MIB, &[], &[holder(1, 1, 100 * MIB, 9)]).is_empty());
-    }
-
-    #[test]
-    fn large_buffers_leave_room_for_small_ones() {
-        const KIB: usize = 1 << 10;
-        let budget = Budget { bytes: 160 * MIB };
-        let granted = |used_bytes, buffer_bytes, wanted_bytes| {
-            budget.buffer_bytes_granted(used_bytes, false, buffer_bytes, wanted_bytes)
-        };
-        assert_eq!(granted(0, 0, 9000 * KIB), 9000 * KIB);
-        // 16 MiB would be taken, less what it has.
-        assert_eq!(granted(103 * MIB, 0, 9000 * KIB), 9000 * KIB);
-        assert_eq!(granted(104 * MIB, 0, 9000 * KIB), 256 * KIB);
-        assert_eq!(granted(111 * MIB, 8192 * KIB, 9000 * KIB), 9000 * KIB);
-        assert_eq!(granted(112 * MIB, 8192 * KIB, 9000 * KIB), 8192 * KIB);
-        // And below nine tenths a little for everybody.
-        assert_eq!(granted(143 * MIB, 64 * KIB, 9000 * KIB), 256 * KIB);
-        assert_eq!(granted(144 * MIB - 1, 64 * KIB, 9000 * KIB), 64 * KIB);
-        assert_eq!(granted(150 * MIB, 0, 9000 * KIB), 64 * KIB);
-        assert_eq!(granted(150 * MIB, 0, KIB), KIB);
-    }
-
-    /// As long as each of them is chosen by a look at all blocks this takes minutes, and everybody waits.
-    #[test]
-    fn one_session_of_each_of_many_blocks_goes() {
-        let budget = Budget { bytes: 10_000 * MIB };
-        let holder = |number: u32| Holder {
-            id: SessionId::from_bytes(u128::from(number).to_be_bytes()),
-            block: Block::of(Ipv4Addr::from(0x0a00_0001 + (number << 8)).into()),
-            held_bytes: MIB,
-            released: false,
-            detached_for: Duration::from_secs(60),
-            lived_for: Duration::ZERO,
-        };
-        let holders: Vec<Holder> = (0..40_000).map(holder).collect();
-        let blocks: BTreeMap<Block, u64> = holders.iter().map(|holder| (holder.block, MIB)).collect();
-        let mut gone = budget.shed(40_000 * MIB, false, &blocks, &holders);
-        gone.sort_unstable();
-        gone.dedup();
-        assert_eq!((blocks.len(), gone.len()), (40_000, 31_250));
-    }
-
-    /// The block that holds most gives first, and stops at its guarantee; live sessions count and stay.
-    #[test]
-    fn who_holds_most_goes_first_and_the_guarantee_holds() {
-        let budget = Budget { bytes: 160 * MIB };
-        let mut holders = alloc::vec![holder(1, 1, 9 * MIB, 100), holder(2, 1, MIB, 900)];
-        // A block within its guarantee loses nothing, however short it gets.
-        assert!(numbers(budget, 160 * MIB, &[], &holders).is_empty());
-        // With what its live sessions hold it is above: the longest without a link first.
-        assert_eq!(numbers(budget, 160 * MIB, &[(1, 11 * MIB)], &holders), [2, 1]);
-        // Another block holds more: it gives until it holds less, and only as much as is needed.
-        holders.extend((10..40).map(|number| holder(number, 2, 4 * MIB, u64::from(number))));
-        assert_eq!(numbers(budget, 145 * MIB, &[(1, 11 * MIB)], &holders), [39, 38]);
-        // One that no application holds goes first in its block.
-        holders[5].released = true;
-        assert_eq!(numbers(budget, 145 * MIB, &[(1, 11 * MIB)], &holders), [13, 39]);
-    }
-
-    /// Where somebody was refused room is made sooner; who holds next to nothing goes last.
-    #[test]
-    fn who_is_refused_makes_those_go_that_hold_much() {
-        let budget = Budget { bytes: 160 * MIB };
-        let holders = [holder(1, 1, 60 << 10, 9_000), holder(2, 1, 15 * MIB, 5), holder(3, 1, 15 * MIB, 9)];
-        let blocks = BTreeMap::from([(block(1), 125 * MIB)]);
-        let gone = |used_bytes, wanted| -> Vec<u8> {
-            let gone = budget.shed(used_bytes, wanted, &blocks, &holders);
-            gone.iter().map(|id| id.as_bytes()[0]).collect()
-        };
-        assert!(gone(119 * MIB, true).is_empty() && gone(125 * MIB, false).is_empty());
-        assert_eq!(gone(125 * MIB, true), [3]);
-        assert_eq!(gone(135 * MIB, true), [3, 2]);
-        assert_eq!(gone(145 * MIB, true), [3, 2, 1]);
-    }
-
-    /// None of them holds more than a sixteenth, and together they hold all.
-    #[test]
-    fn many_blocks_that_hold_a_little_make_room_too() {
-        let budget = Budget { bytes: 160 * MIB };
-        // A block that holds less than its part keeps it, though its session has been away for longest.
-        let mut holders = alloc::vec![holder(255, 255, MIB, 9_000)];
-        holders.extend((0..36).map(|number| holder(number, number, 4 * MIB, 5 + u64::from(number))));
-        let mut blocks: BTreeMap<Block, u64> = BTreeMap::new();
-        for holder in &holders {
-            *blocks.entry(holder.block).or_default() += holder.held_bytes;
-        }
-        let gone = budget.shed(145 * MIB, true, &blocks, &holders);
-        // From 145 MiB to 110.
-        assert_eq!(gone.len(), 9);
-        assert!(!gone.contains(&SessionId::from_bytes([255; 16])));
-        assert_eq!(budget.shed(145 * MIB, false, &blocks, &holders).len(), 2);
-        // A client that has just lost its link is about to come back.
-        holders.iter_mut().for_each(|holder| holder.detached_for = Duration::from_millis(4999));
-        assert!(budget.shed(145 * MIB, true, &blocks, &holders).is_empty());
-    }
-
-    /// A crowd from many blocks opens sessions and abandons them: it cannot push out somebody who holds more than any of them.
-    #[test]
-    fn who_was_in_use_goes_after_all_that_never_were() {
-        let budget = Budget { bytes: 160 * MIB };
-        let in_use = holder(255, 255, 20 * MIB, 9_000);
-        let crowd = |each_bytes| {
-            let abandoned = move |number: u8| Holder {
-                lived_for: Duration::from_millis(9_999),
-                ..holder(number, number, each_bytes, 5)
-            };
-            (0..36).map(abandoned).chain([in_use]).collect::<Vec<Holder>>()
-        };
-        let gone = numbers(budget, 145 * MIB, &[], &crowd(4 * MIB));
-        assert!(gone.len() == 2 && !gone.contains(&255), "{gone:?}");
-        let gone = numbers(budget, 159 * MIB, &[], &crowd(MIB / 4));
-        assert_eq!((gone.len(), gone.last()), (37, Some(&255)), "{gone:?}");
-        // One that has just lost its link may come back, and its block has its guarantee.
-        let mut young = crowd(MIB);
-        young[36] = Holder { detached_for: Duration::from_secs(4), ..in_use };
-        assert!(!numbers(budget, 159 * MIB, &[], &young).contains(&255));
-    }
-
-    #[test]
-    fn sessions_without_a_link_make_room_in_descriptors() {
-        let files = Descriptors { most: 160 };
-        let holders: Vec<Holder> =
-            (0..100).map(|number| holder(number, number % 50, 0, 5 + u64::from(number))).collect();
-        let blocks: BTreeMap<Block, u64> = (0..50).map(|number| (block(number), 2)).collect();
-        assert!(files.shed(119, &blocks, &holders).is_empty());
-        let gone = files.shed(120, &blocks, &holders);
-        assert_eq!(gone.len(), 10);
-        // Of ten blocks one each, the one that has been away for longer.
-        assert!(gone.iter().all(|id| id.as_bytes()[0] >= 50));
-        // Live sessions of a block count, and stay.
-        assert!(files.shed(159, &BTreeMap::from([(block(1), 110)]), &[]).is_empty());
-    }
-
-    #[test]
-    fn openings_end_before_descriptors_do() {
-        let files = Descriptors { most: 20_000 };
-        assert!(files.admits(14_999) && !files.admits(15_000));
-        assert_eq!(files.sessions_per_block_max(9_999), usize::MAX);
-        assert_eq!(files.sessions_per_block_max(10_000), 1_250);
-        assert_eq!((files.places(1024), files.places(10_000)), (1024, 3_000));
-        let few = Descriptors { most: 256 };
-        assert_eq!((few.sessions_per_block_max(200), few.places(1024)), (16, 36));
-        assert_eq!(Descriptors { most: u64::MAX }.places(1024), 1024);
-    }
-
-    #[test]
-    fn bytes_weigh_double_after_an_hour() {
-        let budget = Budget { bytes: 160 * MIB };
-        let fresh = holder(1, 1, 40 * MIB, 3599);
-        let stale = holder(2, 2, 30 * MIB, 3600);
-        assert_eq!(numbers(budget, 150 * MIB, &[], &[fresh, stale]), [2]);
-        let little = holder(3, 3, 60 << 10, 36_000);
-        assert_eq!(little.weight(), 60 << 10);
-    }
-}
+mod tests;

@@ -8,21 +8,48 @@ use crate::error::Error;
 use crate::proto::{Holder, SessionId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// So many go at once.
 const AT_ONCE: usize = 16;
 /// And the next ones so much later: 1,600 in a second.
 const PAUSE: Duration = Duration::from_millis(10);
+/// For so long those that go are counted after the first few: strangers must not fill the log.
+const COUNT_FOR: Duration = Duration::from_secs(10);
 
-/// Who is to go.
+/// Who is to go, and who is gone.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Shedding {
     /// And what each of them holds.
     left: VecDeque<(SessionId, u64)>,
     short_of: &'static str,
-    /// So many of them are gone.
+    /// Since when `ended` counts.
+    counted_from: Option<Instant>,
+    /// So many are gone since then.
     ended: u32,
+    /// The helper comes back to tell how many.
+    is_told_later: bool,
+}
+
+impl Shedding {
+    fn others(&self) -> u32 {
+        self.ended.saturating_sub(NAMED_MAX)
+    }
+
+    /// Tells how many are gone that were not named, and counts anew.
+    fn tell(&mut self) {
+        let others = self.others();
+        if others > 0 {
+            tracing::warn!(others, "more sessions ended to free {}, which had no link either", self.short_of);
+        }
+        (self.counted_from, self.ended) = (None, 0);
+    }
+
+    /// How much longer is counted, if there is something to be told then.
+    fn left_to_count(&self) -> Option<Duration> {
+        let counted_for = self.counted_from.filter(|_| self.others() > 0)?.elapsed();
+        Some(COUNT_FOR.saturating_sub(counted_for))
+    }
 }
 
 impl Acceptor {
@@ -39,7 +66,15 @@ impl Acceptor {
         let held: BTreeMap<SessionId, u64> =
             holders.iter().map(|holder| (holder.id, holder.held_bytes)).collect();
         let left = gone.iter().map(|id| (*id, held.get(id).copied().unwrap_or(0))).collect();
-        *self.shares.shedding.lock() = Shedding { left, short_of, ended: 0 };
+        let mut shedding = self.shares.shedding.lock();
+        if shedding.short_of != short_of
+            || shedding.counted_from.is_some_and(|from| from.elapsed() >= COUNT_FOR)
+        {
+            shedding.tell();
+        }
+        shedding.counted_from.get_or_insert_with(Instant::now);
+        (shedding.left, shedding.short_of) = (left, short_of);
+        drop(shedding);
         if self.shed_some().is_some() {
             Helper::get().go_on_shedding(self.this.clone());
         }
@@ -62,10 +97,20 @@ impl Acceptor {
         if !shedding.left.is_empty() {
             return Some(PAUSE);
         }
-        if let Some(others) = shedding.ended.checked_sub(NAMED_MAX).filter(|others| *others > 0) {
-            tracing::warn!(others, "more sessions ended to free {short_of}, which had no link either");
+        if shedding.others() > 0 && !std::mem::replace(&mut shedding.is_told_later, true) {
+            Helper::get().tell_shedding(self.this.clone());
         }
-        shedding.ended = 0;
+        None
+    }
+
+    /// Tells of those that were not named when they have been counted for long enough. After how long to come back.
+    pub(in crate::engine) fn tell_shedding(&self) -> Option<Duration> {
+        let mut shedding = self.shares.shedding.lock();
+        match shedding.left_to_count() {
+            Some(left) if !left.is_zero() => return Some(left),
+            _ => shedding.is_told_later = false,
+        }
+        shedding.tell();
         None
     }
 

@@ -5,7 +5,7 @@ use super::descriptors::alone;
 use super::floods::many_descriptors;
 use super::raw::{Raw, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
-use outlast_session::proto::{FrameHeader, Intent, Message, Refusal};
+use outlast_session::proto::{Frame, FrameHeader, Intent, Message, Refusal};
 use outlast_session::{Config, Error, Memory, Targets, blocking};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -134,8 +134,22 @@ fn what_abandoned_sessions_hold_is_bounded() {
     });
 }
 
-/// Sessions of many networks, none of which holds much, and together all that there is: they make room for newcomers, too.
-/// Many networks with one session each, whose client is there and reads nothing: newcomers get in all the same.
+/// Reads until it has so much of the stream since it began, and acknowledges that.
+fn take(raw: &mut Raw, offset: u64) {
+    let headers_bytes = 64 << 10;
+    let mut buffer = vec![0; 64 << 10];
+    while (raw.input.len() as u64) < offset + headers_bytes {
+        let count = raw.wire.read(&mut buffer).unwrap();
+        assert!(count > 0);
+        raw.input.extend_from_slice(&buffer[..count]);
+    }
+    let mut frame = Vec::new();
+    Frame::Ack.encode(offset, &mut frame);
+    raw.say(&frame);
+}
+
+/// Many networks with one session each, whose client is there and reads nothing, or nothing more: newcomers get in all the
+/// same.
 #[test]
 fn networks_that_read_nothing_leave_room_for_newcomers() {
     alone("hoards::networks_that_read_nothing_leave_room_for_newcomers", || {
@@ -160,7 +174,14 @@ fn networks_that_read_nothing_leave_room_for_newcomers() {
             standing.push(raw);
             std::thread::sleep(Duration::from_millis(100));
         }
-        // Each holds what it can.
+        // Who has taken nothing holds little.
+        std::thread::sleep(Duration::from_millis(300));
+        let used_bytes = Memory::now().used_bytes;
+        assert!((14 * (256 << 10)..=14 * (384 << 10)).contains(&used_bytes), "{:?}", Memory::now());
+        // Each takes a part, and nothing more: it holds what it can.
+        for offset in [192 << 10, 768 << 10] {
+            standing.iter_mut().for_each(|raw| take(raw, offset));
+        }
         std::thread::sleep(Duration::from_secs(1));
         assert!(Memory::now().used_bytes > BUDGET_BYTES / 2, "{:?}", Memory::now());
         let mut four = [0; 4];
@@ -177,6 +198,7 @@ fn networks_that_read_nothing_leave_room_for_newcomers() {
     });
 }
 
+/// Sessions of many networks, none of which holds much, and together all that there is: they make room for newcomers, too.
 #[test]
 fn many_networks_that_hold_a_little_make_room() {
     alone("hoards::many_networks_that_hold_a_little_make_room", || {
