@@ -13,6 +13,7 @@ use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use crate::usage;
 use anyhow::Result;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+pub use faults::Made;
 use faults::entry_meant;
 use merge::{joined, merged};
 use names::{keys_of, similar, without_dashes};
@@ -69,7 +70,7 @@ pub enum Job {
     Run(Box<RunArgs>),
 }
 
-/// A shorter value may be anywhere in a message by chance.
+/// A shorter value may be anywhere in a message by chance, unless it is quoted there.
 const VALUE_BYTES_MIN: usize = 3;
 
 /// What is wrong, and with which key if it is known.
@@ -156,6 +157,7 @@ impl ConfigFile {
     #[cfg(test)]
     fn jobs(&self) -> Result<Vec<(Place, Job)>> {
         let (jobs, faults) = self.plan_all(Ok);
+        let jobs = jobs.into_iter().map(|made| (made.place, made.plan)).collect();
         faults.into_iter().next().map_or(Ok(jobs), Err)
     }
 

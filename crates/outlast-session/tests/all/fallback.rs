@@ -30,6 +30,40 @@ fn sends_a_syn_again(host: &Host) -> bool {
     })
 }
 
+/// Waits until the first answers to a connection's SYN were lost: it takes seconds, and could be anybody's.
+fn wait_for_a_loss(client_host: &Host) {
+    while !sends_a_syn_again(client_host) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_session_whose_opening_lost_a_packet_is_kernel_with_its_next_link() {
+    outlast_lab::require!("drops packets");
+    let lab = Lab::new("fallback-opening").unwrap();
+    let (client_host, server_host): (Host, Host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    let wire = lab.connect(&client_host, &server_host).unwrap();
+    let config = Arc::new(Config { watch_network: false, ..quick() });
+    let address = server_host.socket_addr(0);
+    let listener = server_host.enter(|| blocking::Listener::bind_with(address, &config).unwrap()).unwrap();
+    let targets = Targets::from(listener.local_addr());
+    let lost = inject("drop to-client", &wire);
+    let client = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| {
+            client_host.enter(|| blocking::Session::connect_with(&targets, &config).unwrap()).unwrap()
+        });
+        wait_for_a_loss(&client_host);
+        lost.heal().unwrap();
+        opening.join().unwrap()
+    });
+    (&client).write_all(b"x").unwrap();
+    let server = listener.accept().unwrap();
+    (&server).read_exact(&mut [0]).unwrap();
+    assert_eq!(round_trip(&client, &server), LinkMode::Inband, "the proof is spoilt");
+    inject("reset both", &wire).heal().unwrap();
+    assert_eq!(round_trip(&client, &server), LinkMode::Kernel, "the path is direct");
+}
+
 #[test]
 fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     outlast_lab::require!("drops packets");
@@ -45,14 +79,11 @@ fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     let server = listener.accept().unwrap();
     (&server).read_exact(&mut [0]).unwrap();
     assert_eq!(round_trip(&client, &server), LinkMode::Kernel);
-    // The first answers to the SYN are lost: the connection takes seconds, and could be anybody's.
     let lost = inject("drop to-client", &wire);
     inject("reset both", &wire).heal().unwrap();
     // That the link is lost is noticed now.
     (&client).write_all(b"x").unwrap();
-    while !sends_a_syn_again(&client_host) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_a_loss(&client_host);
     lost.heal().unwrap();
     (&server).read_exact(&mut [0]).unwrap();
     assert_eq!(round_trip(&client, &server), LinkMode::Inband, "the proof is spoilt");

@@ -1,7 +1,7 @@
 //! `outlast --config FILE`, and `outlast config check FILE`.
 
 use crate::cli::ProcessArgs;
-use crate::config_file::{ConfigFile, Job, Place};
+use crate::config_file::{ConfigFile, Job, Made};
 use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
 use crate::plan::{self, ConnectPlan, FrontPlan, ListenPlan};
@@ -15,6 +15,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+/// Keys that say where a program is looked for.
+const WHERE_PROGRAMS_ARE: [&str; 2] = ["working-directory", "environment"];
+
 /// Runs everything in a file. Signals, and who is waited for, are a process's own: where there is a program to run beside
 /// something else, each has a process.
 pub fn run(
@@ -27,7 +30,7 @@ pub fn run(
     let lines = file.command_lines(given);
     match (runs.pop(), lines.len()) {
         (None, _) => super::connect::runtime()?.block_on(service::run(relays, process, narrator)),
-        (Some((_, plan)), 1) => crate::run::run(plan, process),
+        (Some(Made { plan, .. }), 1) => crate::run::run(plan, process),
         (Some(_), _) if process.admin_socket.as_deref().is_some_and(|path| path != Path::new("none")) => {
             Err(Failure::usage(
                 "the sections of this file need an admin socket each: leave --admin-socket out, or say none",
@@ -77,8 +80,10 @@ pub fn check(path: &Path) -> Result<Code> {
     if faults.is_empty() || file.has_sections() {
         faults.extend(wrong);
     }
-    for (place, plan) in &runs {
-        for (key, error) in plan.check() {
+    for Made { place, plan, left_out } in &runs {
+        // Where the program is may be said by a key that was left out.
+        let unknown = left_out.iter().any(|key| WHERE_PROGRAMS_ARE.contains(&key.as_str()));
+        for (key, error) in plan.check().into_iter().filter(|(key, _)| !unknown || *key != "program") {
             faults.push(error.context(file.place_of_run(*place, key)));
         }
     }
@@ -114,7 +119,7 @@ fn sort_by_line(faults: &mut [anyhow::Error], path: &Path) {
 #[derive(Default)]
 struct Everything {
     relays: Plans,
-    runs: Vec<(Place, crate::run::Plan)>,
+    runs: Vec<Made<crate::run::Plan>>,
 }
 
 fn everything(file: &ConfigFile) -> Result<Everything> {
@@ -139,18 +144,20 @@ fn all_of(file: &ConfigFile) -> (Everything, Vec<anyhow::Error>) {
             Job::Run(args) => Planned::Run(Box::new(crate::run::plan(&args)?)),
         })
     });
-    for (place, planned) in planned {
-        match planned {
+    for Made { place, plan, left_out } in planned {
+        match plan {
             Planned::Listen(plan) => plans.listen.push(*plan),
             Planned::Connect(plan) => plans.connect.push(*plan),
-            Planned::Run(plan) => runs.push((place, *plan)),
+            Planned::Run(plan) => runs.push(Made { place, plan: *plan, left_out }),
         }
     }
     if plans.connect.iter().any(|plan| plan.fronts.contains(&FrontPlan::Stdio)) {
         faults.push(file.as_a_whole("stdio in a file needs `outlast --config FILE connect`"));
     }
     faults.extend(file.repeated_addresses());
-    let names: Vec<&str> = runs.iter().map(|(_, plan)| plan.name()).collect();
+    // A name that is wrong was left out: then that of the program is not the one meant.
+    let named = runs.iter().filter(|made| !made.left_out.iter().any(|key| key == "name"));
+    let names: Vec<&str> = named.map(|made| made.plan.name()).collect();
     if let Some(name) = repeated(&names) {
         faults.push(file.as_a_whole(&format!(
             "two sections run something called {name:?}: give one of them another name (name = ...)"

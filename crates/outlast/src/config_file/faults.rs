@@ -24,6 +24,14 @@ struct Found {
     left_out: Vec<String>,
 }
 
+/// What was made of a section.
+pub struct Made<P> {
+    pub place: Place,
+    pub plan: P,
+    /// Without these keys, as they are wrong.
+    pub left_out: Vec<String>,
+}
+
 impl Found {
     fn note(&mut self, error: anyhow::Error, said: &str, positional: &[String]) {
         let follows =
@@ -53,8 +61,8 @@ impl ConfigFile {
         }
     }
 
-    /// Makes something of each section: of those in which nothing is wrong, and everything that is wrong with the others.
-    pub fn plan_all<P>(&self, plan: impl Fn(Job) -> Result<P>) -> (Vec<(Place, P)>, Vec<anyhow::Error>) {
+    /// Makes something of each section, and tells everything that is wrong with any.
+    pub fn plan_all<P>(&self, plan: impl Fn(Job) -> Result<P>) -> (Vec<Made<P>>, Vec<anyhow::Error>) {
         if !self.has_sections() {
             let why = "there is nothing to do: add a [[listen]], [[connect]] or [[run]] section";
             return (Vec::new(), vec![Failure::usage(format!("{}: {why}", self.path.display()))]);
@@ -64,21 +72,21 @@ impl ConfigFile {
         for (name, sections) in SECTIONS.into_iter().zip(all) {
             for section in sections {
                 let place = Place { name, line: section.line };
-                match self.plan_or_all_faults(place, section, &plan) {
-                    Ok(plan) => plans.push((place, plan)),
-                    Err(found) => faults.extend(found),
-                }
+                let (planned, found) = self.plan_with_all_faults(place, section, &plan);
+                faults.extend(found.faults);
+                plans.extend(planned.map(|plan| Made { place, plan, left_out: found.left_out }));
             }
         }
         (plans, faults)
     }
 
-    fn plan_or_all_faults<P>(
+    /// What can be made of a section without the keys that are wrong, if that is anything.
+    fn plan_with_all_faults<P>(
         &self,
         place: Place,
         section: &Section,
         plan: &impl Fn(Job) -> Result<P>,
-    ) -> Result<P, Vec<anyhow::Error>> {
+    ) -> (Option<P>, Found) {
         let command = subcommand(place.name);
         let positional: Vec<String> =
             command.get_positionals().map(|argument| argument.get_id().to_string()).collect();
@@ -96,8 +104,7 @@ impl ConfigFile {
                 })
             });
             let Fault { error, key, said } = match planned {
-                Ok(planned) if found.faults.is_empty() => return Ok(planned),
-                Ok(_) => return Err(found.faults),
+                Ok(planned) => return (Some(planned), found),
                 Err(fault) => fault,
             };
             let mut wrong = left.entries.iter().position(|entry| Some(&entry.key) == key.as_ref());
@@ -112,7 +119,7 @@ impl ConfigFile {
                     found.left_out.extend(similar(&key, keys.iter().map(String::as_str)).map(str::to_owned));
                     found.left_out.push(key);
                 }
-                None => return Err(found.faults),
+                None => return (None, found),
             }
         }
     }
@@ -169,8 +176,11 @@ pub(super) fn entry_meant<'a>(entries: &'a [Entry], said: &str) -> Option<&'a En
             Values::Texts(texts) => texts.as_slice(),
             Values::Flag(_) => &[],
         };
-        let long_enough = texts.iter().filter(|text| text.len() >= VALUE_BYTES_MIN);
-        let values_at = long_enough.filter_map(|text| Some((said.find(text.as_str())?, text.len())));
+        let values_at = texts.iter().filter_map(|text| {
+            let short = text.len() < VALUE_BYTES_MIN;
+            let at = if short { said.find(&format!("{text:?}")) } else { said.find(text.as_str()) };
+            Some((at?, text.len()))
+        });
         let named_at = flag_in(said, &entry.key).into_iter().chain(values_at);
         named_at.map(|(at, length)| (at, Reverse(length), entry.line, entry)).collect::<Vec<_>>()
     });

@@ -153,7 +153,7 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
     let folder = folder();
     let top = "log = 'loud'\nmetrics = '127.0.0.1:99999'\nunknown = 3\n";
     let ok = "[[listen]]\naddress = '127.0.0.1:2255'\nto = '127.0.0.1:1'\n";
-    let cases: [(String, &[&str]); 4] = [
+    let cases: [(String, &[&str]); 6] = [
         (
             format!("{top}{ok}"),
             &[
@@ -179,6 +179,22 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
                 ":1: no service to connect sessions to",
                 ":2: invalid value '5' ",
                 ":4: unusable key file /nonexistent",
+            ],
+        ),
+        (
+            "[[listen]]\nto = '127.0.0.1:1'\naddress = 5\n".into(),
+            &[":3: unusable address \"5\": no port"],
+        ),
+        (
+            "[[run]]\nprogram = '/nowhere/program'\nlimit = 'nofile=20000000000'\nintensity = 'much'\n\
+             [[run]]\nprogram = 'nowhere/program'\nworking-directory = '/nowhere/folder'\nlimit = 'nofile=20000000000'\n"
+                .into(),
+            &[
+                ":2: program: ",
+                ":3: limit: ",
+                ":4: invalid value 'much' ",
+                ":7: there is no folder ",
+                ":8: limit: ",
             ],
         ),
     ];

@@ -122,7 +122,7 @@ impl Engine {
             Refusal::ModeRefused { offered } => {
                 let next = client.choice.without(mode, offered)?;
                 if mode == LinkMode::Kernel {
-                    client.was_direct = false;
+                    (client.was_direct, client.fallbacks) = (false, 0);
                 }
                 client.use_mode(next);
                 tracing::info!(

@@ -108,6 +108,12 @@ impl ClientState {
         self.several_servers
     }
 
+    /// Whether the path may be direct, though the last link could not show that. PROTOCOL 7.6: a lost packet spoils the proof, and
+    /// the next connection may lose none.
+    const fn may_be_direct(&self) -> bool {
+        if self.was_direct { self.fallbacks < NOT_DIRECT_MAX } else { self.fallbacks == 1 }
+    }
+
     /// The server has welcomed a link. Whether the next one is `kernel` again.
     pub(in crate::engine) fn welcomed(&mut self, link: &Link) -> bool {
         self.put_off.retain(|address| *address != link.peer_addr);
@@ -119,8 +125,7 @@ impl ClientState {
                 self.fallbacks = 0;
                 false
             }
-            // PROTOCOL 7.6: a lost packet spoils the proof, and the next connection may lose none.
-            LinkMode::Inband if !self.auto && self.was_direct && self.fallbacks < NOT_DIRECT_MAX => {
+            LinkMode::Inband if !self.auto && self.may_be_direct() => {
                 self.auto = true;
                 self.mode = LinkMode::Kernel;
                 true
@@ -305,5 +310,27 @@ impl OpeningAttempts {
             return Some(self.backoff.next_delay().max(after));
         }
         engine.has_other_mode().then_some(Duration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_was_never_direct_is_tried_once_more() {
+        if !crate::sys::can_freeze() {
+            return;
+        }
+        let mut state = ClientState::new(&Config::default());
+        assert!(state.auto && !state.may_be_direct());
+        state.fall_back(LinkMode::Inband);
+        assert!(state.may_be_direct());
+        state.use_mode(LinkMode::Kernel);
+        state.fall_back(LinkMode::Inband);
+        assert!(!state.may_be_direct());
+        // One that was direct has more patience.
+        state.was_direct = true;
+        assert!(state.may_be_direct());
     }
 }
