@@ -115,7 +115,8 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     let mut attending = JoinSet::new();
     attending.spawn(manager.keep_alive());
     let last_words = watcher.as_ref().map(Watcher::table);
-    if let Some(watcher) = watcher {
+    if let Some(mut watcher) = watcher {
+        watcher.begin();
         attending.spawn(watcher.keep_running(narrator.clone()));
     }
     if let Some(admin) = admin {

@@ -34,7 +34,8 @@ pub async fn run(
     let mut signals = Signals::new()?;
     outages::warn_of(&plan.config, narrator);
     let mut attending = JoinSet::new();
-    if let Some(watcher) = Watcher::of(std::slice::from_mut(&mut plan), narrator) {
+    if let Some(mut watcher) = Watcher::of(std::slice::from_mut(&mut plan), narrator) {
+        watcher.begin();
         attending.spawn(watcher.keep_running(narrator.clone()));
     }
     let carrier = Carrier::new(plan);

@@ -32,6 +32,7 @@ use outlast_session::Targets;
 use outlast_session::relay::dial::plain;
 use outlast_session::tokio::Session;
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -39,10 +40,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
 
 /// A watcher that ends before its relay is replaced so many times.
 const STARTS_MAX: u32 = 4;
+/// A watcher reads its orders within this time, if they are longer than its socket holds. Default 5 s.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 /// Of our service manager, and not for the watcher.
 const NOT_FOR_IT: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
@@ -95,6 +99,8 @@ impl TlsFiles {
 pub struct Watcher {
     table: Arc<Table>,
     orders: Orders,
+    /// Its process, and the socket whose end is this one's. None until it is begun, or when it has ended.
+    running: Option<Result<(Child, UnixStream)>>,
 }
 
 /// A plan's part of the table.
@@ -144,7 +150,7 @@ impl Watcher {
             }));
             plan.watch = Some(Watch { table: Arc::clone(&table), first, targets });
         }
-        Some(Self { table, orders })
+        Some(Self { table, orders, running: None })
     }
 
     /// The table, for the end of the relay.
@@ -152,10 +158,15 @@ impl Watcher {
         Arc::clone(&self.table)
     }
 
+    /// Starts its process. Sessions that open before that are not given up if this one dies meanwhile.
+    pub fn begin(&mut self) {
+        self.running = Some(self.start());
+    }
+
     /// Keeps a watcher running for as long as this is polled. What goes wrong is said once.
-    pub async fn keep_running(self, narrator: Narrator) {
+    pub async fn keep_running(mut self, narrator: Narrator) {
         for start in 1..=STARTS_MAX {
-            let (mut child, stream) = match self.start() {
+            let (mut child, stream) = match self.running.take().unwrap_or_else(|| self.start()) {
                 Ok(started) => started,
                 Err(error) => {
                     narrator.warn(&format!(
@@ -165,7 +176,7 @@ impl Watcher {
                 }
             };
             // Dropping the stream, at the latest when this process ends, is what the watcher waits for.
-            let ended = self.attend(stream).await;
+            let ended = attend(stream).await;
             let pid = child.id();
             let reaped = tokio::task::spawn_blocking(move || child.wait()).await;
             let how = match (ended, reaped) {
@@ -183,9 +194,9 @@ impl Watcher {
         std::future::pending().await
     }
 
-    /// Starts one.
+    /// Starts one, and tells it all that it has to know: from then on this process may die.
     fn start(&self) -> Result<(Child, UnixStream)> {
-        let (ours, theirs) = UnixStream::pair()?;
+        let (mut ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(handover::program());
         command
             .arg0("outlast")
@@ -197,22 +208,23 @@ impl Watcher {
         for name in NOT_FOR_IT {
             command.env_remove(name);
         }
-        sys::ignore_at_first(&mut command, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
+        sys::stand_apart(&mut command, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
         let child = command.spawn().context("cannot start a process")?;
-        Ok((child, ours))
-    }
-
-    /// Tells it what it has to know, and waits for its end.
-    async fn attend(&self, stream: UnixStream) -> std::io::Result<()> {
-        stream.set_nonblocking(true)?;
-        let mut stream = tokio::net::UnixStream::from_std(stream)?;
         let mut line = serde_json::to_vec(&self.orders)?;
         line.push(b'\n');
-        stream.write_all(&line).await?;
-        // It says nothing.
-        while stream.read(&mut [0]).await? > 0 {}
-        Ok(())
+        // The socket's buffer holds the orders of thousands of servers: it waits for the process only beyond that.
+        ours.set_write_timeout(Some(READ_WITHIN))?;
+        ours.write_all(&line).context("it takes no orders")?;
+        Ok((child, ours))
     }
+}
+
+/// Waits for the end of the process at the other end, which says nothing.
+async fn attend(stream: UnixStream) -> std::io::Result<()> {
+    stream.set_nonblocking(true)?;
+    let mut stream = tokio::net::UnixStream::from_std(stream)?;
+    while stream.read(&mut [0]).await? > 0 {}
+    Ok(())
 }
 
 /// What it means to have no watcher.

@@ -37,8 +37,6 @@ const HURRY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Watches the relay at the other end of standard input, whose sessions are in standard output.
 pub fn run(args: &WatchArgs) -> Result<Code> {
-    // What ends the relay's group, or its terminal, does not end this.
-    rustix::process::setsid().ok();
     sys::close_all_but_standard();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(watch(args))

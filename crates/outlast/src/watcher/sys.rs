@@ -19,10 +19,12 @@ pub fn lasting_stderr() -> Stdio {
     ours.map_or_else(Stdio::null, Stdio::from)
 }
 
-/// Has a process ignore from its first moment on what tells processes to end, until it does otherwise: a service manager
-/// tells all of a service at once, also one that has just been started.
-pub fn ignore_at_first(command: &mut Command, signals: [i32; 3]) {
-    let ignore = move || {
+/// Has a process be in a session of its own from its first moment on, as what ends a group of processes is not for it, and
+/// ignore what tells processes to end, until it does otherwise: a service manager tells all of a service at once, also one
+/// that has just been started.
+pub fn stand_apart(command: &mut Command, signals: [i32; 3]) {
+    let prepare = move || {
+        rustix::process::setsid()?;
         for signal in signals {
             // SAFETY: a system call with two numbers.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
@@ -30,7 +32,7 @@ pub fn ignore_at_first(command: &mut Command, signals: [i32; 3]) {
         Ok(())
     };
     // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
-    unsafe { command.pre_exec(ignore) };
+    unsafe { command.pre_exec(prepare) };
 }
 
 /// Warns in the log of the relay that has died, or else in the system's.

@@ -83,6 +83,22 @@ fn is_reset(stream: &mut TcpStream) -> Duration {
     started.elapsed()
 }
 
+/// The watcher has its orders before the relay takes its first connection.
+#[test]
+fn a_client_that_is_killed_as_soon_as_it_has_a_session_leaves_none() {
+    let folder = folder();
+    let runtime = folder.path();
+    let scene = Scene::new(runtime, &[]);
+    for round in 0..30 {
+        let (client, front) = scene.connect(runtime, &[]);
+        let (ended, mut served) = both_ends(front, &scene.service);
+        kill("-KILL", &format!("-{}", client.pid()));
+        let waited = is_reset(&mut served);
+        assert!(waited < SOON, "round {round}: {waited:?}");
+        drop(ended);
+    }
+}
+
 #[test]
 fn a_server_hears_at_once_that_its_client_was_killed() {
     let folder = folder();
