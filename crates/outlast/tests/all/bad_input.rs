@@ -187,7 +187,7 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
         ),
         (
             "[[run]]\nprogram = '/nowhere/program'\nlimit = 'nofile=20000000000'\nintensity = 'much'\n\
-             [[run]]\nprogram = 'nowhere/program'\nworking-directory = '/nowhere/folder'\nlimit = 'nofile=20000000000'\n"
+             [[run]]\nprogram = 'nowhere/server'\nworking-directory = '/nowhere/folder'\nlimit = 'nofile=20000000000'\n"
                 .into(),
             &[
                 ":2: program: ",

@@ -53,8 +53,11 @@ fn an_upgrade_whose_old_program_is_killed_meanwhile_has_an_end_all_the_same() {
         let mut upgrading = Outlast::from(command);
         let old = crate::common::eventually("the new binary does not begin", || {
             let is = |pid: u32, name: &str| name_of(pid).is_some_and(|is| is == name);
-            let old = children(main).into_iter().find(|child| is(*child, "lines"));
-            old.filter(|_| is(main, name) || is(main, "sleep"))
+            // Beside it there may be who served, dying or dead: nobody reaps that meanwhile.
+            let mut old = children(main);
+            old.retain(|child| is(*child, "lines") && is_running(*child));
+            let [old] = old[..] else { return None };
+            (is(main, name) || is(main, "sleep")).then_some(old)
         });
         assert!(Command::new("kill").args(["-KILL", &old.to_string()]).status().unwrap().success());
         crate::common::eventually("the old program is not killed", || (!is_running(old)).then_some(()));
