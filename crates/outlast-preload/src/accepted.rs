@@ -24,7 +24,7 @@ pub fn on_accept(
     marks::accepts_at(listener, table);
     on_connection(table, descriptor, address, length, room);
     // Of UNIX sockets the kernel does not tell whether anything was said.
-    if marks::is_listening(listener) || sys::is_internet(descriptor) {
+    if marks::is_listening(listener) || !marks::is_silent() && sys::is_internet(descriptor) {
         marks::awaits_first(descriptor, table);
     }
 }

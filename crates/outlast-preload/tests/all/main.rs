@@ -41,4 +41,5 @@ mod strays;
 mod swaps;
 mod told_by_shutdown;
 mod unix_files;
+mod unkept_sessions;
 mod untold_parts;

@@ -59,13 +59,15 @@ pub enum NotKept {
     Switched = 4,
     /// The program forbids itself system calls, also those by which idle connections are known.
     Sandbox = 5,
+    /// Another program is executed for each of them.
+    Executed = 6,
 }
 
 impl NotKept {
     /// As it is noted.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        let all = [Self::Tls, Self::Http2, Self::Other, Self::Switched, Self::Sandbox];
+        let all = [Self::Tls, Self::Http2, Self::Other, Self::Switched, Self::Sandbox, Self::Executed];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
