@@ -9,6 +9,7 @@ pub(crate) mod custody;
 pub(crate) mod descriptors;
 pub(crate) mod family;
 pub(crate) mod fault;
+pub(crate) mod file_size;
 pub(crate) mod futex;
 pub(crate) mod launch;
 mod lineage;
