@@ -67,6 +67,8 @@ use policy::Policy;
 pub use slots::NOTE_BYTES;
 use std::io;
 #[doc(hidden)]
+pub use sys::credentials;
+#[doc(hidden)]
 pub use sys::file_size::beyond_limit;
 pub use upgrade::listen;
 

@@ -5,6 +5,7 @@
 pub(crate) mod activation;
 pub(crate) mod addresses;
 pub(crate) mod clock;
+pub mod credentials;
 pub(crate) mod custody;
 pub(crate) mod descriptors;
 pub(crate) mod family;
