@@ -2,11 +2,33 @@
 
 use crate::holder;
 use crate::marks;
+use crate::shut;
 use crate::sys;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
+
+/// Accepts by `accept`, unless the program has shut `listener` down: what was accepted, or -1 with `errno`. The length of the
+/// program's `room` for an address is as it was, if `accept` is called once more.
+pub fn accept(
+    listener: RawFd,
+    (length, room): (*mut libc::socklen_t, libc::socklen_t),
+    accept: impl Fn() -> RawFd,
+) -> RawFd {
+    loop {
+        let Some(table) = holder::table() else { return accept() };
+        if shut::is_shut_down(listener, table) {
+            sys::set_errno(libc::EINVAL);
+            return -1;
+        }
+        let accepted = accept();
+        if accepted < 0 || !shut::was_wake_up(accepted, table) {
+            return accepted;
+        }
+        sys::waiting::set_room(length, room);
+    }
+}
 
 /// One that was accepted from `listener`, of whose peer the program is told in `address`, where there was so much `room`.
 pub fn on_accept(

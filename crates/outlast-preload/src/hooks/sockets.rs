@@ -61,14 +61,14 @@ hooks! {
         result
     };
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int, next => {
-        let room = sys::room(length);
-        let accepted = next(fd, address, length);
+        let room = sys::waiting::room(length);
+        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length));
         accepted::on_accept(fd, accepted, address, length, room);
         accepted
     };
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int, next => {
-        let room = sys::room(length);
-        let accepted = next(fd, address, length, flags);
+        let room = sys::waiting::room(length);
+        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length, flags));
         accepted::on_accept(fd, accepted, address, length, room);
         accepted
     };

@@ -332,6 +332,9 @@ impl Holder {
         if let Some(until) = self.puts_back_until {
             self.listeners.put_back();
             self.puts_back_until = Some(until).filter(|until| now < *until);
+            if self.puts_back_until.is_none() {
+                self.table.shut_down.forget_wake_ups();
+            }
         }
         if self.ending != Ending::ForGood {
             let serves_since = self.serves_since.filter(|_| self.main_ended_at.is_none());

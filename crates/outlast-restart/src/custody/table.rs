@@ -3,8 +3,10 @@
 //! connection itself.
 
 mod accepting;
+mod shut_down;
 
 pub use accepting::Accepting;
+pub use shut_down::ShutDown;
 
 use super::address::Address;
 use crate::sys::memfd;
@@ -153,6 +155,8 @@ pub struct Table {
     slots: [Slot; SLOTS],
     /// Who accepts clients.
     pub accepting: Accepting,
+    /// Where nobody is to accept any more.
+    pub shut_down: ShutDown,
 }
 
 // SAFETY: atomics alone, for which zeroes are a value.
@@ -203,6 +207,7 @@ impl Table {
             self.how.fetch_or(IS_REPLACED, Ordering::SeqCst);
         } else {
             self.how.fetch_and(!IS_REPLACED, Ordering::SeqCst);
+            self.shut_down.clear();
         }
     }
 
