@@ -27,6 +27,7 @@ mod inner_talk;
 mod jumps;
 mod killed_supervisors;
 mod last_answers;
+mod leaving_masters;
 mod other_users;
 mod own_sandbox;
 mod searched_folders;
