@@ -2,11 +2,33 @@
 
 use crate::holder;
 use crate::marks;
+use crate::shut;
 use crate::sys;
 use outlast_restart::custody::message::{AddressBytes, Message, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
+
+/// Accepts by `accept`, unless the program has shut `listener` down: what was accepted, or -1 with `errno`. The length of the
+/// program's `room` for an address is as it was, if `accept` is called once more.
+pub fn accept(
+    listener: RawFd,
+    (length, room): (*mut libc::socklen_t, libc::socklen_t),
+    accept: impl Fn() -> RawFd,
+) -> RawFd {
+    loop {
+        let Some(table) = holder::table() else { return accept() };
+        if shut::is_shut_down(listener, table) {
+            sys::set_errno(libc::EINVAL);
+            return -1;
+        }
+        let accepted = accept();
+        if accepted < 0 || !shut::was_wake_up(accepted, table) {
+            return accepted;
+        }
+        sys::waiting::set_room(length, room);
+    }
+}
 
 /// One that was accepted from `listener`, of whose peer the program is told in `address`, where there was so much `room`.
 pub fn on_accept(
@@ -24,7 +46,7 @@ pub fn on_accept(
     marks::accepts_at(listener, table);
     on_connection(table, descriptor, address, length, room);
     // Of UNIX sockets the kernel does not tell whether anything was said.
-    if marks::is_listening(listener) || sys::is_internet(descriptor) {
+    if marks::is_listening(listener) || !marks::is_silent() && sys::is_internet(descriptor) {
         marks::awaits_first(descriptor, table);
     }
 }

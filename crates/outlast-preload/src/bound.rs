@@ -2,6 +2,7 @@
 
 use crate::holder;
 use crate::marks;
+use crate::shut;
 use crate::sys;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
@@ -137,9 +138,9 @@ pub fn on_listen(descriptor: RawFd) {
 /// nobody.
 ///
 /// Not where threads or other processes may wait for clients, who are to be told, and where the socket may be known to an epoll,
-/// which would not know the other one: the holder has it listen again then, as soon as it hears of that, and who waits in the
-/// queue is lost. A process that accepts clients itself, and has children of which none ever did, has nobody to tell. Takes no
-/// memory: it may be called in the handler of a signal.
+/// which would not know the other one: then they hear of a shutdown that is none (`shut`). Where that cannot be, the holder has the
+/// socket listen again as soon as it hears of its end, and who waits in the queue is lost. A process that accepts clients itself,
+/// and has children of which none ever did, has nobody to tell. Takes no memory: it may be called in the handler of a signal.
 pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
     let Some(table) = holder::table().filter(|table| table.is_replaced()) else { return false };
     if how == libc::SHUT_WR || marks::is_silent() || !marks::is_own() {
@@ -148,7 +149,7 @@ pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
     let _errno = sys::Errno::keep();
     let is_alone = marks::listens_alone(descriptor) || marks::accepts_alone(descriptor, table);
     if !is_alone || !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::has_epoll() {
-        return false;
+        return shut::pretend(descriptor, table);
     }
     sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))
 }

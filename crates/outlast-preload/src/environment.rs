@@ -20,6 +20,7 @@ const FOLDERS: &CStr = c"/bin:/usr/bin";
 
 /// Executes a file by `call`, with this environment or with that which it needs.
 pub fn execute<T>(file: *const c_char, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
+    marks::on_execute();
     match needed(file, environment, false) {
         Some((_room, other)) => call(other),
         None => call(environment),
@@ -28,6 +29,7 @@ pub fn execute<T>(file: *const c_char, environment: Texts, call: impl FnOnce(Tex
 
 /// The same, of a file that is looked for in the folders of PATH unless its name has a slash.
 pub fn execute_found<T>(name: *const c_char, environment: Texts, call: impl FnOnce(Texts) -> T) -> T {
+    marks::on_execute();
     match needed(name, environment, true) {
         Some((_room, other)) => call(other),
         None => call(environment),

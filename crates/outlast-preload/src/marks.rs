@@ -1,6 +1,8 @@
 //! What is known of this process's descriptors: which of them are connections with clients. In memory of this process alone;
 //! only those on which nothing was said yet, or HTTP is spoken, have a slot in the table.
 
+mod strangers;
+
 use crate::holder;
 use crate::http::{self, Exchange, Verdict};
 use crate::memory::Parts;
@@ -9,6 +11,7 @@ use outlast_restart::custody::message::{Message, Verb};
 use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, TAKEN, Table};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+pub use strangers::on_execute;
 
 /// Descriptors beyond are not looked at.
 const DESCRIPTORS: usize = 1 << 16;
@@ -22,13 +25,18 @@ const SLOT: u32 = 2;
 const LISTENS: u32 = u32::MAX;
 /// The program was the first to say something there.
 const GREETED: u32 = u32::MAX;
+/// It has other numbers, too: it gets no slot, and what is said there first is looked at.
+const WATCHED: u32 = u32::MAX - 1;
+/// It is a connection of the internet.
+const OF_INTERNET: u64 = 1;
 
 struct Mark {
     /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
     what: AtomicU32,
-    /// With [`ACCEPTED`]: 0, [`GREETED`], or its slot with 1 added. With [`LISTENS`]: the process that has accepted clients there.
+    /// With [`ACCEPTED`]: 0, [`GREETED`], [`WATCHED`], or its slot with 1 added. With [`LISTENS`]: the process that has accepted clients there.
     beside: AtomicU32,
-    /// Of the connection in that slot; for one that listens, [`FORKS`] when it began.
+    /// Of the connection in that slot; without one, [`OF_INTERNET`] if that is known; for one that listens, [`FORKS`] when it
+    /// began.
     cookie: AtomicU64,
 }
 
@@ -159,6 +167,7 @@ pub fn accepted(descriptor: RawFd) {
     forget(descriptor);
     if let Some(mark) = mark(descriptor) {
         mark.beside.store(0, Ordering::Relaxed);
+        mark.cookie.store(0, Ordering::Relaxed);
         mark.what.store(ACCEPTED, Ordering::Relaxed);
     }
 }
@@ -168,6 +177,7 @@ pub fn awaits_first(descriptor: RawFd, table: &Table) {
     let Some(mark) = mark(descriptor).filter(|mark| mark.what.load(Ordering::Relaxed) == ACCEPTED) else {
         return;
     };
+    mark.cookie.store(OF_INTERNET, Ordering::Relaxed);
     if table.keeps_connections()
         && !is_silent()
         && is_own()
@@ -213,6 +223,7 @@ fn give_up(descriptor: RawFd, mark: &Mark) {
         if !is_silent() {
             release(slot, mark.beside.load(Ordering::Relaxed).saturating_sub(1), mark);
         }
+        mark.cookie.store(OF_INTERNET, Ordering::Relaxed);
     }
     mark.beside.store(0, Ordering::Relaxed);
 }
@@ -339,36 +350,27 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
     if mark.what.load(Ordering::Relaxed) == ACCEPTED {
         let _errno = sys::Errno::keep();
         let head = filled.map(|filled| filled.head(count)).unwrap_or_default();
-        let has_greeted = mark.beside.load(Ordering::Relaxed) == GREETED;
+        let is_never_kept = [GREETED, WATCHED].contains(&mark.beside.load(Ordering::Relaxed));
         let early = number_of(mark).zip(slot_of(descriptor));
-        mark.what.store(NOTHING, Ordering::Relaxed);
-        if is_silent() {
-            if let Some((_, slot)) = early {
+        if !is_own() {
+            if let Some((_, slot)) = early.filter(|_| is_silent()) {
                 slot.set_phase(Phase::Unclear);
             }
-            if LISTENS_UNTOLD.load(Ordering::Relaxed) {
-                // Its user would be told that what listens is kept. The holder finds out that it is not.
-                return;
-            }
-            let is_kept_elsewhere = |table: &&Table| table.keeps_connections() && http::is_request(head);
-            if let Some(table) = holder::table().filter(is_kept_elsewhere) {
-                table.note_not_kept(NotKept::Sandbox);
+            // If it listens untold, its user would hear that what listens is kept. The holder finds out that it is not.
+            if !LISTENS_UNTOLD.load(Ordering::Relaxed) {
+                strangers::on_first_read(descriptor, mark, head);
             }
             return;
         }
-        if !is_own() {
-            return;
-        }
+        mark.what.store(NOTHING, Ordering::Relaxed);
         let Some(table) = holder::table().filter(|table| table.keeps_connections()) else { return };
-        if has_greeted || !http::is_request(head) {
+        if is_never_kept || !http::is_request(head) {
             if let Some((number, slot)) = early {
                 slot.set_phase(Phase::Unclear);
                 release(slot, number, mark);
             }
-            // What processes of the program say to each other is no matter of its users.
-            let is_news = |kind: &NotKept| !table.is_noted(*kind) && !holder::is_within(descriptor);
-            if let Some(kind) = http::stranger(head).filter(is_news) {
-                table.note_not_kept(kind);
+            if !http::is_request(head) {
+                strangers::note(descriptor, mark, http::stranger(head));
             }
             return;
         }
@@ -404,14 +406,9 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
 pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
     let Some(count) = usize::try_from(result).ok().filter(|count| *count > 0) else { return };
     if let Some(mark) = mark(descriptor).filter(|mark| mark.what.load(Ordering::Relaxed) == ACCEPTED) {
-        if mark.beside.load(Ordering::Relaxed) != GREETED && is_own() {
-            let _errno = sys::Errno::keep();
-            give_up(descriptor, mark);
-            mark.beside.store(GREETED, Ordering::Relaxed);
-            if let Some(table) = holder::table() {
-                table.note_speaks_first();
-            }
-        }
+        let _errno = sys::Errno::keep();
+        let head = parts.map(|parts| parts.head(count)).unwrap_or_default();
+        strangers::on_first_write(descriptor, mark, head);
         return;
     }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
@@ -426,6 +423,18 @@ pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
         && let Some(table) = holder::table()
     {
         table.note_not_kept(NotKept::Switched);
+    }
+}
+
+/// It has another number as well: duplicates answer for each other, which is not followed.
+pub fn duplicated(descriptor: RawFd, to: RawFd) {
+    match mark(descriptor) {
+        Some(mark) if mark.what.load(Ordering::Relaxed) == ACCEPTED => {
+            if strangers::has_own_marks() {
+                strangers::duplicated(mark, descriptor, to);
+            }
+        }
+        _ => never(descriptor),
     }
 }
 
@@ -449,9 +458,9 @@ pub fn forget(descriptor: RawFd) {
     if !is_marked(descriptor) {
         return;
     }
-    if is_process_silent() {
-        // The holder finds out by itself that it is closed. Until then it is not to be kept.
-        if let Some(slot) = slot_of(descriptor) {
+    if is_process_silent() || strangers::is_cloned() {
+        // The holder finds out by itself that it is closed. Until then it is not to be kept. Slots are a parent's.
+        if let Some(slot) = slot_of(descriptor).filter(|_| !strangers::is_cloned()) {
             slot.set_phase(Phase::Unclear);
         }
         if let Some(mark) = mark(descriptor) {

@@ -14,6 +14,7 @@ pub mod given;
 pub mod relatives;
 pub mod room;
 mod signals;
+pub mod waiting;
 
 pub use signals::BlockedSignals;
 
@@ -452,12 +453,6 @@ pub fn address<'a>(address: *const libc::sockaddr, length: libc::socklen_t) -> &
     }
     // SAFETY: there are as many bytes, which the program leaves as they are during the call that this is about.
     unsafe { std::slice::from_raw_parts(address.cast(), length as usize) }
-}
-
-/// How much room the program has for an address.
-pub fn room(length: *const libc::socklen_t) -> libc::socklen_t {
-    // SAFETY: null, or what the program has given to the C library.
-    unsafe { length.as_ref() }.copied().unwrap_or(0)
 }
 
 /// The descriptors that came with a message, or were sent with it.

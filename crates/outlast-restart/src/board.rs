@@ -192,7 +192,7 @@ impl Board {
         Ok(board)
     }
 
-    fn set_policy(&self, policy: &Policy) {
+    pub(crate) fn set_policy(&self, policy: &Policy) {
         self.intensity.store(u32::try_from(policy.intensity).unwrap_or(u32::MAX), Ordering::SeqCst);
         self.intensity_window_ms.store(policy.intensity_window_ms, Ordering::SeqCst);
         self.transient_after_ms.store(policy.transient_after_ms, Ordering::SeqCst);

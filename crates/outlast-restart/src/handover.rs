@@ -9,6 +9,7 @@ use crate::buffers::{self, Buffers};
 use crate::control::Control;
 use crate::passed::{self, Passed};
 use crate::slots::{Notes, Slot, Slots};
+use crate::sys::file_size::beyond_limit;
 use crate::sys::shared::{set_bytes, to_bytes};
 use crate::sys::{descriptors, process};
 use std::collections::BTreeSet;
@@ -45,7 +46,18 @@ pub(crate) fn write(
     passed: &[Passed],
     ready: RawFd,
 ) -> io::Result<OwnedFd> {
-    let mut list = BufWriter::new(File::from(crate::sys::memfd::create(c"outlast-handover", 0)?));
+    let list = File::from(crate::sys::memfd::create(c"outlast-handover", 0)?);
+    // However large it becomes.
+    beyond_limit(u64::MAX, || write_to(list, (control, slots, buffers), passed, ready))
+}
+
+fn write_to(
+    list: File,
+    (control, slots, buffers): (&Control, &Slots, &'static Buffers),
+    passed: &[Passed],
+    ready: RawFd,
+) -> io::Result<OwnedFd> {
+    let mut list = BufWriter::new(list);
     list.write_all(MAGIC)?;
     let length = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     write_words(&mut list, &[VERSION, process::pid().cast_unsigned(), length(passed.len())])?;

@@ -66,6 +66,10 @@ pub use inherited::Inherited;
 use policy::Policy;
 pub use slots::NOTE_BYTES;
 use std::io;
+#[doc(hidden)]
+pub use sys::credentials;
+#[doc(hidden)]
+pub use sys::file_size::beyond_limit;
 pub use upgrade::listen;
 
 /// By which a server is told to end.

@@ -5,11 +5,11 @@ use crate::bound::Freed;
 use crate::{accepted, bound, marks, sys};
 use libc::{FILE, c_int, c_long, c_uint, c_ulong, sockaddr, socklen_t};
 
-/// Duplicates answer for each other: that is not followed.
+/// What is known of one is not of the other.
 fn duplicated(from: c_int, to: c_int) -> c_int {
     if to >= 0 && to != from && marks::is_marked(from) {
         let _errno = sys::Errno::keep();
-        marks::never(from);
+        marks::duplicated(from, to);
     }
     to
 }
@@ -61,14 +61,14 @@ hooks! {
         result
     };
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int, next => {
-        let room = sys::room(length);
-        let accepted = next(fd, address, length);
+        let room = sys::waiting::room(length);
+        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length));
         accepted::on_accept(fd, accepted, address, length, room);
         accepted
     };
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int, next => {
-        let room = sys::room(length);
-        let accepted = next(fd, address, length, flags);
+        let room = sys::waiting::room(length);
+        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length, flags));
         accepted::on_accept(fd, accepted, address, length, room);
         accepted
     };

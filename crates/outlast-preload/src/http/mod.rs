@@ -311,6 +311,12 @@ pub fn is_request(mut head: &[u8]) -> bool {
     }
 }
 
+/// What a connection is on which the server is the first to speak, with these words. None: an answer of HTTP/1, as some give to
+/// clients that send no request for long; or nothing of it can be seen.
+pub fn greeting(head: &[u8]) -> Option<NotKept> {
+    if head.starts_with(b"HTTP/") { None } else { stranger(head) }
+}
+
 /// What a connection is that does not begin with a request. None: nothing of it can be seen, or the end of a line is all that
 /// was sent, as some do who look whether anybody listens.
 pub fn stranger(head: &[u8]) -> Option<NotKept> {

@@ -7,7 +7,7 @@ use crate::common::{
 use std::io::{Error, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 const SERVER: &str = r#"
@@ -86,6 +86,92 @@ fn workers_of_a_server_that_is_upgraded_are_told() {
     assert!(Client::connect(port).get("/"));
     run.stop();
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Workers, which are processes or threads, wait for clients in one of several calls, and end when the socket is shut down. What
+/// they have accepted they answer.
+const WORKERS: &str = r#"
+import os, select, signal, socket, sys, threading
+WAY = "way"
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100)
+s.setblocking(WAY in ("accept", "threads"))
+def accepted():
+    if WAY == "poll":
+        wait = select.poll(); wait.register(s, select.POLLIN); wait.poll()
+    if WAY == "epoll":
+        wait = select.epoll(); wait.register(s, select.EPOLLIN); wait.poll(); wait.close()
+    return s.accept()[0]
+def work():
+    while True:
+        try: c = accepted()
+        except BlockingIOError: continue
+        except OSError: return
+        c.setblocking(True)
+        try: c.recv(1000); c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+        except OSError: pass
+        c.close()
+# No thread but the first is to get it.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+workers = []
+for number in range(4):
+    if WAY == "threads":
+        workers.append(threading.Thread(target=work)); workers[-1].start()
+    else:
+        workers.append(os.fork())
+        if workers[-1] == 0: work(); os._exit(0)
+signal.sigwait([signal.SIGTERM])
+s.shutdown(socket.SHUT_RDWR)
+for worker in workers: worker.join() if WAY == "threads" else os.waitpid(worker, 0)
+os._exit(0)
+"#;
+
+#[test]
+fn nobody_is_refused_or_reset_at_upgrades_of_a_server_whose_workers_accept() {
+    const CLIENTS: usize = 6;
+    const UPGRADES: usize = 3;
+    if !is_installed(PYTHON) {
+        return;
+    }
+    for way in ["accept", "poll", "epoll", "threads"] {
+        let (folder, port) = (folder("shut-down-workers"), free_port());
+        let run = Run::start(&folder, port, &WORKERS.replace("\"way\"", &format!("{way:?}")));
+        assert!(Client::connect(port).get("/"));
+        let (is_over, served) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (upgraded, failed): (Vec<Output>, Vec<Error>) = std::thread::scope(|scope| {
+            let come = || {
+                let mut failed = Vec::new();
+                while !is_over.load(Ordering::SeqCst) {
+                    match is_answered(port) {
+                        Ok(()) => drop(served.fetch_add(1, Ordering::SeqCst)),
+                        Err(error) => failed.push(error),
+                    }
+                }
+                failed
+            };
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(come)).collect();
+            let upgrade = |_| {
+                std::thread::sleep(Duration::from_millis(300));
+                run.upgrade()
+            };
+            let upgraded = (0..UPGRADES).map(upgrade).collect();
+            is_over.store(true, Ordering::SeqCst);
+            (upgraded, clients.into_iter().flat_map(|client| client.join().unwrap()).collect())
+        });
+        assert!(upgraded.iter().all(|upgraded| upgraded.status.success()), "{way}: {upgraded:?}");
+        assert!(failed.is_empty() && served.load(Ordering::SeqCst) > 0, "{way}: {failed:?}");
+        assert!(Client::connect(port).get("/"));
+        run.stop();
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+fn is_answered(port: u16) -> std::io::Result<()> {
+    let mut client = Client::try_connect(port)?;
+    client.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")?;
+    let mut said = Vec::new();
+    client.0.read_to_end(&mut said)?;
+    if said.ends_with(b"ok") { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) }
 }
 
 /// A child serves each client, and has the listening socket open, at which it never accepts anybody.

@@ -268,6 +268,38 @@ impl Connections {
         }
     }
 
+    /// The connections that a process has, by their slots and cookies.
+    pub(super) fn served_by(&self, owner: Pid) -> Vec<(u32, u64)> {
+        let is_its = |held: &Connection| held.owner == owner && matches!(held.state, State::Served);
+        self.all
+            .iter()
+            .filter(|(_, held)| is_its(held))
+            .map(|(number, held)| (*number, held.cookie))
+            .collect()
+    }
+
+    /// Keeps a connection that a process closes, if it is idle. Whether it is.
+    pub(super) fn keep_idle(&mut self, owner: Pid, (number, cookie): (u32, u64), epoll: &OwnedFd) -> bool {
+        let is_asked = self.table.slot(number).is_some_and(|slot| slot.phase() == Phase::Idle);
+        let is_it = |held: &&Connection| {
+            held.owner == owner && held.cookie == cookie && matches!(held.state, State::Served)
+        };
+        let held = self.all.get(&number).filter(is_it).filter(|_| is_asked);
+        let is_kept = held.is_some_and(|held| Self::is_idle(self.table, number, held));
+        if is_kept {
+            self.rest(number, epoll);
+        }
+        is_kept
+    }
+
+    /// Closes one on which its client has said nothing since nobody has it.
+    pub(super) fn let_go_of_resting(&mut self, (number, cookie): (u32, u64)) {
+        let held = self.all.get(&number).filter(|held| held.cookie == cookie);
+        if held.is_some_and(|held| matches!(held.state, State::Resting { .. })) {
+            self.drop(number);
+        }
+    }
+
     /// The sockets of those of these connections on which nothing was said yet.
     pub(super) fn untouched(&self, numbers: impl Iterator<Item = u32>) -> Vec<u64> {
         let is_untouched =

@@ -2,6 +2,7 @@
 
 mod ends;
 mod hears;
+mod postponed;
 mod successor;
 
 pub(crate) use successor::Successor;
@@ -147,6 +148,9 @@ pub(super) struct Holder {
     connections: Connections,
     /// Closed by their processes, and to be kept if no other process has them.
     released: Vec<ends::Released>,
+    /// Closed by their processes just after another one has crashed, which was then.
+    postponed: Vec<postponed::Postponed>,
+    crashed_at: Option<Instant>,
     left_over: LeftOver,
     main: Option<u32>,
     /// The file that the main process has executed.
@@ -208,6 +212,8 @@ impl Holder {
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
             released: Vec::new(),
+            postponed: Vec::new(),
+            crashed_at: None,
             left_over: LeftOver::new(now),
             main: None,
             program: None,
@@ -313,6 +319,7 @@ impl Holder {
     fn work(&mut self) {
         let now = Instant::now();
         self.keep_released();
+        self.close_postponed(now);
         for pid in self.look_at_clients() {
             // One that has said nothing yet.
             if !self.parts.contains_key(&pid) && family::is_below_this(pid) {
@@ -332,6 +339,9 @@ impl Holder {
         if let Some(until) = self.puts_back_until {
             self.listeners.put_back();
             self.puts_back_until = Some(until).filter(|until| now < *until);
+            if self.puts_back_until.is_none() {
+                self.table.shut_down.forget_wake_ups();
+            }
         }
         if self.ending != Ending::ForGood {
             let serves_since = self.serves_since.filter(|_| self.main_ended_at.is_none());

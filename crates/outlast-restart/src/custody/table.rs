@@ -3,8 +3,10 @@
 //! connection itself.
 
 mod accepting;
+mod shut_down;
 
 pub use accepting::Accepting;
+pub use shut_down::ShutDown;
 
 use super::address::Address;
 use crate::sys::memfd;
@@ -59,13 +61,15 @@ pub enum NotKept {
     Switched = 4,
     /// The program forbids itself system calls, also those by which idle connections are known.
     Sandbox = 5,
+    /// Another program is executed for each of them.
+    Executed = 6,
 }
 
 impl NotKept {
     /// As it is noted.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        let all = [Self::Tls, Self::Http2, Self::Other, Self::Switched, Self::Sandbox];
+        let all = [Self::Tls, Self::Http2, Self::Other, Self::Switched, Self::Sandbox, Self::Executed];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
@@ -151,6 +155,8 @@ pub struct Table {
     slots: [Slot; SLOTS],
     /// Who accepts clients.
     pub accepting: Accepting,
+    /// Where nobody is to accept any more.
+    pub shut_down: ShutDown,
 }
 
 // SAFETY: atomics alone, for which zeroes are a value.
@@ -201,6 +207,7 @@ impl Table {
             self.how.fetch_or(IS_REPLACED, Ordering::SeqCst);
         } else {
             self.how.fetch_and(!IS_REPLACED, Ordering::SeqCst);
+            self.shut_down.clear();
         }
     }
 

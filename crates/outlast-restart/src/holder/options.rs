@@ -36,8 +36,8 @@ pub enum Event {
     Joined {
         /// Which.
         service: Service,
-        /// Its process, as the kernel says.
-        pid: u32,
+        /// Its process, as the kernel says. None: it is in another PID namespace.
+        pid: Option<u32>,
         /// How many.
         held: usize,
     },
@@ -57,8 +57,8 @@ pub enum Event {
     },
     /// A process was refused something.
     Refused {
-        /// Which.
-        pid: u32,
+        /// Which. None: it is in another PID namespace.
+        pid: Option<u32>,
         /// Why.
         why: Refusal,
         /// The same for people, with what is known of it.

@@ -6,9 +6,10 @@ use super::protocol::{Answer, MESSAGE_BYTES_MAX, Malformed, Request};
 use super::store::{Service, Store};
 use super::{Refusal, socket};
 use crate::sys::clock::monotonic_ms;
+use crate::sys::credentials::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown, sockopt};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -76,7 +77,7 @@ struct Holder<'a> {
 
 struct Client {
     socket: OwnedFd,
-    pid: u32,
+    pid: Option<u32>,
     uid: u32,
     arrived_ms: u64,
     service: Option<Service>,
@@ -165,8 +166,8 @@ impl Holder<'_> {
             // There is nothing to accept it with: it waits.
             Err(_) => return self.pause_until_ms = self.now_ms + PAUSE_MS,
         };
-        let Ok(peer) = sockopt::socket_peercred(&socket) else { return };
-        let (pid, uid) = (peer.pid.as_raw_nonzero().get().cast_unsigned(), peer.uid.as_raw());
+        let Ok(Peer { pid, uid }) = Peer::of(&socket) else { return };
+        let pid = pid.map(i32::cast_unsigned);
         let own = rustix::process::geteuid().as_raw();
         let is_allowed = uid == own || uid == 0 || self.options.allowed_uids.contains(&uid);
         let is_full = self.clients.len() >= self.options.clients_max;

@@ -5,6 +5,7 @@
 //! place as it was. No message is needed to change state.
 
 use super::protocol::STATE_BYTES_MAX;
+use crate::sys::file_size::beyond_limit;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,9 +44,11 @@ impl StateFile {
         let count = self.count.checked_add(1).ok_or_else(|| io::Error::other("changed 4 billion times"))?;
         let length = u32::try_from(state.len()).map_err(io::Error::other)?;
         let at = u64::from(count % 2) * PLACE_BYTES;
-        self.file.write_all_at(state, at + HEADER_BYTES)?;
         let [[a, b, c, d], [e, f, g, h]] = [count.to_ne_bytes(), length.to_ne_bytes()];
-        self.file.write_all_at(&[a, b, c, d, e, f, g, h], at)?;
+        beyond_limit(2 * PLACE_BYTES, || {
+            self.file.write_all_at(state, at + HEADER_BYTES)?;
+            self.file.write_all_at(&[a, b, c, d, e, f, g, h], at)
+        })?;
         self.count = count;
         Ok(())
     }

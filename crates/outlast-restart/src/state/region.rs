@@ -9,6 +9,7 @@ use super::suspect::{Suspect, SuspectPart};
 use super::transaction::{Transaction, View};
 use super::words::Words;
 use crate::policy::Inheritance;
+use crate::sys::file_size::beyond_limit;
 use crate::sys::region::{Mapping, lock_file, memory_file, seal, unlock_file};
 use bytemuck::Pod;
 use std::fs::File;
@@ -65,7 +66,8 @@ impl Region {
         match memory_file(name) {
             Ok(file) => {
                 let file = File::from(file);
-                make(&file, &layout, options)?;
+                beyond_limit(layout.size_bytes() as u64, || Ok(make(&file, &layout, options)))
+                    .map_err(system("make the region so large"))??;
                 seal(file.as_fd()).map_err(system("seal the region's memory"))?;
                 Self::map(Some(file.into()), layout)
             }

@@ -387,7 +387,8 @@ pub struct Attempt<'a> {
 #[derive(Debug)]
 pub struct Supervisor {
     settings: Settings,
-    memory: OwnedFd,
+    /// The board's, for the program; or why that cannot have it.
+    memory: io::Result<OwnedFd>,
     board: &'static Board,
     mask: Mask,
     rest: Rest,
@@ -413,10 +414,16 @@ impl Supervisor {
         settings.key = own_key.as_deref().map(traces::known_as);
         let key = settings.key.as_deref().unwrap_or("");
         let board = traces::name_of_board(key);
-        let (memory, board) = Board::create_called(&board, &settings.policy)
-            .map_err(|error| Error::system("make a board", error))?;
-        // The program inherits it. What it opens itself has the numbers that it has without us.
-        let memory = descriptors::move_up(memory);
+        let (memory, board) = match Board::create_called(&board, &settings.policy) {
+            // The program inherits it. What it opens itself has the numbers that it has without us.
+            Ok((memory, board)) => (Ok(descriptors::move_up(memory)), board),
+            // The program runs all the same, and has none.
+            Err(error) => {
+                let board = Board::private().map_err(|error| Error::system("make a board", error))?;
+                board.set_policy(&settings.policy);
+                (Err(error), board)
+            }
+        };
         if settings.own_hang_timeout {
             board.leave_hang_timeout();
         }
@@ -477,6 +484,13 @@ impl Supervisor {
     #[must_use]
     pub fn without_custody(&self) -> Option<&io::Error> {
         self.without_custody.as_ref()
+    }
+
+    /// Why the program does not have its [board](Self::board): there is no shared memory for it. If it uses the library, its
+    /// generations are unknown to this supervisor.
+    #[must_use]
+    pub fn without_board(&self) -> Option<&io::Error> {
+        self.memory.as_ref().err()
     }
 
     /// For other threads.

@@ -78,6 +78,12 @@ pub(super) struct Shell<M, T> {
     unburied: Option<Ended>,
 }
 
+/// The kernel's word to this process that its log has become larger than a file may (RLIMIT_FSIZE): the program has nothing to
+/// do with that.
+fn is_our_own(arrived: &Arrived) -> bool {
+    arrived.number == libc::SIGXFSZ && !arrived.by_process
+}
+
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     pub(super) fn new(supervisor: Supervisor, make: M, tell: T) -> Self {
         Self {
@@ -118,6 +124,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             }
             if let Waited::Arrived(arrived) = signals::wait_for(Some(self.patience()))
                 && arrived.number != libc::SIGCHLD
+                && !is_our_own(&arrived)
             {
                 let heard = match self.echo(&arrived) {
                     Echo::None => {
@@ -254,15 +261,21 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         self.hear_of_upgrade();
         self.attempt = self.attempt.saturating_add(1);
         let mut command = (self.make)(Attempt { number: self.attempt, program: self.program.as_deref() });
-        let memory = &self.supervisor.memory;
-        command.env(crate::board::ENVIRONMENT, memory.as_raw_fd().to_string());
+        match &self.supervisor.memory {
+            Ok(memory) => {
+                command.env(crate::board::ENVIRONMENT, memory.as_raw_fd().to_string());
+                launch::pass_on(memory.as_fd(), &mut command);
+            }
+            // Of a supervisor above this one.
+            Err(_) => {
+                command.env_remove(crate::board::ENVIRONMENT);
+            }
+        }
         command.env(left::ENVIRONMENT, left::value(&self.supervisor.settings.name));
         match &self.supervisor.settings.key {
             Some(key) => command.env(traces::KEY_ENVIRONMENT, key),
-            // Of a supervisor above this one.
             None => command.env_remove(traces::KEY_ENVIRONMENT),
         };
-        launch::pass_on(memory.as_fd(), &mut command);
         self.supervisor.mask.give_to(&mut command);
         if let Some(signal) = self.supervisor.settings.orphan_signal {
             launch::end_with_us(signal, &mut command);

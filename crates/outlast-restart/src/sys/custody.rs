@@ -1,5 +1,6 @@
 //! Looking at sockets and processes from outside.
 
+use super::credentials::Peer;
 use super::process::Pid;
 use super::reserve;
 use std::io;
@@ -240,22 +241,10 @@ pub(crate) fn tcp_option(socket: BorrowedFd<'_>, name: libc::c_int) -> i32 {
     value
 }
 
-/// The process at the other end of a UNIX socket, and its user.
+/// The process at the other end of a UNIX socket, and its user. None: also if it is in another world of processes.
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> Option<(Pid, u32)> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
-    // SAFETY: fills a local of the length that is told.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &raw mut length,
-        )
-    };
-    // 0: it is in another world of processes.
-    (result == 0 && peer.pid > 0).then_some((peer.pid, peer.uid))
+    let peer = Peer::of(socket).ok()?;
+    Some((peer.pid?, peer.uid))
 }
 
 /// Whether other sockets may be bound to its port.

@@ -1,5 +1,6 @@
 //! Memory with a descriptor: that another program can map, too.
 
+use super::file_size::beyond_limit;
 use super::shared::AllZeroes;
 use std::fs::File;
 use std::io;
@@ -21,7 +22,7 @@ pub(crate) fn create(name: &std::ffi::CStr, size: usize) -> io::Result<OwnedFd> 
         // SAFETY: new, and nobody else's.
         File::from(unsafe { OwnedFd::from_raw_fd(descriptor) })
     };
-    memory.set_len(size as u64)?;
+    beyond_limit(size as u64, || memory.set_len(size as u64))?;
     Ok(memory.into())
 }
 

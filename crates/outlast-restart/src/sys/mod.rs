@@ -5,10 +5,12 @@
 pub(crate) mod activation;
 pub(crate) mod addresses;
 pub(crate) mod clock;
+pub mod credentials;
 pub(crate) mod custody;
 pub(crate) mod descriptors;
 pub(crate) mod family;
 pub(crate) mod fault;
+pub(crate) mod file_size;
 pub(crate) mod futex;
 pub(crate) mod launch;
 mod lineage;

@@ -69,17 +69,15 @@ pub fn ask_to_hand_over(address: SocketAddr, only_v6: bool) -> Result<bool> {
         }
     }
     for (served, stream) in &asked {
-        let pid = super::pid(stream).unwrap_or_default();
-        tracing::info!(
-            "process {pid}, which listens on {served}, is stopping: waiting until it has handed over"
-        );
+        let process = super::called(super::pid(stream));
+        tracing::info!("{process}, which listens on {served}, is stopping: waiting until it has handed over");
         stream.set_read_timeout(Some(HAND_OVER_MAX))?;
         // Nothing comes but the end, in order or not.
         let mut end = stream;
         match end.read(&mut [0]) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 return Err(error).with_context(|| {
-                    format!("process {pid}, which listens on {served}, does not hand its sessions over")
+                    format!("{process}, which listens on {served}, does not hand its sessions over")
                 });
             }
             _ => {}

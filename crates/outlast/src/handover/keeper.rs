@@ -13,8 +13,8 @@ use crate::cli::KeepArgs;
 use crate::exit::Code;
 use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
+use outlast_restart::credentials::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -160,8 +160,7 @@ fn next_caller(
 
 /// The file's mode keeps others out; this holds even where a file system ignores it.
 pub fn is_own(stream: impl AsFd) -> bool {
-    let user = socket_peercred(stream).map(|credentials| credentials.uid.as_raw());
-    user.is_ok_and(|user| user == admin_folder::own_uid() || user == 0)
+    Peer::of(stream).is_ok_and(|peer| peer.uid == admin_folder::own_uid() || peer.uid == 0)
 }
 
 fn hand_out(parcels: &[Parcel], mut taker: &UnixStream) -> Result<()> {

@@ -27,6 +27,7 @@ use crate::exit::Failure;
 use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
 use keeper::{KEPT, READY, TAKEN};
+use outlast_restart::credentials::Peer;
 use outlast_restart::supervisor::{ENVIRONMENT as SUPERVISOR_ENVIRONMENT, OUTLIVES_ENVIRONMENT};
 use outlast_session::relay::DetachedRelay;
 use parcel::OtherVersion;
@@ -210,9 +211,9 @@ impl Legacy {
                 Err(_) if !socket.exists() || is_abandoned(&socket) => return Ok(None),
                 Err(error) if is_timeout(&error) => {
                     return Err(Failure::system(format!(
-                        "cannot take over the sessions of {kept_for}: process {}, which keeps them, does not answer; \
+                        "cannot take over the sessions of {kept_for}: {}, which keeps them, does not answer; \
                          start again, or end it",
-                        process.unwrap_or_default()
+                        called(process)
                     )));
                 }
                 // Nothing will change that: it keeps them until its time is over.
@@ -221,9 +222,9 @@ impl Legacy {
                 }
                 Err(error) => {
                     return Err(Failure::system(format!(
-                        "cannot take over the sessions of {kept_for}: {error:#}; process {} keeps them: start again, or \
+                        "cannot take over the sessions of {kept_for}: {error:#}; {} keeps them: start again, or \
                          end it",
-                        process.unwrap_or_default()
+                        called(process)
                     )));
                 }
             }
@@ -251,9 +252,14 @@ fn is_timeout(error: &anyhow::Error) -> bool {
     of_std || error.downcast_ref::<rustix::io::Errno>() == Some(&rustix::io::Errno::AGAIN)
 }
 
+/// None: it has no number here, as it is in another PID namespace.
 fn pid(keeper: &UnixStream) -> Option<i32> {
-    let credentials = rustix::net::sockopt::socket_peercred(keeper).ok()?;
-    Some(credentials.pid.as_raw_nonzero().get())
+    Peer::of(keeper).ok()?.pid
+}
+
+/// A process, for people.
+fn called(pid: Option<i32>) -> String {
+    pid.map_or_else(|| String::from("a process in another PID namespace"), |pid| format!("process {pid}"))
 }
 
 fn receive_all(keeper: &UnixStream) -> Result<Vec<Parcel>> {

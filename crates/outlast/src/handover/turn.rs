@@ -9,11 +9,12 @@ use super::owner;
 use crate::admin_folder::own_uid;
 use crate::exit::Failure;
 use anyhow::Result;
+use outlast_restart::credentials::Peer;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// The process that has the turn waits for one that stops and for those that keep sessions, for 30 s each; it has two
@@ -126,11 +127,11 @@ fn holder(name: &[u8]) -> Holder {
     let ask = || {
         let socket = unix_socket()?;
         connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        let pid = sockopt::socket_peercred(socket.as_fd())?.pid;
-        rustix::io::Result::Ok((is_own(&socket), pid.as_raw_nonzero().get()))
+        let pid = Peer::of(&socket).ok().and_then(|peer| peer.pid);
+        rustix::io::Result::Ok((is_own(&socket), pid))
     };
     match ask() {
-        Ok((true, pid)) => Holder::Own(Some(pid)),
+        Ok((true, pid)) => Holder::Own(pid),
         Ok((false, _)) => Holder::Foreign,
         Err(rustix::io::Errno::CONNREFUSED) => Holder::Mute,
         // Its queue of connections is full: it was asked often, or wants to look like that.

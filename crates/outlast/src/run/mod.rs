@@ -265,9 +265,31 @@ fn say_what_is_not_kept(plan: &Plan, supervisor: &Supervisor) {
         (None, Some(error)) => tracing::warn!(
             "{name} is started again when it crashes, but its listening sockets and connections are closed then: \
              they cannot be held here: {}",
-            plain(error)
+            why_not_shared(error)
         ),
         (None, None) => {}
+    }
+    // Otherwise that was said for the same reason.
+    let is_said =
+        matches!((&plan.bare, supervisor.without_custody()), (Some((_, false)), _) | (None, Some(_)));
+    if let Some(error) = supervisor.without_board().filter(|_| !is_said) {
+        tracing::warn!(
+            "{name} is started again when it crashes, but if it uses the library its crashes are not known here: there is no \
+             memory to share with it: {}",
+            why_not_shared(error)
+        );
+    }
+}
+
+/// Why there is no memory that two processes can have.
+fn why_not_shared(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::FileTooLarge => {
+            "the limit of the size of files is too small for the memory that they need (raise it: `ulimit -f`, LimitFSIZE= in \
+             a unit)"
+                .to_owned()
+        }
+        _ => plain(error).to_string(),
     }
 }
 

@@ -3,11 +3,12 @@
 use super::state::State;
 use crate::exit::Failure;
 use anyhow::Result;
+use outlast_restart::credentials::{Peer, receive};
 use outlast_restart::supervisor::Handle;
 use outlast_session::relay::dial::plain;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::sockopt;
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -108,14 +109,14 @@ fn fresh_folder() -> io::Result<PathBuf> {
 fn hear(socket: &UnixDatagram, attempt: u32, handle: &Handle, state: &State) {
     let mut message = [0; MESSAGE_BYTES_MAX];
     loop {
-        let (length, sender) = match receive(socket, &mut message) {
+        let (length, sender) = match receive(socket.as_fd(), &mut message) {
             // An empty message means nothing to anybody; this is what comes when nobody listens any more.
             Ok((0, None)) => return,
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return tracing::error!("--notify does not work any more: {error}"),
         };
-        if !sender.is_some_and(Sender::may_speak) {
+        if !sender.is_some_and(may_speak) {
             tracing::warn!(?sender, "somebody else says how the program is: that is not believed");
             continue;
         }
@@ -130,34 +131,11 @@ fn hear(socket: &UnixDatagram, attempt: u32, handle: &Handle, state: &State) {
     }
 }
 
-/// Who has sent something.
-#[derive(Clone, Copy, Debug)]
-struct Sender {
-    pid: u32,
-    uid: u32,
-}
-
-impl Sender {
-    /// Whoever could end the program may speak for it, also if gone since; and a process below this one whoever it is.
-    fn may_speak(self) -> bool {
-        self.uid == crate::admin_folder::own_uid() || self.uid == 0 || is_below(self.pid, std::process::id())
-    }
-}
-
-/// A datagram: how long it is, and who sent it, if that is known. Descriptors that came with it are closed, for which
-/// whoever sent them may wait.
-fn receive(socket: &UnixDatagram, message: &mut [u8]) -> io::Result<(usize, Option<Sender>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1), ScmRights(16))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(message)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut sender = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmCredentials(credentials) = message {
-            let pid = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
-            sender = Some(Sender { pid, uid: credentials.uid.as_raw() });
-        }
-    }
-    Ok((received.bytes, sender))
+/// A user who could end the program may speak for it, also if that process is gone; and so may any process below this one.
+fn may_speak(sender: Peer) -> bool {
+    sender.uid == crate::admin_folder::own_uid()
+        || sender.uid == 0
+        || sender.pid.is_some_and(|pid| is_below(pid.cast_unsigned(), std::process::id()))
 }
 
 /// Whether a process is below another one. One that has ended is nowhere.

@@ -268,6 +268,10 @@ fn not_kept(kind: NotKept) -> &'static str {
             "connections that go over from HTTP/1 to another protocol (WebSocket) are not kept over a crash: clients \
              connect again (the listening sockets and idle HTTP/1 connections are kept)"
         }
+        NotKept::Executed => {
+            "connections for each of which another program is executed (as sshd and inetd do) end with that program, and are not \
+             kept if it crashes: clients connect again (the listening sockets are kept)"
+        }
         NotKept::Sandbox => {
             "idle connections are not kept over a crash, as the program allows itself few system calls only (seccomp): \
              clients connect again (the listening sockets are kept)"

@@ -1,6 +1,7 @@
 //! The sessions that a relay has, as another process finds them when the relay has died: memory that belongs to no
 //! process (memfd_create(2)), with a record for each session.
 
+use outlast_restart::beyond_limit;
 use outlast_session::{LAST_WORD_BYTES, LastWord};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -89,7 +90,9 @@ impl Table {
     }
 
     fn write(&self, number: u32, record: &[u8; RECORD_BYTES]) -> io::Result<()> {
-        self.file.write_all_at(record, u64::from(number) * RECORD_BYTES as u64)
+        let at = u64::from(number) * RECORD_BYTES as u64;
+        // The limit of this process's user is for files on a disk.
+        beyond_limit(at + RECORD_BYTES as u64, || self.file.write_all_at(record, at))
     }
 }
 

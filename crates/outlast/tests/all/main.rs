@@ -41,6 +41,7 @@ mod run;
 mod run_activated;
 mod run_config;
 mod run_crashes;
+mod run_file_size;
 mod run_forks;
 mod run_groups;
 mod run_handed_on;

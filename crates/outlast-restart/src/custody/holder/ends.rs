@@ -100,6 +100,9 @@ impl Holder {
         if self.ending == Ending::No && !is_main && !self.is_main_down() {
             self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
         }
+        if !keep && !is_main && self.follows_crash(self.changed_at) {
+            self.postpone_all_of(pid, self.changed_at);
+        }
         let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
         let death = status.map(Death::from_status);
@@ -110,6 +113,11 @@ impl Holder {
             Some(Death::Signal(number)) => part.has_table && !is_usual(number),
             None => kept + closed > 0,
         };
+        if is_main {
+            self.keep_postponed();
+        } else if is_crash && self.ending == Ending::No {
+            self.crashed_at = Some(self.changed_at);
+        }
         if self.ending == Ending::No && !is_crash && older && kept + closed > 0 {
             self.report(Report::Finished { pid, kept, closed });
         } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {

@@ -255,6 +255,8 @@ impl Holder {
                 let which = (message.slot, message.cookie);
                 if keep {
                     self.released.push(Released { owner: pid, which });
+                } else if self.follows_crash(Instant::now()) {
+                    self.postpone(pid, which, Instant::now());
                 } else {
                     self.connections.release((pid, false), which, &self.epoll, |_| Vec::new());
                 }
