@@ -1,4 +1,5 @@
-//! The system calls that no safe library offers. (The relays have a few of their own in `relay/sys.rs`.)
+//! The system calls that no safe library offers. (The relays have a few of their own in `relay/sys.rs` and
+//! `relay/stdio.rs`.)
 //!
 //! Each function does one call, checks what it returns and gives a plain value back. What they rely on is
 //! tested against the real kernel here, and in `tests/all/`.

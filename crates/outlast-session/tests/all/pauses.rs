@@ -156,7 +156,8 @@ fn a_client_that_only_reads_hears_when_its_server_gives_up() {
 }
 
 /// What is written while the client's device is off was never sent: its kernel says that it probes for a window, and would do so
-/// again 6.2 s after the first time. A second link is tried meanwhile.
+/// again 6.2 s after the first time, which is 2.9 s after it is on again. A second link is tried meanwhile: attempts are at most half
+/// as far apart as the outage is long, 1.65 s.
 #[test]
 fn a_client_whose_device_was_off_has_a_new_link_soon_after_that() {
     outlast_lab::require!("switches a device off");
@@ -179,7 +180,7 @@ fn a_client_whose_device_was_off_has_a_new_link_soon_after_that() {
     client.read_exact(&mut byte).unwrap();
     let took = healed.elapsed();
     assert_eq!(byte, *b"y");
-    assert!(took < Duration::from_secs(2), "{took:?} after the device was on again");
+    assert!(took < Duration::from_millis(2500), "{took:?} after the device was on again");
     client.kill();
     answering.join().unwrap();
 }

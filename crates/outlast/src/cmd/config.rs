@@ -52,6 +52,7 @@ fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
     let commands = lines.into_iter().map(|line| {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("outlast").args(line);
+        crate::run::pipe_signal::keep(&mut command);
         command
     });
     let deaths = outlast_restart::supervisor::together(

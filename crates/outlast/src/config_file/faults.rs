@@ -113,6 +113,10 @@ impl ConfigFile {
             }
             found.note(error, &said, &positional);
             match wrong {
+                // One of several values: there may be something wrong with others, too.
+                Some(at)
+                    if left.entries.get_mut(at).is_some_and(|entry| entry.leave_out_what_is_meant(&said)) => {
+                }
                 Some(at) => {
                     let key = left.entries.remove(at).key;
                     // What was meant by it is missing now.
@@ -151,6 +155,22 @@ impl ConfigFile {
             }
         }
         faults
+    }
+}
+
+impl Entry {
+    /// Leaves out the one of its values that a message quotes. False where there is no other, or none is quoted.
+    fn leave_out_what_is_meant(&mut self, said: &str) -> bool {
+        let Values::Texts(texts) = &mut self.values else { return false };
+        let is_quoted =
+            |text: &String| ['\'', '"'].iter().any(|quote| said.contains(&format!("{quote}{text}{quote}")));
+        match texts.iter().position(is_quoted) {
+            Some(at) if texts.len() > 1 => {
+                texts.remove(at);
+                true
+            }
+            _ => false,
+        }
     }
 }
 

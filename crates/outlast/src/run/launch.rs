@@ -1,7 +1,7 @@
 //! How a program is started.
 
 use super::limits::{Limit, dumps_to_program};
-use super::preload;
+use super::{pipe_signal, preload};
 use rustix::process::{Resource, Rlimit, setpriority_process, setrlimit};
 use std::ffi::OsString;
 use std::io;
@@ -58,6 +58,7 @@ impl Launch {
             Own { limits, nice: self.nice, oom_score_adjust: self.oom_score_adjust.map(|n| n.to_string()) };
         // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
         unsafe { command.pre_exec(move || own.set()) };
+        pipe_signal::keep(&mut command);
         command
     }
 

@@ -153,7 +153,7 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
     let folder = folder();
     let top = "log = 'loud'\nmetrics = '127.0.0.1:99999'\nunknown = 3\n";
     let ok = "[[listen]]\naddress = '127.0.0.1:2255'\nto = '127.0.0.1:1'\n";
-    let cases: [(String, &[&str]); 6] = [
+    let cases: [(String, &[&str]); 7] = [
         (
             format!("{top}{ok}"),
             &[
@@ -184,6 +184,10 @@ fn a_check_tells_what_is_wrong_beside_something_that_is() {
         (
             "[[listen]]\nto = '127.0.0.1:1'\naddress = 5\n".into(),
             &[":3: unusable address \"5\": no port"],
+        ),
+        (
+            format!("{ok}allow = ['10.0.0.0/8', '300.0.0.0/8', '10.0.0.0/33']\n"),
+            &[":4: invalid value '300.0.0.0/8' ", ":4: invalid value '10.0.0.0/33' "],
         ),
         (
             "[[run]]\nprogram = '/nowhere/program'\nlimit = 'nofile=20000000000'\nintensity = 'much'\n\

@@ -87,3 +87,17 @@ fn in_the_foreground_they_end() {
         assert_eq!(relay.ended().code(), Some(130), "{}", relay.said());
     }
 }
+
+/// A service manager has SIGPIPE ignored: a program has that with `outlast run` as without.
+#[test]
+fn a_program_that_is_run_has_sigpipe_as_we_had_it() {
+    let folder = folder();
+    for ignored in [true, false] {
+        let mut command = command(folder.path(), &["run", "--", "/bin/grep", "SigIgn", "/proc/self/status"]);
+        command.stdout(Stdio::piped());
+        set_signal(&mut command, libc::SIGPIPE, ignored);
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let mask = u64::from_str_radix(said.trim_start_matches("SigIgn:").trim(), 16).unwrap();
+        assert_eq!(mask >> (libc::SIGPIPE - 1) & 1 == 1, ignored, "{said}");
+    }
+}
