@@ -374,6 +374,7 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
             }
             return;
         }
+        table.note_speaks_http();
         let claim = || claim(descriptor, mark, table, Phase::Busy);
         let Some(number) = early.map(|(number, _)| number).or_else(claim) else { return };
         mark.what.store(number.saturating_add(SLOT), Ordering::Relaxed);

@@ -28,6 +28,8 @@ fn who_has_not_sent_a_request_yet_is_served_by_the_next_process() {
     }
     let (port, folder) = (free_port(), folder("silent"));
     let server = Server::start(&crate::connections::program(&folder, port), true);
+    // What is spoken here is known by then: clients begin.
+    assert!(Client::connect(port).get("/"));
     let mut clients = silent(port, 6);
     for _ in 0..3 {
         wait_until_held(&server, &clients);
@@ -69,6 +71,43 @@ fn read(client: &mut Client) -> String {
     let mut room = [0; 100];
     let count = client.0.read(&mut room).unwrap_or(0);
     String::from_utf8_lossy(&room[..count]).into_owned()
+}
+
+/// Executes a program that greets its client, half a second after that has come.
+const EXECUTES: &str = r#"
+import os, signal, socket, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(50)
+while True:
+    c = s.accept()[0]
+    time.sleep(.5)
+    if os.fork() == 0:
+        os.dup2(c.fileno(), 1); os.execv("/bin/echo", ["echo", "hello"])
+    c.close()
+"#;
+
+/// Nobody was greeted yet, or who greets is another program each time: nothing tells that clients wait for that.
+#[test]
+fn who_may_wait_for_a_greeting_gets_it_from_the_next_process() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    for (program, is_first) in [(GREETS, true), (EXECUTES, true), (EXECUTES, false)] {
+        let (port, folder) = (free_port(), folder("greetings"));
+        let server = Server::start(&python_at(port, &folder, program), true);
+        if !is_first {
+            assert_eq!(read(&mut Client::connect(port)), "hello\n");
+        }
+        std::fs::write(folder.join("wait"), "").unwrap();
+        let mut waiting = Client::connect(port);
+        wait_until_held(&server, std::slice::from_ref(&waiting));
+        crash(&server);
+        std::fs::remove_file(folder.join("wait")).unwrap();
+        assert_eq!(read(&mut waiting), "hello\n", "first: {is_first}: {:?}", server.said("PartEnded"));
+        drop(server);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }
 
 /// Nobody else would ever say anything on them.

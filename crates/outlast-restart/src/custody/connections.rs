@@ -324,13 +324,14 @@ impl Connections {
     }
 
     /// Nobody has it from here on. One on which nothing was said yet is as if it had not been accepted: the program's next
-    /// process follows it from its first byte on. Where the program greets its clients, they wait for that.
+    /// process follows it from its first byte on. Where the program may greet its clients, they may wait for that, and it gets
+    /// them at once: nobody else would ever say anything. A client of HTTP begins by itself.
     fn keep(&mut self, number: u32, epoll: &OwnedFd) {
         let is_untouched = self.table.slot(number).is_some_and(|slot| slot.phase() == Phase::Untouched);
         if !is_untouched {
             self.rest(number, epoll);
         } else if let Some(Connection { socket, .. }) = self.take_out(number) {
-            if self.table.speaks_first() {
+            if !self.table.clients_begin() {
                 self.pass_on(socket);
             } else if let Some(number) = self.add_untouched(socket) {
                 self.rest(number, epoll);

@@ -76,6 +76,8 @@ impl NotKept {
 
 /// Beside the kinds that are not kept: the program has said something on a connection before its client did.
 const SPEAKS_FIRST: u32 = 1 << 31;
+/// Beside them: a client of the program has sent a request of HTTP/1.
+const SPEAKS_HTTP: u32 = 1 << 30;
 
 /// Connections are not kept.
 const LISTENERS_ONLY: u32 = 1;
@@ -143,7 +145,7 @@ pub struct Table {
     pub waiting: AtomicU32,
     /// Not 0: the holder sleeps, and is to be told of what is new.
     pub asleep: AtomicU32,
-    /// Connections that have come and are not kept: a bit for each kind. And [`SPEAKS_FIRST`].
+    /// Connections that have come and are not kept: a bit for each kind. And [`SPEAKS_FIRST`], [`SPEAKS_HTTP`].
     told: AtomicU32,
     /// Not 0: of the listening sockets some may be the holder's alone.
     untaken: AtomicU32,
@@ -241,6 +243,21 @@ impl Table {
     #[must_use]
     pub fn speaks_first(&self) -> bool {
         self.told.load(Ordering::Relaxed) & SPEAKS_FIRST != 0
+    }
+
+    /// A client of the program has sent a request of HTTP/1.
+    pub fn note_speaks_http(&self) {
+        if self.told.load(Ordering::Relaxed) & SPEAKS_HTTP == 0 {
+            self.told.fetch_or(SPEAKS_HTTP, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a client on whose connection nothing was said yet is the one to begin. Where that is not known it may wait for a
+    /// greeting, also by a program that is executed for it.
+    #[must_use]
+    pub fn clients_begin(&self) -> bool {
+        let speaks_http = self.told.load(Ordering::Relaxed) & SPEAKS_HTTP != 0;
+        speaks_http && !self.speaks_first() && !self.is_noted(NotKept::Executed)
     }
 
     /// Whether some listening sockets may be the holder's alone: nobody of the program's present start has them.
@@ -349,11 +366,23 @@ mod tests {
         assert_eq!(table.not_kept().count(), 0);
         table.note_speaks_first();
         assert!(table.speaks_first() && table.not_kept().count() == 0);
+        table.note_speaks_http();
+        assert!(!table.clients_begin() && table.not_kept().count() == 0);
         for kind in [NotKept::Other, NotKept::Tls, NotKept::Other] {
             table.note_not_kept(kind);
         }
         assert_eq!(table.not_kept().collect::<Vec<_>>(), [NotKept::Tls, NotKept::Other]);
         assert!(table.is_noted(NotKept::Tls) && !table.is_noted(NotKept::Http2));
+    }
+
+    #[test]
+    fn clients_begin_where_they_have_and_nobody_greets_them() {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        assert!(!table.clients_begin());
+        table.note_speaks_http();
+        assert!(table.clients_begin() && !table.speaks_first());
+        table.note_not_kept(NotKept::Executed);
+        assert!(!table.clients_begin());
     }
 
     #[test]
