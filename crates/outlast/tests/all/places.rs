@@ -87,6 +87,15 @@ fn a_service_goes_on_with_its_sessions_whatever_becomes_of_its_folder() {
     assert_eq!(said.matches("going on with").count(), 2, "{said}");
 }
 
+/// The program is where every user may execute it, and nothing is mounted over it, wherever it was built.
+const BEGIN: &str = r#"
+set -eu
+ip link set lo up
+mount -t tmpfs -o mode=755 tmpfs /mnt
+cp "$OUTLAST" /mnt/outlast
+OUTLAST=/mnt/outlast
+"#;
+
 /// What a script says in namespaces of its own. None where there can be none.
 fn in_a_world_of_its_own(script: &str) -> Option<String> {
     let isolated = ["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"];
@@ -103,7 +112,7 @@ fn in_a_world_of_its_own(script: &str) -> Option<String> {
     let output = Command::new("timeout")
         .args(["--signal=KILL", "60", "unshare"])
         .args(isolated)
-        .arg(format!("ip link set lo up\n{script}"))
+        .arg(format!("{BEGIN}{script}"))
         .env("OUTLAST", env!("CARGO_BIN_EXE_outlast"))
         .output()
         .unwrap();
