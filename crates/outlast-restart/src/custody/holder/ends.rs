@@ -105,6 +105,8 @@ impl Holder {
         }
         let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
+        let ends_with_main = !is_main && self.is_main_down();
+        let kept = kept + if ends_with_main { self.take_postponed_of(pid) } else { 0 };
         let death = status.map(Death::from_status);
         let is_crash = match death {
             // Servers with a process for each client have them end so when a client goes.
@@ -118,7 +120,8 @@ impl Holder {
         } else if is_crash && self.ending == Ending::No {
             self.crashed_at = Some(self.changed_at);
         }
-        if self.ending == Ending::No && !is_crash && older && kept + closed > 0 {
+        let has_finished = older || killed || ends_with_main && status == Some(0);
+        if self.ending == Ending::No && !is_crash && has_finished && kept + closed > 0 {
             self.report(Report::Finished { pid, kept, closed });
         } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
             self.report(Report::PartEnded(PartEnded { pid, death, kept, closed }));

@@ -23,6 +23,8 @@ pub(super) struct Postponed {
     /// Its slot and its cookie.
     which: (u32, u64),
     since: Instant,
+    /// The main process had ended by then: it is kept.
+    is_kept: bool,
 }
 
 impl Holder {
@@ -35,7 +37,8 @@ impl Holder {
     /// Keeps what a process closes, or has when it ends in order, for a moment. Untouched ones are as good as new: they are closed.
     pub(super) fn postpone(&mut self, owner: Pid, which: (u32, u64), now: Instant) {
         if self.connections.keep_idle(owner, which, &self.epoll) {
-            self.postponed.push(Postponed { owner, which, since: now });
+            let is_kept = self.is_main_down();
+            self.postponed.push(Postponed { owner, which, since: now, is_kept });
         } else {
             self.connections.release((owner, false), which, &self.epoll, |_| Vec::new());
         }
@@ -53,21 +56,35 @@ impl Holder {
         if self.postponed.is_empty() || self.is_main_down() {
             return;
         }
-        let (connections, mut postponed) = (&mut self.connections, std::mem::take(&mut self.postponed));
-        postponed.retain(|one| {
+        let (kept, mut undecided): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.postponed).into_iter().partition(|one| one.is_kept);
+        self.report_kept(kept);
+        undecided.retain(|one| {
             let is_undecided = now.duration_since(one.since) < UNDECIDED;
             if !is_undecided {
-                connections.let_go_of_resting(one.which);
+                self.connections.let_go_of_resting(one.which);
             }
             is_undecided
         });
-        self.postponed = postponed;
+        self.postponed = undecided;
+    }
+
+    /// The main process has ended, and now this one as well: how many of its connections are kept for that.
+    pub(super) fn take_postponed_of(&mut self, owner: Pid) -> u32 {
+        let before = self.postponed.len();
+        self.postponed.retain(|one| one.owner != owner);
+        u32::try_from(before - self.postponed.len()).unwrap_or(u32::MAX)
     }
 
     /// The main process has ended: they are kept, as what its other processes had is.
     pub(super) fn keep_postponed(&mut self) {
+        let kept = std::mem::take(&mut self.postponed);
+        self.report_kept(kept);
+    }
+
+    fn report_kept(&mut self, postponed: Vec<Postponed>) {
         let mut kept: BTreeMap<Pid, u32> = BTreeMap::new();
-        for one in std::mem::take(&mut self.postponed) {
+        for one in postponed {
             *kept.entry(one.owner).or_default() += 1;
         }
         for (pid, kept) in kept {
