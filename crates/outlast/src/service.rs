@@ -312,7 +312,7 @@ async fn drain(
         return Code::Ok;
     }
     narrator.warn(&format!(
-        "{} still open after {}: ended once the other side has what they had",
+        "{} still open after {}: each ends as soon as the other side has received its data",
         was_or_were(open),
         crate::narrate::seconds(started.elapsed())
     ));

@@ -248,24 +248,26 @@ impl Connections {
     }
 
     /// The program closes one. It is kept nevertheless if that is so that another binary can take over. `elsewhere` is asked as
-    /// in [`ended`](Self::ended).
+    /// in [`ended`](Self::ended). Whether it is kept.
     pub(super) fn release(
         &mut self,
         (owner, keep): (Pid, bool),
         (number, cookie): (u32, u64),
         epoll: &OwnedFd,
         elsewhere: impl FnOnce(&[u64]) -> Vec<u64>,
-    ) {
+    ) -> bool {
         let is_it = |held: &&mut Connection| {
             held.owner == owner && held.cookie == cookie && matches!(held.state, State::Served)
         };
-        let Some(held) = self.all.get_mut(&number).filter(is_it) else { return };
-        let is_kept = keep && Self::is_idle(self.table, number, held);
-        if is_kept && self.at_others(&[number], elsewhere).is_empty() {
+        let Some(held) = self.all.get_mut(&number).filter(is_it) else { return false };
+        let is_idle = keep && Self::is_idle(self.table, number, held);
+        let is_kept = is_idle && self.at_others(&[number], elsewhere).is_empty();
+        if is_kept {
             self.keep(number, epoll);
         } else {
             self.drop(number);
         }
+        is_kept
     }
 
     /// The connections that a process has, by their slots and cookies.

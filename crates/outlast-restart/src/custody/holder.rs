@@ -148,9 +148,8 @@ pub(super) struct Holder {
     connections: Connections,
     /// Closed by their processes, and to be kept if no other process has them.
     released: Vec<ends::Released>,
-    /// Closed by their processes just after another one has crashed, which was then.
-    postponed: Vec<postponed::Postponed>,
-    crashed_at: Option<Instant>,
+    /// Closed by their processes just after another one has crashed, and how many of those are kept.
+    closed: postponed::Closed,
     left_over: LeftOver,
     main: Option<u32>,
     /// The file that the main process has executed.
@@ -212,8 +211,7 @@ impl Holder {
             parts: BTreeMap::new(),
             listeners: Listeners::default(),
             released: Vec::new(),
-            postponed: Vec::new(),
-            crashed_at: None,
+            closed: postponed::Closed::default(),
             left_over: LeftOver::new(now),
             main: None,
             program: None,

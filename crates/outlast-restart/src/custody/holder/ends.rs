@@ -36,7 +36,9 @@ impl Holder {
                 let theirs = others.flat_map(|(_, theirs)| theirs);
                 theirs.copied().filter(|inode| inodes.contains(inode)).collect()
             };
-            self.connections.release((owner, true), which, &self.epoll, elsewhere);
+            if self.connections.release((owner, true), which, &self.epoll, elsewhere) {
+                self.closed.keep(owner);
+            }
         }
     }
 
@@ -106,7 +108,10 @@ impl Holder {
         let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
         let ends_with_main = !is_main && self.is_main_down();
-        let kept = kept + if ends_with_main { self.take_postponed_of(pid) } else { 0 };
+        let closed_before = self.closed.take_kept_of(pid);
+        // A main process that ends in order has closed them for good, as far as is known.
+        let closed_before = if is_main && status == Some(0) { 0 } else { closed_before };
+        let kept = kept + closed_before;
         let death = status.map(Death::from_status);
         let is_crash = match death {
             // Servers with a process for each client have them end so when a client goes.
@@ -116,11 +121,11 @@ impl Holder {
             None => kept + closed > 0,
         };
         if is_main {
-            self.keep_postponed();
+            self.closed.keep_postponed();
         } else if is_crash && self.ending == Ending::No {
-            self.crashed_at = Some(self.changed_at);
+            self.closed.note_crash(self.changed_at);
         }
-        let has_finished = older || killed || ends_with_main && status == Some(0);
+        let has_finished = older || killed || !is_main && closed_before > 0 || ends_with_main && status == Some(0);
         if self.ending == Ending::No && !is_crash && has_finished && kept + closed > 0 {
             self.report(Report::Finished { pid, kept, closed });
         } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {

@@ -56,6 +56,7 @@ impl Holder {
                     self.late_since = None;
                     self.listeners.begin();
                     self.connections.begin();
+                    self.closed.keep_postponed();
                     if self.ending == Ending::ForGood {
                         self.ending = Ending::No;
                     }

@@ -16,29 +16,85 @@ const FOLLOWS: Duration = Duration::from_secs(2);
 /// So long the master has to end, once one of its processes has closed a connection.
 const UNDECIDED: Duration = Duration::from_secs(1);
 
+/// The slot of a connection, and its cookie.
+pub(super) type Which = (u32, u64);
+
+/// Of connections that processes close: which are kept for a crash, and how many of each process. Decides by what is said to it
+/// alone, in whatever order the ends of the processes are heard of.
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    crashed_at: Option<Instant>,
+    postponed: Vec<Postponed>,
+    /// Of each process so many are kept, which is not said yet.
+    kept: BTreeMap<Pid, u32>,
+}
+
 /// A connection that a process has closed, and that is open at the holder alone.
 #[derive(Debug)]
-pub(super) struct Postponed {
+struct Postponed {
     owner: Pid,
-    /// Its slot and its cookie.
-    which: (u32, u64),
+    which: Which,
     since: Instant,
-    /// The main process had ended by then: it is kept.
-    is_kept: bool,
+}
+
+impl Closed {
+    /// A process that is not the main one has crashed.
+    pub(super) fn note_crash(&mut self, now: Instant) {
+        self.crashed_at = Some(now);
+    }
+
+    /// Whether what is closed now may be so for a crash of another process.
+    fn follows_crash(&self, now: Instant) -> bool {
+        self.crashed_at.is_some_and(|at| now.duration_since(at) < FOLLOWS)
+    }
+
+    /// A process has closed an idle one. Where the main process has ended it is kept.
+    fn postpone(&mut self, owner: Pid, which: Which, is_main_down: bool, now: Instant) {
+        if is_main_down {
+            self.keep(owner);
+        } else {
+            self.postponed.push(Postponed { owner, which, since: now });
+        }
+    }
+
+    /// One that this process has closed is kept.
+    pub(super) fn keep(&mut self, owner: Pid) {
+        *self.kept.entry(owner).or_default() += 1;
+    }
+
+    /// The main process has ended: they are kept, as what its other processes have is.
+    pub(super) fn keep_postponed(&mut self) {
+        for Postponed { owner, .. } in std::mem::take(&mut self.postponed) {
+            self.keep(owner);
+        }
+    }
+
+    /// Those whose program goes on, for which the time is over.
+    fn take_overdue(&mut self, now: Instant) -> Vec<Which> {
+        let is_over = |one: &mut Postponed| now.duration_since(one.since) >= UNDECIDED;
+        self.postponed.extract_if(.., is_over).map(|one| one.which).collect()
+    }
+
+    /// This process has ended: how many of its connections are kept that it had closed before.
+    pub(super) fn take_kept_of(&mut self, owner: Pid) -> u32 {
+        self.kept.remove(&owner).unwrap_or(0)
+    }
+
+    /// The same, of each process whose end was heard of before that of the main one.
+    fn take_kept_of_ended(&mut self, lives: impl Fn(Pid) -> bool) -> BTreeMap<Pid, u32> {
+        self.kept.extract_if(.., |owner, _| !lives(*owner)).collect()
+    }
 }
 
 impl Holder {
-    /// Whether what is closed now may be so for a crash of another process.
     pub(super) fn follows_crash(&self, now: Instant) -> bool {
-        let is_new = |at: Instant| now.duration_since(at) < FOLLOWS;
-        self.ending == Ending::No && self.crashed_at.is_some_and(is_new)
+        self.ending == Ending::No && self.closed.follows_crash(now)
     }
 
     /// Keeps what a process closes, or has when it ends in order, for a moment. Untouched ones are as good as new: they are closed.
-    pub(super) fn postpone(&mut self, owner: Pid, which: (u32, u64), now: Instant) {
+    pub(super) fn postpone(&mut self, owner: Pid, which: Which, now: Instant) {
         if self.connections.keep_idle(owner, which, &self.epoll) {
-            let is_kept = self.is_main_down();
-            self.postponed.push(Postponed { owner, which, since: now, is_kept });
+            self.closed.postpone(owner, which, self.is_main_down(), now);
         } else {
             self.connections.release((owner, false), which, &self.epoll, |_| Vec::new());
         }
@@ -51,44 +107,83 @@ impl Holder {
         }
     }
 
-    /// Closes those whose program goes on.
+    /// Closes those whose program goes on, and says what is kept of processes that have ended.
     pub(super) fn close_postponed(&mut self, now: Instant) {
-        if self.postponed.is_empty() || self.is_main_down() {
-            return;
-        }
-        let (kept, mut undecided): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.postponed).into_iter().partition(|one| one.is_kept);
-        self.report_kept(kept);
-        undecided.retain(|one| {
-            let is_undecided = now.duration_since(one.since) < UNDECIDED;
-            if !is_undecided {
-                self.connections.let_go_of_resting(one.which);
+        if !self.is_main_down() {
+            for which in self.closed.take_overdue(now) {
+                self.connections.let_go_of_resting(which);
             }
-            is_undecided
-        });
-        self.postponed = undecided;
-    }
-
-    /// The main process has ended, and now this one as well: how many of its connections are kept for that.
-    pub(super) fn take_postponed_of(&mut self, owner: Pid) -> u32 {
-        let before = self.postponed.len();
-        self.postponed.retain(|one| one.owner != owner);
-        u32::try_from(before - self.postponed.len()).unwrap_or(u32::MAX)
-    }
-
-    /// The main process has ended: they are kept, as what its other processes had is.
-    pub(super) fn keep_postponed(&mut self) {
-        let kept = std::mem::take(&mut self.postponed);
-        self.report_kept(kept);
-    }
-
-    fn report_kept(&mut self, postponed: Vec<Postponed>) {
-        let mut kept: BTreeMap<Pid, u32> = BTreeMap::new();
-        for one in postponed {
-            *kept.entry(one.owner).or_default() += 1;
         }
-        for (pid, kept) in kept {
+        let of_ended = self.closed.take_kept_of_ended(|pid| self.parts.contains_key(&pid));
+        for (pid, kept) in of_ended.into_iter().filter(|_| self.ending == Ending::No) {
             self.report(Report::Finished { pid, kept, closed: 0 });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: Pid = 20;
+
+    /// What happens to a program of which another worker has crashed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Event {
+        Closes(u32),
+        WorkerEnds,
+        MainEnds,
+    }
+
+    /// The end of the main process is heard of before, between and after what a worker does.
+    fn orders() -> Vec<Vec<Event>> {
+        let insert = |at: usize| {
+            let mut order = vec![Event::Closes(1), Event::Closes(2), Event::WorkerEnds];
+            order.insert(at, Event::MainEnds);
+            order
+        };
+        (0..=3).map(insert).collect()
+    }
+
+    #[test]
+    fn each_is_counted_once_in_every_order_of_ends() {
+        for order in orders() {
+            let (mut closed, now) = (Closed::default(), Instant::now());
+            closed.note_crash(now);
+            let (mut lives, mut is_main_down, mut said) = (true, false, 0);
+            for event in &order {
+                match event {
+                    Event::Closes(slot) => closed.postpone(WORKER, (*slot, 1), is_main_down, now),
+                    Event::WorkerEnds => {
+                        lives = false;
+                        said += closed.take_kept_of(WORKER);
+                    }
+                    Event::MainEnds => {
+                        is_main_down = true;
+                        closed.keep_postponed();
+                    }
+                }
+                said += closed.take_kept_of_ended(|_| lives).values().sum::<u32>();
+                // Nothing is said of a process before its end.
+                assert!(!lives || said == 0, "{order:?}");
+            }
+            assert_eq!(said, 2, "{order:?}");
+            assert!(closed.take_overdue(now + UNDECIDED).is_empty(), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn where_the_main_process_goes_on_each_is_closed_once_and_none_is_counted() {
+        let (mut closed, now) = (Closed::default(), Instant::now());
+        assert!(!closed.follows_crash(now));
+        closed.note_crash(now);
+        assert!(closed.follows_crash(now + FOLLOWS / 2) && !closed.follows_crash(now + FOLLOWS));
+        closed.postpone(WORKER, (1, 1), false, now);
+        closed.postpone(WORKER, (2, 1), false, now + UNDECIDED / 2);
+        assert!(closed.take_overdue(now + UNDECIDED / 2).is_empty());
+        assert_eq!(closed.take_overdue(now + UNDECIDED), [(1, 1)]);
+        assert_eq!(closed.take_overdue(now + UNDECIDED * 2), [(2, 1)]);
+        closed.keep_postponed();
+        assert_eq!(closed.take_kept_of(WORKER), 0);
     }
 }
