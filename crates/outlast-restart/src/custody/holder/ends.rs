@@ -125,7 +125,8 @@ impl Holder {
         } else if is_crash && self.ending == Ending::No {
             self.closed.note_crash(self.changed_at);
         }
-        let has_finished = older || killed || !is_main && closed_before > 0 || ends_with_main && status == Some(0);
+        let has_finished =
+            older || killed || !is_main && closed_before > 0 || ends_with_main && status == Some(0);
         if self.ending == Ending::No && !is_crash && has_finished && kept + closed > 0 {
             self.report(Report::Finished { pid, kept, closed });
         } else if self.ending == Ending::No && (is_crash || (is_main && kept + closed > 0)) {
