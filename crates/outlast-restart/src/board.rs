@@ -309,10 +309,21 @@ impl Board {
 
     /// As above; by what that was seen.
     pub(crate) fn note_begin_by(&self, pid: u32, pause: Duration, sign: Sign) -> u32 {
+        self.note_begin_after(0, pid, pause, sign)
+    }
+
+    /// As above, where generations have numbers already, from 1 when the program is started. One that has died before it was
+    /// written down is left out, and those after it keep their numbers.
+    pub(crate) fn note_begin_of(&self, number: u32, pid: u32, pause: Duration) {
+        let number = self.earlier.load(Ordering::SeqCst) + number;
+        self.note_begin_after(number.saturating_sub(self.generation() + 1), pid, pause, Sign::Serves);
+    }
+
+    fn note_begin_after(&self, left_out: u32, pid: u32, pause: Duration, sign: Sign) -> u32 {
         let (began_ms, role) = (clock::since_1970_ms(), String::new());
         let (ended_ms, death, cause) = (None, None, Cause::Unknown);
         let past = Past { number: 0, pid, began_ms, ended_ms, death, cause, pause, sign, role };
-        let number = self.note_of(&past, 0);
+        let number = self.note_of(&past, left_out);
         self.set_ready();
         number
     }

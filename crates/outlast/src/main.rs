@@ -44,13 +44,15 @@ use cli::{Cli, Command, ConfigCommand, ProcessArgs};
 use config_file::{ConfigFile, Job};
 use exit::{Code, Failure, one_line};
 use narrate::Narrator;
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let code = match start() {
         Ok(code) => code as u8,
         Err(error) => {
-            eprintln!("outlast: {}", exit::one_line(&error));
+            // The terminal may be gone, which must not hide the code.
+            let _ = writeln!(std::io::stderr(), "outlast: {}", exit::one_line(&error));
             exit::code_of(&error) as u8
         }
     };

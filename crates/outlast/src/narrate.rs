@@ -4,6 +4,7 @@ use crate::exit::clean;
 use crate::logging::NOTICE;
 use outlast_session::{Event, EventKind, Events, SessionId};
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,7 +38,9 @@ impl Narrator {
     /// One line of its own.
     pub fn say(&self, text: &str) {
         if self.watched {
-            eprintln!("{} {}", clock(), clean(text));
+            // As one piece: other processes write to the same terminal. If that is gone nobody can be told.
+            let line = format!("{} {}\n", clock(), clean(text));
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
     }
 

@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const FILES_AT_ONCE_MAX: u64 = 6;
+/// wrk has ended that long after it is told to, or is told once more.
+const WRK_END_POLL: Duration = Duration::from_millis(50);
 
 /// Starts curl again and again, each for several files over one connection.
 pub fn curl(address: SocketAddr, files: &[File], seed: u64, count: &Count, going: &Going<'_>) -> Result<()> {
@@ -63,9 +65,11 @@ pub fn wrk(address: SocketAddr, file: &File, going: &Going<'_>) -> Result<Seen> 
     while going.on() && wrk.try_wait()?.is_none() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    if wrk.try_wait()?.is_none() {
-        let pid = Pid::from_raw(i32::try_from(wrk.id())?).context("wrk has no number")?;
+    let pid = Pid::from_raw(i32::try_from(wrk.id())?).context("wrk has no number")?;
+    // In its first moments wrk ignores that.
+    while wrk.try_wait()?.is_none() {
         kill_process(pid, Signal::INT)?;
+        std::thread::sleep(WRK_END_POLL);
     }
     let output = wrk.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stdout);

@@ -43,6 +43,20 @@ fn a_server_that_is_started_anew_counts_anew_and_writes_down_its_own() {
 }
 
 #[test]
+fn a_generation_that_died_before_it_was_written_down_takes_nobody_elses_number() {
+    let (_memory, board) = Board::create(&Policy::default()).unwrap();
+    board.note_begin(7, Duration::ZERO);
+    board.note_start(None);
+    for number in [1, 3] {
+        board.note_begin_of(number, 10 + number, Duration::ZERO);
+        board.note_end(number, Some(9), Cause::Killed);
+    }
+    let past = board.generations();
+    let seen: Vec<_> = past.iter().map(|past| (past.number, past.pid, past.ended_ms.is_some())).collect();
+    assert_eq!(seen, [(1, 7, false), (2, 11, true), (4, 13, true)]);
+}
+
+#[test]
 fn a_process_that_was_taken_for_a_generation_and_has_some_is_none() {
     let (_memory, board) = Board::create(&Policy::default()).unwrap();
     assert_eq!(board.note_begin(7, Duration::ZERO), 1);

@@ -431,6 +431,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// Nobody is left when this process ends, but for what has gone into the background.
     fn conclude(&mut self, outcome: Outcome) -> Outcome {
+        // The holder may not have heard yet of who has ended just before the main process.
+        self.supervisor.custody.iter().for_each(Custody::main_ended);
+        self.hear_holder();
         let board = self.supervisor.board;
         if outcome != Outcome::Finished || self.machine.told_ms().is_some() {
             self.end_rest();

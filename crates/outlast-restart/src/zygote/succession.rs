@@ -69,7 +69,7 @@ fn serve(origin: &Origin, inheritance: Inheritance, pause: Duration) -> Result<G
     if stop_signal != 0 {
         let _ = process::kill(process::pid(), stop_signal);
     }
-    board.note_begin(pid, pause);
+    board.note_begin_of(number, pid, pause);
     origin.mask.restore().map_err(|error| Error::system("let signals in again", error))?;
     if let Some(seat) = &origin.seat {
         seat.tell_root();

@@ -2,7 +2,7 @@
 
 use super::ends::Released;
 use super::successor::program_of;
-use super::{CONTROL, Command, Control, Ending, Holder};
+use super::{CONTROL, Command, Control, Ending, Holder, Part};
 use crate::board::{Backend, Sign};
 use crate::custody::Report;
 use crate::custody::address::Address;
@@ -10,7 +10,7 @@ use crate::custody::listeners::{Listeners, Place, User, open_of};
 use crate::custody::message::{BYTES, IN_USE, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
-use crate::sys::{custody as sys, family, local, reserve};
+use crate::sys::{custody as sys, descriptors, family, local, reserve};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -368,9 +368,15 @@ impl Holder {
     fn hear_of_end_of_main(&mut self) {
         let main = self.main.and_then(|main| Pid::try_from(main).ok());
         if let Some(main) = main.filter(|main| sys::is_exiting(*main)) {
-            let main = u64::from(main.cast_unsigned());
-            self.hear_of(main);
-            self.on_end(main);
+            // It may have ended because another one has: that one's end comes first, and nobody may listen after this one's.
+            let has_ended = |part: &Part| descriptors::wait_readable(&part.process, Duration::ZERO);
+            let ended = self.parts.iter().filter(|(pid, part)| **pid != main && has_ended(part));
+            let ended: Vec<Pid> = ended.map(|(pid, _)| *pid).collect();
+            for pid in ended.into_iter().chain([main]) {
+                let pid = u64::from(pid.cast_unsigned());
+                self.hear_of(pid);
+                self.on_end(pid);
+            }
         }
     }
 

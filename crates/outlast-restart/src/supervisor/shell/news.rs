@@ -11,8 +11,8 @@ use crate::sys::{clock, family};
 use std::process::Command;
 
 impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
-    /// What others have to say.
-    pub(super) fn hear(&mut self) {
+    /// What the holder has to say.
+    pub(super) fn hear_holder(&mut self) {
         let reports = self.supervisor.custody.as_ref();
         let reports: Vec<Report> =
             reports.iter().flat_map(|custody| std::iter::from_fn(|| custody.report())).collect();
@@ -21,6 +21,11 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 (self.tell)(event);
             }
         }
+    }
+
+    /// What others have to say.
+    pub(super) fn hear(&mut self) {
+        self.hear_holder();
         if self.clearing.is_some() {
             // In a moment there is a program that can do what is asked.
             return;
