@@ -140,6 +140,7 @@ impl Engine {
                 rx.backlog_bytes = unread.len() as u64;
             }
             engine.received_offset.store(rx.consumed_offset(), Ordering::Release);
+            engine.peer_end_received.store(rx.receiver.is_complete(), Ordering::Release);
         }
         engine
     }

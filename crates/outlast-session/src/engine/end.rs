@@ -135,9 +135,11 @@ impl Engine {
         }
     }
 
-    /// Whether all is done but that the server has not let go of the session, or not said so.
+    /// For a client all of whose stream has arrived: whether both streams are through, and the server may not have heard
+    /// of it. That is so on a link on which it waits for the server's last word, without a link (PROTOCOL 2.6), and for as
+    /// long as another thread has the receiving half in hand.
     pub(crate) fn awaits_farewell(&self) -> bool {
-        !self.check_over() && matches!(self.ctl.lock().farewell, Farewell::Awaited { .. })
+        !self.check_over() && self.role == Role::Client && self.peer_end_received.load(Ordering::Acquire)
     }
 
     /// PROTOCOL 4.8: a server that is through lets its client go.

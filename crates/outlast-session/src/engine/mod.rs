@@ -106,6 +106,8 @@ pub(crate) struct Engine {
     welcome_waits: AtomicBool,
     /// The receiving half has taken in everything before this.
     received_offset: AtomicU64,
+    /// It has taken in all of the peer's stream, the end included. Not under `rx`, which others may hold for a moment.
+    peer_end_received: AtomicBool,
     /// And the peer was told so up to here (`inband`, `udp`).
     ack_told_offset: AtomicU64,
     /// On the helper's list of sessions to look after when they fall idle.
@@ -255,6 +257,7 @@ impl Engine {
             dirty: AtomicBool::new(false),
             welcome_waits: AtomicBool::new(false),
             received_offset: AtomicU64::new(0),
+            peer_end_received: AtomicBool::new(false),
             ack_told_offset: AtomicU64::new(0),
             idle_listed: AtomicBool::new(false),
             flush_listed: AtomicBool::new(false),

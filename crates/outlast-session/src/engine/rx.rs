@@ -391,7 +391,7 @@ impl Engine {
                 Piece::Control { bytes, control } => {
                     rx.inbox.consume(bytes);
                     if let Control::End { end_offset } = control
-                        && (end_offset != rx.receiver.next_offset() || !rx.receiver.ends_at(end_offset))
+                        && (end_offset != rx.receiver.next_offset() || !self.peer_ends_at(rx, end_offset))
                     {
                         return Step::Broken(
                             link.clone(),
@@ -458,6 +458,15 @@ impl Engine {
         }
     }
 
+    /// The peer's stream ends there. False if that cannot be.
+    pub(super) fn peer_ends_at(&self, rx: &mut Rx, end_offset: u64) -> bool {
+        let possible = rx.receiver.ends_at(end_offset);
+        if rx.receiver.is_complete() {
+            self.peer_end_received.store(true, Ordering::Release);
+        }
+        possible
+    }
+
     /// Input of the present link only, backlog aside.
     fn read_live(
         &self,
@@ -487,7 +496,7 @@ impl Engine {
         match received {
             Ok(0) if link.is_fin_received(rx.link_read_bytes) => {
                 let end_offset = rx.receiver.next_offset();
-                rx.receiver.ends_at(end_offset);
+                self.peer_ends_at(rx, end_offset);
                 Step::End
             }
             Ok(0) => self.input_ended(link, "end of input without an end of the stream"),

@@ -169,7 +169,7 @@ impl Engine {
             if fin_received && counted {
                 // The peer's end is behind all that: it need not come again.
                 let end_offset = rx.receiver.next_offset();
-                rx.receiver.ends_at(end_offset);
+                self.peer_ends_at(rx, end_offset);
             }
         }
         if self.is_read_shut() {
@@ -272,7 +272,7 @@ impl Engine {
             if let Some(end_offset) = peer.end_offset
                 && end_offset == rx.receiver.next_offset()
             {
-                rx.receiver.ends_at(end_offset);
+                self.peer_ends_at(&mut rx, end_offset);
             }
             self.ack_told_offset.store(rx.consumed_offset(), Ordering::Relaxed);
             resent_bytes

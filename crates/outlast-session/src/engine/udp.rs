@@ -168,7 +168,7 @@ impl Engine {
                 });
             if is_end {
                 let end_offset = rx.receiver.next_offset();
-                rx.receiver.ends_at(end_offset);
+                self.peer_ends_at(&mut rx, end_offset);
                 self.wake_reader();
             }
             is_end

@@ -114,7 +114,7 @@ fn victims(row: &Row, server: &Running, victim: Victim) -> Vec<u32> {
 fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
     let server = Running::start(row, true);
     await_serving(row, &server);
-    let shape = server.settled();
+    let mut shape = server.settled();
     let mut idle: Vec<Client> = Vec::new();
     if !matches!(row.kept, Kept::NoneIdle(_)) {
         idle.extend((0..IDLE).map(|_| Client::connect(row.talk, server.port, PATIENCE).unwrap()));
@@ -142,6 +142,11 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
         more(2);
         let before = family(server.pid());
         let killed = victims(row, &server, victim);
+        if victim == Victim::Worker && !row.replaces_workers {
+            let place = server.place(killed[0]);
+            let index = shape.iter().position(|one| *one == place);
+            shape.remove(index.unwrap());
+        }
         killed.iter().for_each(|&pid| kill(pid, libc::SIGKILL));
         if victim != Victim::Worker {
             let is_new = |pid: &u32| !before.contains(pid);

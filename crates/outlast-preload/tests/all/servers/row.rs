@@ -40,6 +40,8 @@ pub struct Row {
     pub talk: Talk,
     /// The name of those of its processes that are killed as workers; any of them, if it is empty.
     pub worker: Option<&'static str>,
+    /// It starts another worker where one was killed. Not every server does, with or without us.
+    pub replaces_workers: bool,
     pub kept: Kept,
     /// What is said at the start, if something cannot be kept.
     pub warning: Option<&'static str>,
@@ -61,6 +63,7 @@ impl Row {
             make,
             talk,
             worker: None,
+            replaces_workers: true,
             kept: Kept::All,
             warning: None,
             refuses: false,
@@ -112,6 +115,12 @@ impl Row {
 
     pub const fn workers(mut self, named: &'static str) -> Self {
         self.worker = Some(named);
+        self
+    }
+
+    /// It goes on without those that were killed.
+    pub const fn without_killed(mut self) -> Self {
+        self.replaces_workers = false;
         self
     }
 

@@ -81,9 +81,25 @@ impl Running {
 
     /// What its processes are called, and how they are below each other.
     pub fn shape(&self) -> Vec<String> {
-        fn below(pid: u32, depth: usize, found: &mut Vec<String>) {
+        let mut found: Vec<String> = self.places().into_iter().map(|(_, place)| place).collect();
+        found.sort();
+        found
+    }
+
+    /// What a process of it is called, and how far it is below the first.
+    pub fn place(&self, pid: u32) -> String {
+        eventually("it has gone", || self.places().into_iter().find(|(one, _)| *one == pid)).1
+    }
+
+    fn places(&self) -> Vec<(u32, String)> {
+        fn below(pid: u32, depth: usize, found: &mut Vec<(u32, String)>) {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            found.push(format!("{depth} {}", name.trim_end()));
+            // One that has died is none, whether its parent has buried it or not.
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('Z')) {
+                return;
+            }
+            found.push((pid, format!("{depth} {}", name.trim_end())));
             children(pid).into_iter().for_each(|child| below(child, depth + 1, found));
         }
         let mut found = Vec::new();
@@ -91,7 +107,6 @@ impl Running {
             true => children(self.pid()).into_iter().for_each(|pid| below(pid, 0, &mut found)),
             false => below(self.pid(), 0, &mut found),
         }
-        found.sort();
         found
     }
 

@@ -1,10 +1,13 @@
 //! What is taken for the end of a stream, and what is not.
 
+use super::by_hand::ByHand;
 use super::{Pair, quick, wait_until, within};
-use crate::engine::Pumped;
+use crate::engine::{Engine, Progress, Pumped, Waiting};
 use crate::proto::LinkMode;
 use crate::sys;
 use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::Arc;
 
 /// The kernel counts a FIN as a byte. A byte that nobody has read yet is none.
 #[test]
@@ -40,5 +43,51 @@ fn an_end_with_nothing_before_it_is_noticed_without_a_reader() {
             link.is_fin_seen()
         });
         assert_eq!(pair.server.read(&mut [0]).unwrap(), 0);
+    });
+}
+
+/// A client of mode `inband` that has said all and read all, of a server that has not heard of it: it has read nothing.
+fn through() -> (ByHand, Arc<Engine>) {
+    let pair = ByHand::new(quick(LinkMode::Inband));
+    let server = pair.open();
+    pair.client.shutdown(Shutdown::Write).unwrap();
+    server.shutdown(Shutdown::Write).unwrap();
+    wait_until("the server's end", || {
+        matches!(pair.client.read(&mut [0], Waiting::Never), Ok(Progress::Done(0)))
+    });
+    (pair, server)
+}
+
+/// It exited when it found, while it looked, that a helper had the receiving half in hand. Its server kept the session.
+#[test]
+fn a_client_waits_for_the_last_word_whoever_has_its_receiving_half_in_hand() {
+    within(|| {
+        let (pair, _server) = through();
+        let in_hand = pair.client.rx.lock();
+        pair.client.tx().sender.end_acked();
+        assert!(pair.client.is_delivered() && pair.client.awaits_farewell());
+        drop(in_hand);
+        assert!(pair.client.awaits_farewell());
+    });
+}
+
+/// And when its link was lost before it had begun to wait.
+#[test]
+fn a_client_without_a_link_makes_another_for_the_last_word() {
+    within(|| {
+        let (pair, server) = through();
+        let link = pair.client.link().unwrap();
+        // What the link brought last, and nobody has acted on.
+        pair.client.rx.lock().ended_by_peer = Some(crate::engine::rx::EndedByPeer::EndAck);
+        pair.client.lost(&link, "cut");
+        assert!(pair.client.is_delivered() && pair.client.awaits_farewell());
+        pair.resume();
+        wait_until("over at both ends", || {
+            server.flush();
+            server.pump_input();
+            pair.client.pump_input();
+            server.is_over() && !pair.client.awaits_farewell()
+        });
+        assert!(pair.client.is_over());
     });
 }

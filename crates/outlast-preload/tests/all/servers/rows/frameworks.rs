@@ -9,7 +9,7 @@ pub const ROWS: &[Row] = &[
     Row::http("node", "node", node),
     Row::http("node-cluster", "node", node_cluster).workers("node"),
     Row::http("gunicorn", "gunicorn", gunicorn).workers("gunicorn"),
-    Row::http("uvicorn", "uvicorn", uvicorn).workers(""),
+    Row::http("uvicorn", "uvicorn", uvicorn).workers("").without_killed(),
     Row::http("python", PYTHON, python),
     Row::http("waitress", "waitress-serve", waitress),
     Row::http("tornado", "/usr/lib/python3/dist-packages/tornado", tornado),

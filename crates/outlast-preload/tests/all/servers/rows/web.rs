@@ -51,7 +51,8 @@ fn apache(folder: &Path, port: u16, processing: &str) -> Command {
         "event" => {
             "ServerLimit 2\nStartServers 2\nThreadsPerChild 25\nMaxRequestWorkers 50\nMaxSpareThreads 50"
         }
-        _ => "StartServers 30\nMinSpareServers 1\nMaxSpareServers 60\nMaxRequestWorkers 60",
+        // Always as many: one that is gone is replaced, and no others come.
+        _ => "StartServers 30\nMinSpareServers 30\nMaxSpareServers 60\nMaxRequestWorkers 30",
     };
     let config = format!(
         "ServerRoot {path}\nServerName a\nPidFile {path}/pid\nDefaultRuntimeDir {path}\nMutex posixsem\n\
