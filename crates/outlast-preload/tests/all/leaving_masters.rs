@@ -5,6 +5,7 @@ use crate::common::{
     Client, PYTHON, Server, eventually, folder, free_port, is_installed, kill, python_at, wait_until_held,
 };
 use std::io::Read;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// What became of connections is in the log by then.
@@ -53,8 +54,8 @@ while True:
     socket.send_fds(ways[count % 2], [b"1"], [c.fileno()]); c.close(); count += 1
 "#;
 
-/// Six idle clients of two workers, of which one was killed.
-fn crashed(way: &str) -> (Server, Vec<Client>) {
+/// Six idle clients of two workers, of which one was killed, and the folder that the test removes.
+fn crashed(way: &str) -> (Server, Vec<Client>, PathBuf) {
     let (folder, port) = (folder(&format!("leaving-{way}")), free_port());
     let mut command = python_at(port, &folder, SERVER);
     command.arg(way);
@@ -64,7 +65,7 @@ fn crashed(way: &str) -> (Server, Vec<Client>) {
     wait_until_held(&server, &clients);
     let worker = eventually("it has no workers", || crate::common::children(server.main()).first().copied());
     kill(worker, libc::SIGKILL);
-    (server, clients)
+    (server, clients, folder)
 }
 
 #[test]
@@ -72,7 +73,7 @@ fn what_other_workers_close_before_their_master_ends_is_kept_as_if_it_had_crashe
     if !is_installed(PYTHON) {
         return;
     }
-    let (server, mut clients) = crashed("leaves");
+    let (server, mut clients, folder) = crashed("leaves");
     eventually("it is not started again", || (server.said("Generation").len() == 2).then_some(()));
     assert!(clients.iter_mut().all(|client| client.get("/")), "{:?}", server.said(""));
     // Of a worker whose last words come behind its master's end some are said later.
@@ -89,6 +90,7 @@ fn what_other_workers_close_before_their_master_ends_is_kept_as_if_it_had_crashe
     }
     assert_eq!(kept(), 6, "{:?}", server.said(""));
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -96,11 +98,12 @@ fn what_workers_close_is_closed_where_their_master_goes_on() {
     if !is_installed(PYTHON) {
         return;
     }
-    let (server, mut clients) = crashed("goes on");
+    let (server, mut clients, folder) = crashed("goes on");
     // Those of the worker that was not killed: every second one.
     for client in clients.iter_mut().skip(1).step_by(2) {
         assert_eq!(client.0.read(&mut [0; 10]).unwrap(), 0);
     }
     assert!(clients.iter_mut().step_by(2).all(|client| client.get("/")), "{:?}", server.said(""));
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
 }

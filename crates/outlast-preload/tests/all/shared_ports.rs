@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{Client, Server, children, eventually, family, folder, free_port, is_installed, kill};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ while True:
 
 const CLIENTS: usize = 30;
 
-fn start(name: &str, again: bool) -> Option<(Server, u16)> {
+/// The server, its port, and the folder that the test removes.
+fn start(name: &str, again: bool) -> Option<(Server, u16, PathBuf)> {
     if !is_installed("/usr/bin/python3") {
         return None;
     }
@@ -43,7 +44,7 @@ fn start(name: &str, again: bool) -> Option<(Server, u16)> {
     let server = Server::start(&program(&folder, port, again), true);
     eventually("the workers do not begin", || (workers(&server).len() == 3).then_some(()));
     all_are_served(port);
-    Some((server, port))
+    Some((server, port, folder))
 }
 
 fn program(folder: &Path, port: u16, again: bool) -> Command {
@@ -67,7 +68,7 @@ fn all_are_served(port: u16) {
 /// Clients that come while nobody serves wait for the next generation, all of them.
 #[test]
 fn who_binds_and_never_listens_gets_no_clients_after_a_crash() {
-    let Some((server, port)) = start("reuseport-master", true) else { return };
+    let Some((server, port, folder)) = start("reuseport-master", true) else { return };
     for _ in 0..2 {
         let main = server.main();
         // As long as the holder needs to have heard of all.
@@ -83,31 +84,34 @@ fn who_binds_and_never_listens_gets_no_clients_after_a_crash() {
         eventually("the next one is not there", || (server.main() != main).then_some(()));
         all_are_served(port);
     }
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// As it is without a supervisor: the others have the clients.
 #[test]
 fn a_worker_that_has_ended_in_order_gets_no_more_clients() {
-    let Some((server, port)) = start("reuseport-ends", false) else { return };
+    let Some((server, port, folder)) = start("reuseport-ends", false) else { return };
     let worker = workers(&server)[1];
     kill(worker, libc::SIGUSR1);
     eventually("the worker does not end", || (!workers(&server).contains(&worker)).then_some(()));
     std::thread::sleep(Duration::from_millis(300));
     all_are_served(port);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_worker_that_has_crashed_and_is_not_started_again_gets_no_more_clients() {
-    let Some((server, port)) = start("reuseport-crashes", false) else { return };
+    let Some((server, port, folder)) = start("reuseport-crashes", false) else { return };
     kill(workers(&server)[1], libc::SIGKILL);
     std::thread::sleep(Duration::from_secs(2));
     all_are_served(port);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 /// Nobody is refused, and nobody waits for long.
 #[test]
 fn a_worker_that_is_started_again_takes_over_who_waits() {
-    let Some((server, port)) = start("reuseport-again", true) else { return };
+    let Some((server, port, folder)) = start("reuseport-again", true) else { return };
     for _ in 0..3 {
         let worker = workers(&server)[0];
         std::thread::sleep(Duration::from_millis(300));
@@ -115,4 +119,5 @@ fn a_worker_that_is_started_again_takes_over_who_waits() {
         eventually("it does not end", || (!workers(&server).contains(&worker)).then_some(()));
         all_are_served(port);
     }
+    std::fs::remove_dir_all(folder).unwrap();
 }

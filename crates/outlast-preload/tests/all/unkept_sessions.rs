@@ -3,6 +3,7 @@
 
 use crate::common::{Client, PYTHON, Server, eventually, folder, free_port, is_installed, python_at};
 use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Serves each client in the way that the last argument names:
@@ -35,11 +36,12 @@ while True:
     else: c.close()
 "#;
 
-fn start(way: &str) -> (Server, u16) {
+/// The server, its port, and the folder that the test removes.
+fn start(way: &str) -> (Server, u16, PathBuf) {
     let (folder, port) = (folder(&format!("unkept-{way}")), free_port());
     let mut command = python_at(port, &folder, SERVER);
     command.arg(way);
-    (Server::start(&command, true), port)
+    (Server::start(&command, true), port, folder)
 }
 
 /// A client says this, and hears something.
@@ -63,7 +65,7 @@ fn sessions_that_are_not_kept_are_warned_of_however_they_are_served() {
         if way == "cloned" && !cfg!(target_arch = "x86_64") {
             continue;
         }
-        let (server, port) = start(way);
+        let (server, port, folder) = start(way);
         talk(port, says.as_bytes());
         let words = format!("kind: {kind}");
         eventually(&format!("{way}: it is not said"), || (!server.said(&words).is_empty()).then_some(()));
@@ -71,6 +73,7 @@ fn sessions_that_are_not_kept_are_warned_of_however_they_are_served() {
         std::thread::sleep(Duration::from_millis(1_500));
         assert_eq!(server.said("NotKept").len(), 1, "{way}: {:?}", server.said("NotKept"));
         assert_eq!(server.stop(), 128 + libc::SIGTERM);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
 
@@ -80,10 +83,11 @@ fn servers_of_http_that_duplicate_connections_or_give_up_waiting_are_not_warned_
         return;
     }
     for (way, says) in [("web", "GET / HTTP/1.1\r\nHost: a\r\n\r\n"), ("late", "")] {
-        let (server, port) = start(way);
+        let (server, port, folder) = start(way);
         talk(port, says.as_bytes());
         std::thread::sleep(Duration::from_millis(1_500));
         assert_eq!(server.said("NotKept"), Vec::<String>::new(), "{way}");
         assert_eq!(server.stop(), 128 + libc::SIGTERM);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }
