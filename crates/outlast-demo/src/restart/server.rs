@@ -138,7 +138,11 @@ impl Server {
                 pause: None,
             }),
             Under::Outlast => {
-                ensure!(starts <= 1, "{} did not outlast a crash: it was started anew", self.address);
+                ensure!(
+                    starts <= 1,
+                    "{} did not outlast a crash: it was restarted from scratch",
+                    self.address
+                );
                 let last = status.generations.last().filter(|last| last.ended_ms.is_none());
                 last.and_then(|last| {
                     let pause = (last.pause_ns > 0).then(|| Duration::from_nanos(last.pause_ns));

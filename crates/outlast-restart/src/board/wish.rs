@@ -52,7 +52,7 @@ pub enum WhyNot {
     Unanswered,
     /// The new binary did not serve, and the old program was killed while it waited for that: its state is lost.
     OldKilled,
-    /// The program was told to end meanwhile, whichever of the two that was.
+    /// The program was stopped meanwhile, whichever of the two that was.
     Stopped,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for WhyNot {
             Self::OldKilled => {
                 write!(f, "the new binary did not serve, and the old one was killed meanwhile")
             }
-            Self::Stopped => write!(f, "it was told to end meanwhile"),
+            Self::Stopped => write!(f, "it was stopped meanwhile"),
         }
     }
 }

@@ -164,7 +164,7 @@ impl Machine {
         let name = self.name(process).to_owned();
         let decision = self.restarts.get_mut(process).map(|restarts| restarts.on_death(now_ms));
         if decision == Some(Decision::Succeed(Inheritance::Everything)) {
-            self.say(format!("{name} has {death}, and nothing is left of it: it is started anew"));
+            self.say(format!("{name} has {death}, and nothing is left of it: it is started again"));
             self.actions.push(Action::Start { process });
         } else {
             self.say(format!("{name} has {death} too often: the program ends"));

@@ -142,7 +142,7 @@ impl Roles {
     pub fn split(self) -> Result<Member, Error> {
         crate::zygote::check_alone()?;
         if std::env::var_os(handover::ENVIRONMENT).is_some() {
-            let why = "a program with roles cannot take over from another binary: start it anew".to_owned();
+            let why = "a program with roles cannot take over from another binary: restart it".to_owned();
             return Err(Error::Roles { why });
         }
         root::split(&plan::Plan::of(self)?)

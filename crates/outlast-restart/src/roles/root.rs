@@ -328,7 +328,7 @@ impl Root {
 /// The wish for another binary, if there is one.
 fn refuse_upgrade(supervisor: Option<&Board>) {
     if let Some((board, wish)) = supervisor.and_then(|board| Some((board, board.upgrade_wanted()?))) {
-        say("a program with roles cannot go on as another binary: it has to be started anew");
+        say("a program with roles cannot be upgraded without a restart");
         board.note_upgrade(wish.number, UpgradeEnd::untouched(WhyNot::Unable));
     }
 }

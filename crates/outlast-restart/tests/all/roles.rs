@@ -117,7 +117,7 @@ fn a_process_without_its_zygote_goes_on_and_is_started_anew_in_the_end() {
         assert!(program.said("which starts its generations, is gone"), "it is told");
         // Nobody stands by now.
         program.dies(process, second);
-        assert!(program.said("and nothing is left of it: it is started anew"), "it is told");
+        assert!(program.said("and nothing is left of it: it is started again"), "it is told");
         program.goes_on();
         let third = program.serving(process);
         // It recovers as before.
@@ -243,6 +243,6 @@ fn a_supervisor_sees_all_and_whose_they_are() {
     let wish = board.want_upgrade("/bin/true".as_ref(), PATIENCE);
     send(program.pid(), outlast_restart::supervisor::upgrade_signal());
     eventually("it is refused", || board.upgrade_outcome(wish) == Some(false));
-    assert!(program.said("a program with roles cannot go on as another binary"));
+    assert!(program.said("a program with roles cannot be upgraded without a restart"));
     program.goes_on();
 }

@@ -61,7 +61,7 @@ fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
             let what = shown.get(place).map_or("", String::as_str);
             match death {
                 Death::Exited(0) => tracing::info!("outlast {what}: has ended"),
-                death if stopping => tracing::info!("outlast {what}: has {death}, as it was told to end"),
+                death if stopping => tracing::info!("outlast {what}: has {death}, after it was stopped"),
                 death => tracing::error!("outlast {what}: has {death}; the others go on"),
             }
         },

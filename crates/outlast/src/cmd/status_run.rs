@@ -23,7 +23,7 @@ struct RunView {
     main_pid: u32,
     ready: bool,
     stopping: bool,
-    /// It is told to end, and is started anew then. No instance of an earlier version says so.
+    /// It was told to end, and is started again then. No instance of an earlier version says so.
     #[serde(default)]
     replacing: bool,
     said: Option<String>,
@@ -89,7 +89,7 @@ pub fn page(instance: &Value, socket: &str) -> Result<String> {
         (0, ..) => "is to be started again".to_owned(),
         (pid, true, _) => format!("process {pid}, is ending"),
         (pid, ..) if view.replacing => {
-            format!("process {pid}, is ending, and is started anew then; new clients wait")
+            format!("process {pid}, is ending; then it is started again; new clients wait")
         }
         (pid, _, true) => format!("process {pid}, ready"),
         (pid, ..) => format!("process {pid}, not ready yet"),

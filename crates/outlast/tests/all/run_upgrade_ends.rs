@@ -115,7 +115,7 @@ fn an_old_program_that_takes_its_time_to_end_is_waited_for() {
         assert_eq!((&now["ready"], &now["upgrade"]["old_ends"]), (&Value::from(false), &Value::from(true)));
         let page = output(folder.path(), &["status"]);
         let page = String::from_utf8_lossy(&page.stdout).into_owned();
-        assert!(page.contains("is ending, and is started anew then; new clients wait"), "{page}");
+        assert!(page.contains("is ending; then it is started again; new clients wait"), "{page}");
         assert!(page.contains("as soon as the old one has ended"), "{page}");
         upgrading
     };
@@ -146,7 +146,7 @@ fn an_old_program_that_takes_its_time_to_end_is_waited_for() {
     std::fs::remove_file(&go).unwrap();
     let mut upgrading = begin(&old);
     outlast.signal("TERM");
-    outlast.wait_for("server is not upgraded: it was told to end meanwhile");
+    outlast.wait_for("server is not upgraded: it was stopped meanwhile");
     assert_eq!(upgrading.ended().code(), Some(8));
     assert!(upgrading.said().contains("it is being stopped"), "{}", upgrading.said());
     std::fs::write(&go, "").unwrap();
