@@ -5,7 +5,7 @@ use outlast_lab::{Fault, Host, Injected, Lab, Link, Target};
 use outlast_session::{AckMode, Config, EventKind, LinkMode, Targets, blocking};
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The kernel's clock for what it has heard.
@@ -48,6 +48,10 @@ impl Pair {
     }
 }
 
+fn elapsed_ms(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap()
+}
+
 /// Both ends say something all the time: what is under way when the wire is cut tells how long nothing passes.
 #[test]
 fn a_pause_begins_with_the_last_byte_that_has_passed() {
@@ -66,9 +70,17 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         let Pair { client, server, .. } = &pair;
         let mut events = [client.events(), server.events()];
         let over = Arc::new(AtomicBool::new(false));
-        let talking = [client, server].map(|session| {
+        let began = Instant::now();
+        // When each end has read last, after so many milliseconds.
+        let read_ms = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let talking = [(client, &read_ms[0]), (server, &read_ms[1])].map(|(session, read_ms)| {
             let (reader, writer, over) = (session.clone(), session.clone(), over.clone());
-            std::thread::spawn(move || while (&reader).read(&mut [0; 64]).is_ok_and(|count| count > 0) {});
+            let read_ms = read_ms.clone();
+            std::thread::spawn(move || {
+                while (&reader).read(&mut [0; 64]).is_ok_and(|count| count > 0) {
+                    read_ms.store(elapsed_ms(began), Ordering::Relaxed);
+                }
+            });
             std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     (&writer).write_all(b"tick").unwrap();
@@ -79,10 +91,12 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         std::thread::sleep(Duration::from_millis(200));
         let drop = pair.inject(fault);
         let cut = Instant::now();
+        // On a busy machine that is some time before: to cut takes a while, and who talks has to get its turn.
+        let last_read = read_ms.map(|read_ms| began + Duration::from_millis(read_ms.load(Ordering::Relaxed)));
         std::thread::sleep(Duration::from_secs(2));
         let lasted = cut.elapsed();
         drop.heal().unwrap();
-        for (end, events) in ["client", "server"].iter().zip(&mut events) {
+        for ((end, events), last_read) in ["client", "server"].iter().zip(&mut events).zip(last_read) {
             let pause = loop {
                 assert!(
                     cut.elapsed() < HANG,
@@ -94,7 +108,7 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            let most = cut.elapsed() + 5 * TICKS;
+            let most = last_read.elapsed() + 5 * TICKS;
             let is_right = pause + TICKS >= lasted && pause <= most;
             assert!(is_right, "{mode}, {fault}: the {end} says {pause:?}, it was {lasted:?} to {most:?}");
         }

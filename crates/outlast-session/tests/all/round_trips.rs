@@ -15,10 +15,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const ONE_WAY_MS: u64 = 75;
+/// So long that what a busy machine adds is a small part of it.
+const ONE_WAY_MS: u64 = 250;
 const ROUND_TRIP: Duration = Duration::from_millis(2 * ONE_WAY_MS);
-/// The quickest of so many counts: a machine under load only ever adds time.
+/// The quickest of at most so many counts: a machine under load only ever adds time.
 const ATTEMPTS: usize = 4;
+/// Two were needed, and nothing else was worth mentioning.
+const TWO: f64 = 2.2;
 
 fn answer(mut stream: impl Read + Write) {
     let mut byte = [0];
@@ -35,14 +38,18 @@ fn ask(mut stream: impl Read + Write) {
     stream.read_exact(&mut [0]).unwrap();
 }
 
-/// The time from nothing to an answer, in round trips.
+/// The time from nothing to an answer, in round trips: of the first attempt that needed no more than two, or of the quickest.
 fn round_trips(client: &Host, exchange: impl Fn() + Sync) -> f64 {
-    let once = || {
+    let mut quickest = f64::INFINITY;
+    for _ in 0..ATTEMPTS {
         let start = Instant::now();
         client.enter(&exchange).unwrap();
-        start.elapsed()
-    };
-    (0..ATTEMPTS).map(|_| once()).min().unwrap().as_secs_f64() / ROUND_TRIP.as_secs_f64()
+        quickest = quickest.min(start.elapsed().as_secs_f64() / ROUND_TRIP.as_secs_f64());
+        if quickest < TWO {
+            break;
+        }
+    }
+    quickest
 }
 
 /// PROTOCOL 3.2: the Hello rides with the first bytes, the Welcome with the first answer.

@@ -3,6 +3,7 @@
 
 use crate::common::{Outlast, admin_socket, echo, eventually, folder, output};
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -105,9 +106,11 @@ fn a_container_that_is_killed_again_and_again_leaves_one_socket() {
     for _ in 0..3 {
         let mut listener = contained(folder.path(), &["listen", "127.0.0.1:0", "--to", "127.0.0.1:1"]);
         listener.address();
-        admin_socket(folder.path(), 2);
+        let socket = admin_socket(folder.path(), 2);
         listener.signal("KILL");
         listener.ended();
+        // The container ends a moment later than the process that was killed.
+        eventually("it still listens", || UnixStream::connect(&socket).is_err().then_some(()));
         let own = folder.path().join("outlast");
         assert_eq!(std::fs::read_dir(own).unwrap().count(), 1);
     }
