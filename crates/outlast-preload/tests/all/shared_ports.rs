@@ -4,7 +4,7 @@
 use crate::common::{Client, Server, children, eventually, family, folder, free_port, is_installed, kill};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A master with a socket that is bound and never listens, as granian's, and three workers, each with a socket of its own. It
 /// starts no worker again, unless it is told to. On SIGUSR1 a worker ends by itself.
@@ -43,7 +43,7 @@ fn start(name: &str, again: bool) -> Option<(Server, u16, PathBuf)> {
     let (port, folder) = (free_port(), folder(name));
     let server = Server::start(&program(&folder, port, again), true);
     eventually("the workers do not begin", || (workers(&server).len() == 3).then_some(()));
-    all_are_served(port);
+    all_are_served(&server, port);
     Some((server, port, folder))
 }
 
@@ -59,9 +59,9 @@ fn workers(server: &Server) -> Vec<u32> {
     children(server.main())
 }
 
-fn all_are_served(port: u16) {
+fn all_are_served(server: &Server, port: u16) {
     for client in 0..CLIENTS {
-        assert!(Client::connect(port).get("/"), "client {client}");
+        assert!(Client::connect(port).get("/"), "client {client}: {:?}", server.said(""));
     }
 }
 
@@ -80,9 +80,9 @@ fn who_binds_and_never_listens_gets_no_clients_after_a_crash() {
             let all = family(server.pid());
             old.iter().all(|pid| !all.contains(pid)).then_some(())
         });
-        all_are_served(port);
+        all_are_served(&server, port);
         eventually("the next one is not there", || (server.main() != main).then_some(()));
-        all_are_served(port);
+        all_are_served(&server, port);
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
@@ -94,17 +94,25 @@ fn a_worker_that_has_ended_in_order_gets_no_more_clients() {
     let worker = workers(&server)[1];
     kill(worker, libc::SIGUSR1);
     eventually("the worker does not end", || (!workers(&server).contains(&worker)).then_some(()));
-    std::thread::sleep(Duration::from_millis(300));
-    all_are_served(port);
+    // Also those that come before the supervisor has heard of it, whom the kernel sends to that worker's socket.
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::connect(port)).collect();
+    assert!(clients.iter_mut().all(|client| client.get("/")), "{:?}", server.said(""));
+    all_are_served(&server, port);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_worker_that_has_crashed_and_is_not_started_again_gets_no_more_clients() {
     let Some((server, port, folder)) = start("reuseport-crashes", false) else { return };
-    kill(workers(&server)[1], libc::SIGKILL);
-    std::thread::sleep(Duration::from_secs(2));
-    all_are_served(port);
+    let worker = workers(&server)[1];
+    kill(worker, libc::SIGKILL);
+    eventually("the worker does not end", || (!workers(&server).contains(&worker)).then_some(()));
+    let began = Instant::now();
+    // Also those that wait at its socket until that is given up.
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::connect(port)).collect();
+    assert!(clients.iter_mut().all(|client| client.get("/")), "{:?}", server.said(""));
+    std::thread::sleep(Duration::from_secs(2).saturating_sub(began.elapsed()));
+    all_are_served(&server, port);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
@@ -117,7 +125,7 @@ fn a_worker_that_is_started_again_takes_over_who_waits() {
         std::thread::sleep(Duration::from_millis(300));
         kill(worker, libc::SIGKILL);
         eventually("it does not end", || (!workers(&server).contains(&worker)).then_some(()));
-        all_are_served(port);
+        all_are_served(&server, port);
     }
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -411,8 +411,10 @@ impl Holder {
         if is_time && goes_on && !self.is_main_down() {
             self.listeners_at = now;
             let left_over = &self.left_over;
-            let all_taken = self.listeners.sweep(&family::below_this(), |pid| left_over.is_older(pid), now);
+            let (all_taken, orphaned) =
+                self.listeners.sweep(&family::below_this(), |pid| left_over.is_older(pid), now);
             self.table.note_untaken(!all_taken);
+            self.connections.pass_on_all(&orphaned);
             if self.listeners.awaits().is_none() {
                 // It was given up, and nobody listens there again.
                 self.late_since = None;

@@ -12,6 +12,7 @@ use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, tcp};
 use file::{SocketFile, folder_of};
+use in_the_way::of_nobody;
 use left::{Left, is_in};
 use rustix::event::epoll;
 pub(crate) use sockets::does_listen;
@@ -218,17 +219,9 @@ impl Listeners {
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Option<&Listener> {
         let is_there = |listener: &&Listener| listener.is_at(at) && is_in(by, listener.network.as_ref());
-        let there = self.all.iter().filter(is_there);
-        let inodes: Vec<u64> = there.clone().map(|listener| listener.inode).collect();
-        if inodes.is_empty() {
-            return None;
-        }
-        let used = open_of(processes, &inodes);
-        let is_given = |listener: &Listener| listener.given.is_some_and(&is_about_to_receive);
-        let is_taken = |listener: &Listener| {
-            used.contains(&listener.inode) || is_given(listener) || listener.may_be_in_place(by, processes)
-        };
-        there.into_iter().find(|listener| !is_taken(listener))
+        let there: Vec<&Listener> = self.all.iter().filter(is_there).collect();
+        let free = of_nobody(&there, by, processes, is_about_to_receive);
+        there.into_iter().find(|listener| free.contains(&listener.inode))
     }
 
     /// Files of UNIX sockets that a process which ends has removed: another one serves there, or will in a moment.
@@ -371,70 +364,84 @@ impl Listeners {
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
     /// program has others and has had time enough to ask for these. It is not about to begin. Whether all of them are with
-    /// somebody who is not left from an earlier start.
-    pub(super) fn sweep(&mut self, processes: &[Pid], is_older: impl Fn(Pid) -> bool, now: Instant) -> bool {
+    /// somebody who is not left from an earlier start; and those of workers (SO_REUSEPORT) that nobody has taken in time: others
+    /// serve the clients that wait there.
+    pub(super) fn sweep(
+        &mut self,
+        processes: &[Pid],
+        is_older: impl Fn(Pid) -> bool,
+        now: Instant,
+    ) -> (bool, Vec<OwnedFd>) {
         let in_place: Vec<bool> = self.all.iter().map(Listener::is_in_place).collect();
         let others = self.all.iter().zip(&in_place).filter(|(_, in_place)| !**in_place);
         let inodes: Vec<u64> = others.map(|(listener, _)| listener.inode).collect();
         let is_taken = |place: Option<(Pid, RawFd)>| place.is_some_and(|(pid, _)| !is_older(pid));
         if inodes.is_empty() {
-            return self.all.iter().all(|listener| is_taken(listener.place));
+            return (self.all.iter().all(|listener| is_taken(listener.place)), Vec::new());
         }
-        let Some(places) = places(processes, inodes) else { return false };
+        let Some(places) = places(processes, inodes) else { return (false, Vec::new()) };
+        let is_orphaned = |listener: &Listener| listener.closes_at.is_some_and(|at| now >= at);
         let is_any_used = !places.is_empty() || in_place.contains(&true);
         let (mut in_place, mut all_taken) = (in_place.into_iter(), true);
-        self.all.retain_mut(|listener| {
+        let given_up = self.all.extract_if(.., |listener| {
             let place = places.iter().find(|(inode, ..)| *inode == listener.inode);
             let found = place.map(|&(_, pid, number)| (pid, number));
             if in_place.next() == Some(true) || found.is_some() {
                 listener.place = found.or(listener.place);
                 all_taken &= is_taken(listener.place);
                 (listener.unused_since, listener.looks_closed, listener.closes_at) = (None, false, None);
-                return true;
+                return false;
             }
             all_taken = false;
-            if listener.closes_at.is_some_and(|at| now >= at) {
-                return false;
+            if is_orphaned(listener) {
+                return true;
             }
             // Who has crashed has not given it up, and looks so when it is about to.
             let is_closed =
                 listener.place.is_some_and(|(pid, _)| processes.contains(&pid) && !sys::is_exiting(pid));
             if std::mem::replace(&mut listener.looks_closed, is_closed) && is_closed {
-                return false;
+                return true;
             }
             let unused_since = *listener.unused_since.get_or_insert(now);
-            !is_any_used || now.duration_since(unused_since) < UNUSED + listener.delay
+            let is_unused = is_any_used && now.duration_since(unused_since) >= UNUSED + listener.delay;
+            if is_unused && sys::shares_port(listener.socket.as_fd()) {
+                listener.closes_at = Some(now);
+            }
+            is_unused
         });
-        all_taken
+        let given_up: Vec<Listener> = given_up.collect();
+        let orphaned = given_up.into_iter().filter(is_orphaned).map(|listener| listener.socket).collect();
+        (all_taken, orphaned)
     }
 
     /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),
     /// the kernel sends each socket its share of the clients, also one that nobody has any more: it is closed, at once if the
-    /// process has ended in order.
+    /// process has ended in order. Those that are to be closed now: others serve the clients that wait there.
     pub(super) fn on_end(
         &mut self,
         pid: Pid,
         in_order: bool,
         processes: impl FnOnce() -> Vec<Pid>,
         now: Instant,
-    ) {
+    ) -> Vec<OwnedFd> {
         let is_its = |listener: &Listener| {
             listener.place.is_some_and(|(had, _)| had == pid) && sys::shares_port(listener.socket.as_fd())
         };
         if !self.all.iter().any(is_its) {
-            return;
+            return Vec::new();
         }
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         let used = open_of(&processes(), &inodes);
         let in_use = self.all.iter().filter(|listener| used.contains(&listener.inode));
         let served: Vec<Address> = in_use.map(|listener| listener.address.clone()).collect();
-        self.all.retain_mut(|listener| {
+        let closed = self.all.extract_if(.., |listener| {
             if !is_its(listener) || used.contains(&listener.inode) || !served.contains(&listener.address) {
-                return true;
+                return false;
             }
             listener.closes_at = Some(now + ORPHANED);
-            !in_order
+            in_order
         });
+        closed.map(|listener| listener.socket).collect()
     }
 
     /// Where the program listens, or has time to begin, as far as clients reach it there.

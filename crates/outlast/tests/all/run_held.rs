@@ -143,9 +143,12 @@ while True:
     let arguments = arguments_of(program, folder.path(), port);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let master = left_behind(folder.path(), &arguments, port);
+    let listed = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children")).unwrap();
+    let workers: Vec<u32> = listed.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
     let mut next = Outlast::start(folder.path(), &arguments);
     next.wait_for("listening sockets of an earlier one");
-    ends(master.parse().unwrap());
+    // A worker that is about to end may still accept a client, which is lost with it: the kernel looks for clients first.
+    [master.parse().unwrap()].into_iter().chain(workers).for_each(ends);
     match Client::connect(port).try_get() {
         Ok(served_by) => assert_ne!(served_by, master),
         Err(heard) => panic!("it has ended: {heard:?}\n{}", next.said_so_far()),

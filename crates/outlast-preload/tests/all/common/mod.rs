@@ -70,7 +70,11 @@ impl Server {
     /// The process that was started as the program.
     pub fn main(&self) -> u32 {
         let child = self.child.id();
-        if self.supervised { eventually("no program", || children(child).first().copied()) } else { child }
+        if !self.supervised {
+            return child;
+        }
+        let find = || children(child).first().copied();
+        eventually_or(find, || format!("no program: {:?}", self.said("")))
     }
 
     /// Told to end: how it did.
@@ -127,13 +131,18 @@ pub fn kill(pid: u32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-pub fn eventually<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, happens: impl FnMut() -> Option<T>) -> T {
+    eventually_or(happens, || what.to_owned())
+}
+
+/// The same, with more to say where it does not.
+fn eventually_or<T>(mut happens: impl FnMut() -> Option<T>, what: impl Fn() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = happens() {
             return value;
         }
-        assert!(Instant::now() < deadline, "{what}");
+        assert!(Instant::now() < deadline, "{}", what());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -121,6 +121,11 @@ impl Connections {
         }
     }
 
+    /// Clients that wait at listening sockets which are about to be closed: the program's others are to have them.
+    pub(in crate::custody) fn pass_on_all(&mut self, closed: &[OwnedFd]) {
+        closed.iter().flat_map(sys::accept_all).for_each(|socket| self.pass_on(socket));
+    }
+
     /// Its number, which is no slot's. None: there is no room for it.
     pub(super) fn add_untouched(&mut self, socket: OwnedFd) -> Option<u32> {
         if !self.make_room() {

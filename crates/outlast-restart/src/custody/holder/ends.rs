@@ -100,7 +100,8 @@ impl Holder {
             Ending::ForGood => false,
         };
         if self.ending == Ending::No && !is_main && !self.is_main_down() {
-            self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
+            let closed = self.listeners.on_end(pid, status == Some(0), family::below_this, self.changed_at);
+            self.connections.pass_on_all(&closed);
         }
         if !keep && !is_main && self.follows_crash(self.changed_at) {
             self.postpone_all_of(pid, self.changed_at);

@@ -190,8 +190,7 @@ impl Holder {
                     let closed = self.listeners.let_go(pid, &at, &processes, is_about_to_receive);
                     answer.verb = if closed.is_empty() { Verb::No } else { Verb::Yes };
                     // Who waits there is served by what the program is about to listen with, if it is reached by them.
-                    let waiting = closed.iter().flat_map(sys::accept_all);
-                    waiting.for_each(|socket| self.connections.pass_on(socket));
+                    self.connections.pass_on_all(&closed);
                     if answer.verb == Verb::No && !self.left_over.is_older(pid) {
                         self.settling.cannot_bind(Instant::now());
                     }

@@ -11,17 +11,30 @@ use crate::sys::process::Pid;
 use std::os::fd::OwnedFd;
 
 /// Of these listeners the inodes of those that nobody has, or is about to receive.
-fn of_nobody(
+pub(super) fn of_nobody(
     some: &[&Listener],
     by: Pid,
     processes: &[Pid],
     is_about_to_receive: impl Fn(Pid) -> bool,
 ) -> Vec<u64> {
+    if some.is_empty() {
+        return Vec::new();
+    }
+    // What is received while descriptors are looked through may be missed there: so this comes first.
+    let is_given = |listener: &&&Listener| listener.given.is_some_and(&is_about_to_receive);
+    let given: Vec<u64> = some.iter().filter(is_given).map(|listener| listener.inode).collect();
     let inodes: Vec<u64> = some.iter().map(|listener| listener.inode).collect();
     let used = open_of(processes, &inodes);
-    let is_given = |listener: &Listener| listener.given.is_some_and(&is_about_to_receive);
+    // It may have been missed while its process put it under another number, which that does once.
+    let is_missed = |listener: &Listener| {
+        let has_moved = |pid: Pid| pid != by && !open_of(&[pid], &[listener.inode]).is_empty();
+        listener.given.is_some_and(|pid| processes.contains(&pid) && has_moved(pid))
+    };
     let is_taken = |listener: &Listener| {
-        used.contains(&listener.inode) || is_given(listener) || listener.may_be_in_place(by, processes)
+        given.contains(&listener.inode)
+            || used.contains(&listener.inode)
+            || is_missed(listener)
+            || listener.may_be_in_place(by, processes)
     };
     let free = some.iter().filter(|listener| !is_taken(listener));
     free.map(|listener| listener.inode).collect()
