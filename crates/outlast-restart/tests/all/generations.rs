@@ -309,6 +309,8 @@ fn without_the_zygote_one_more_crash_is_survived() {
     let mut server = Server::start();
     let mut client = Client::of(&server);
     let (_, first) = client.generation();
+    // The zygote forks the one that stands by when a generation already serves.
+    eventually("nobody stands by", || children(server.child.id()).len() == 2);
     signal(server.child.id(), "KILL");
     server.ended();
     assert_eq!(client.generation(), (1, first));

@@ -96,6 +96,8 @@ impl Engine {
                 && self.is_end_told(&mut ctl)
         };
         if done {
+            // Another thread may be about to, and would find no link.
+            self.tell_end_on(&ctl);
             self.say_farewell(&ctl);
             self.conclude(ctl, Happening::Finished);
         }
@@ -105,15 +107,23 @@ impl Engine {
     /// Whether the peer has heard that its end has arrived, or will on the present link.
     ///
     /// A server need not care: a client that does not know comes back and is told. But nobody can ask a client that has
-    /// left, and its server would keep the session: a client without a link makes one more, to end it in order, and one
-    /// whose link may be cut behind a middlebox stays until the server is through (PROTOCOL 2.6).
+    /// left, and its server would keep the session: a client without a link makes one more, to end it in order, one whose
+    /// link may be cut behind a middlebox stays until the server is through, and one that says it in a datagram until the
+    /// server confirms that (PROTOCOL 2.6).
     fn is_end_told(&self, ctl: &mut Ctl) -> bool {
         if self.role == Role::Server || ctl.farewell == Farewell::Heard {
             return true;
         }
         let Some(link) = &ctl.link else { return false };
-        if link.mode() != LinkMode::Inband {
-            return true;
+        match link.mode() {
+            LinkMode::Kernel | LinkMode::Window => return true,
+            LinkMode::Udp => {
+                self.tell_end_on(ctl);
+                if self.is_end_confirmed(link.epoch) {
+                    return true;
+                }
+            }
+            LinkMode::Inband => {}
         }
         let awaited = Farewell::Awaited { epoch: link.epoch };
         if ctl.farewell != awaited {
@@ -178,6 +188,9 @@ impl Engine {
         self.happens(&mut ctl, happening);
         let link = ctl.link.take();
         if let Some(link) = link {
+            if self.role == Role::Server && link.mode() == LinkMode::Udp {
+                self.expect_end(&ctl);
+            }
             let fin_acked = {
                 let mut tx = self.tx.lock();
                 tx.link = None;

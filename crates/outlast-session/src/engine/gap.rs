@@ -10,6 +10,8 @@ pub(crate) enum Gap {
     LostUntold,
     /// A session was found quiet and is about to be made passive.
     FoundQuiet,
+    /// A reader has read the end of the stream; the peer was not told yet.
+    EndUntold,
     /// A thread is about to be started. A test can have that fail.
     StartsThread,
     /// An attempt at a link begins. A test can have it fail.

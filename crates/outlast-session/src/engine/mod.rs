@@ -181,7 +181,8 @@ pub(crate) struct Ctl {
     hooks: Option<Arc<dyn Hooks>>,
 }
 
-/// What a client of mode `inband` has heard of its server's last word (PROTOCOL 4.8).
+/// What a client has heard of its server's last word: in mode `inband` the Goodbye (PROTOCOL 4.8), in mode `udp` the
+/// confirmation that the server knows that its end was read (5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Farewell {
     Unheard,

@@ -4,6 +4,7 @@ mod pump;
 
 pub(crate) use pump::Pumped;
 
+use super::gap::{self, Gap};
 use super::inbox::{INBOX_READ_BYTES, Inbox};
 use super::memory::FrozenBytes;
 use super::opening::{HandshakeEnd, Opening};
@@ -285,6 +286,7 @@ impl Engine {
             Step::End => {
                 self.note_end_read(&rx);
                 drop(rx);
+                gap::reached(Gap::EndUntold, self);
                 self.tell_end();
                 self.check_over();
                 return Some(Progress::Done(0));

@@ -17,7 +17,7 @@ mod mailbox;
 pub(crate) use mailbox::Mailbox;
 
 use super::rx::Rx;
-use super::{Ctl, Engine, Helper, Role};
+use super::{Ctl, Engine, Farewell, Helper, Role};
 use crate::proto::{Datagram, DatagramKind, LinkMode, State};
 use crate::sys;
 use mailbox::{LastAnswer, Recipient};
@@ -140,20 +140,26 @@ impl Engine {
 
     /// The application may have read the end of the stream: then the peer is told, until it confirms.
     pub(crate) fn tell_end(&self) {
-        let epoch = {
-            let ctl = self.ctl.lock();
-            let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
-            if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch {
-                return;
-            }
-            let Some(end_offset) = self.end_read_offset() else { return };
-            self.udp.end_told_epoch.store(ctl.epoch, Ordering::Relaxed);
-            self.send_end(&ctl, end_offset);
-            ctl.epoch
-        };
-        if let Some(engine) = self.arc() {
-            Helper::get().repeat_end(engine, epoch);
+        self.tell_end_on(&self.ctl.lock());
+    }
+
+    /// As [`tell_end`](Self::tell_end), on the link that `ctl` has.
+    pub(super) fn tell_end_on(&self, ctl: &Ctl) {
+        let is_udp = ctl.link.as_ref().is_some_and(|link| link.mode() == LinkMode::Udp);
+        if !is_udp || self.udp.end_told_epoch.load(Ordering::Relaxed) >= ctl.epoch {
+            return;
         }
+        let Some(end_offset) = self.end_read_offset() else { return };
+        self.udp.end_told_epoch.store(ctl.epoch, Ordering::Relaxed);
+        self.send_end(ctl, end_offset);
+        if let Some(engine) = self.arc() {
+            Helper::get().repeat_end(engine, ctl.epoch);
+        }
+    }
+
+    /// Whether the peer has confirmed on the link of `epoch` that it knows that its stream was read to the end.
+    pub(super) fn is_end_confirmed(&self, epoch: u64) -> bool {
+        self.udp.end_confirmed_epoch.load(Ordering::Relaxed) >= epoch
     }
 
     /// Takes the end of the peer's stream in when nothing else is left to read: an application that knows how much
@@ -204,8 +210,11 @@ impl Engine {
     /// Tells the peer once more that the end was read. The pause before the next time, or none when that is enough.
     pub(crate) fn repeat_end(&self, epoch: u64, repeats: u32) -> Option<Duration> {
         let ctl = self.ctl.lock();
-        let confirmed = self.udp.end_confirmed_epoch.load(Ordering::Relaxed) >= epoch;
-        if confirmed || ctl.epoch != epoch || ctl.life.state() == State::Failed || repeats >= REPEATS_MAX {
+        if self.is_end_confirmed(epoch)
+            || ctl.epoch != epoch
+            || ctl.life.state() == State::Failed
+            || repeats >= REPEATS_MAX
+        {
             return None;
         }
         self.send_end(&ctl, self.end_read_offset()?);
@@ -226,7 +235,8 @@ impl Engine {
         let (waits, end_sent, sent_offset) = {
             let tx = self.tx.lock();
             let waits = tx.sender.acked_offset() < tx.sender.sent_offset_max()
-                || (tx.sender.is_end_sent() && !tx.sender.is_delivered());
+                || (tx.sender.is_end_sent() && !tx.sender.is_delivered())
+                || (ctl.farewell == Farewell::Awaited { epoch: ctl.epoch });
             (waits, tx.sender.is_end_sent(), tx.sender.sent_offset_max())
         };
         if !waits || first {
@@ -315,6 +325,8 @@ impl Engine {
             }
             DatagramKind::Confirm { of } if of == DatagramKind::HalfClose.number() => {
                 self.udp.end_confirmed_epoch.fetch_max(datagram.epoch, Ordering::Relaxed);
+                // A client has waited for it.
+                self.check_over();
                 true
             }
             DatagramKind::Confirm { of } if of == DatagramKind::Ack.number() => {
@@ -340,6 +352,19 @@ impl Engine {
         if self.role == Role::Server && is_peer {
             ctl.peer_udp_port = Some(sender.port());
         }
+    }
+
+    /// A server is through, and may be dropped before its client has said that it has read the end, or says so again.
+    pub(super) fn expect_end(&self, ctl: &Ctl) {
+        let offset = self.tx.lock().sender.end_offset();
+        let last_word = Datagram {
+            kind: DatagramKind::HalfClose,
+            needs_confirm: true,
+            id: self.id,
+            epoch: ctl.epoch,
+            offset,
+        };
+        self.leave_answer(ctl, last_word, sys::coarse_now_ms());
     }
 
     /// The session is over, and may be dropped: the answer to its peer's last word stays, in case it is said again.

@@ -236,6 +236,9 @@ impl Administered for State {
             Request::Status {} => self.status(),
             Request::Upgrade { program, force, timeout_ms } => {
                 let timeout = timeout_ms.map_or(TIMEOUT, Duration::from_millis);
+                if !force && self.now().main_pid != 0 {
+                    self.upgrades.wait_until_it_listens().await;
+                }
                 let answer = self.upgrade(&program, force, timeout);
                 if let (Some(wish), Some(asker)) = (wish_of(&answer), asker) {
                     self.upgrades.withdraw_without(asker, wish, &self.name);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// For the new binary to serve; then the old one goes on.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,6 +22,8 @@ pub const RESTARTING: &str = "it is being started again after a crash";
 const RESTARTS_FOR: Duration = Duration::from_secs(30);
 /// And so long to be started: where its supervisor pauses longer, another binary may be what it needs.
 const STARTS_FOR: Duration = Duration::from_millis(300);
+/// A program that was just started has so long to say that it listens before it counts as one that does not.
+const LISTENS_FOR: Duration = Duration::from_secs(2);
 /// What the kernel says of a file that was replaced.
 const REPLACED: &str = " (deleted)";
 
@@ -118,6 +120,15 @@ impl Upgrades {
     /// What of its sockets is held while it is down.
     fn hold(&self) -> Option<Hold> {
         self.preloaded.as_ref().and_then(|preloaded| preloaded.hold)
+    }
+
+    /// Waits until a program into which the library is preloaded has told that it listens, at most [`LISTENS_FOR`]: who asks for
+    /// the upgrade may have seen it listen already, before the message that says so was read here.
+    pub async fn wait_until_it_listens(&self) {
+        let deadline = Instant::now() + LISTENS_FOR;
+        while self.hold().is_some() && self.board.backend() == Backend::None && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Begins one, or says why it does not.

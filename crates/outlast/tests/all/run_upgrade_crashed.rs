@@ -1,13 +1,13 @@
-//! An upgrade that is asked for while the program is being started again after a crash.
+//! An upgrade that is asked for while the program is being started, for the first time or again after a crash.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, eventually, folder, output};
+use crate::common::{Outlast, command, eventually, folder, output};
 use crate::run_preload::{free_port, library};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// From its second start on it takes a while to listen, or for ever.
 const PROGRAM: &str = r#"
@@ -81,4 +81,32 @@ fn it_says_so_if_the_program_does_not_serve_soon() {
     let (code, said, _) = upgraded("600");
     assert_eq!(code, Some(8), "{said}");
     assert!(said.contains("is being started again after a crash"), "{said}");
+}
+
+/// Listens when a file is there.
+const LISTENS_LATE: &str = r#"
+import os, socket, sys, time
+while not os.path.exists(sys.argv[1]): time.sleep(.01)
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[2]))); s.listen(50)
+while True: s.accept()[0].close()
+"#;
+
+/// Who asks may have seen it listen before its supervisor has heard of that, and was answered that it does not.
+#[test]
+fn it_waits_until_the_supervisor_knows_that_the_program_listens() {
+    let (folder, port, library) = (folder(), free_port().to_string(), library());
+    let go = folder.path().join("go");
+    let preload = ["--name", "late", "--preload-library", library.to_str().unwrap()];
+    let program = ["--", "/usr/bin/python3", "-c", LISTENS_LATE, go.to_str().unwrap(), &port];
+    let mut outlast = Outlast::start(folder.path(), &[&["run"], &preload[..], &program].concat());
+    eventually("nobody runs", || Some(main_of(folder.path())).filter(|main| *main > 1));
+    let mut upgrade = command(folder.path(), &["upgrade", "late"]);
+    let upgrade = upgrade.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::fs::write(&go, "").unwrap();
+    let done = upgrade.wait_with_output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    outlast.signal("TERM");
+    outlast.ended();
 }

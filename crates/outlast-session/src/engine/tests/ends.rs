@@ -2,6 +2,7 @@
 
 use super::by_hand::ByHand;
 use super::{Pair, quick, wait_until, within};
+use crate::engine::gap::{self, Gap};
 use crate::engine::{Engine, Progress, Pumped, Waiting};
 use crate::proto::LinkMode;
 use crate::sys;
@@ -89,5 +90,51 @@ fn a_client_without_a_link_makes_another_for_the_last_word() {
             server.is_over() && !pair.client.awaits_farewell()
         });
         assert!(pair.client.is_over());
+    });
+}
+
+/// The client found that all was done while another of its threads was about to tell the server that its end was read: that
+/// was told to nobody, as the link was gone by then. The server kept the session.
+#[test]
+fn a_client_that_ends_while_its_reader_is_about_to_tell_has_told() {
+    within(|| {
+        let mut pair = Pair::new(quick(LinkMode::Udp));
+        pair.round_trip(1);
+        pair.client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(pair.server.read(&mut [0]).unwrap(), 0);
+        wait_until("the server's word for that", || pair.client.engine().is_delivered());
+        pair.server.shutdown(Shutdown::Write).unwrap();
+        let client = pair.client.engine().clone();
+        gap::next_time(Gap::EndUntold, pair.client.engine(), move || {
+            client.check_over();
+            false
+        });
+        assert_eq!(pair.client.read(&mut [0]).unwrap(), 0);
+        drop(pair.client);
+        wait_until("over", || pair.server.engine().is_over());
+    });
+}
+
+/// The server's application has let go by then, and nobody else would confirm.
+#[test]
+fn a_client_that_reads_the_end_late_ends_at_once() {
+    within(|| {
+        let pair = ByHand::new(quick(LinkMode::Udp));
+        let server = pair.open();
+        pair.client.shutdown(Shutdown::Write).unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+        wait_until("the client's end", || {
+            matches!(server.read(&mut [0], Waiting::Never), Ok(Progress::Done(0)))
+        });
+        // As a handshake tells it.
+        server.tx().sender.end_acked();
+        assert!(server.check_over());
+        let gone = Arc::downgrade(&server);
+        drop(server);
+        wait_until("let go of", || gone.strong_count() == 0);
+        wait_until("the server's end", || {
+            matches!(pair.client.read(&mut [0], Waiting::Never), Ok(Progress::Done(0)))
+        });
+        wait_until("over", || pair.client.is_over());
     });
 }
