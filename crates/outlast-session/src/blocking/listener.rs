@@ -13,6 +13,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 const LISTENER: u64 = 0;
@@ -27,11 +28,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Threads in [`accept`](Self::accept) shake hands with everybody who connects; one thread of the listener's own does
 /// while there are none, so that a session can resume whatever the application is doing. They all wait for the same
 /// events, the latest to wait is the first to be woken, and nobody hands anything over (leader–followers: Schmidt,
-/// Stal, Rohnert, Buschmann, "Pattern-Oriented Software Architecture 2"). Dropping the listener ends that: its
-/// sessions live on as long as their present links.
+/// Stal, Rohnert, Buschmann, "Pattern-Oriented Software Architecture 2"). Dropping the listener ends that and closes its
+/// socket: another one can listen on its address at once. Its sessions live on as long as their present links.
 #[derive(Debug)]
 pub struct Listener {
     shared: Arc<Shared>,
+    background: Option<JoinHandle<()>>,
     local_addr: SocketAddr,
 }
 
@@ -121,12 +123,12 @@ impl Listener {
         let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { acceptor, socket, poller, table: Mutex::new(table), stop });
-        let background = shared.clone();
-        std::thread::Builder::new()
+        let listening = shared.clone();
+        let background = std::thread::Builder::new()
             .name("outlast-listen".into())
-            .spawn(move || background.run())
+            .spawn(move || listening.run())
             .map_err(|error| Error::system("start a thread", &error))?;
-        Ok((Listener { shared, local_addr }, adopted))
+        Ok((Listener { shared, background: Some(background), local_addr }, adopted))
     }
 
     /// Waits for a new session. Resumed ones are carried on without being seen here.
@@ -203,6 +205,12 @@ impl Drop for Listener {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.poller.wake();
         self.shared.acceptor.close();
+        // The thread has the socket open, too. A callback of the configuration that it runs may drop the listener.
+        if let Some(background) = self.background.take()
+            && background.thread().id() != std::thread::current().id()
+        {
+            let _ = background.join();
+        }
     }
 }
 

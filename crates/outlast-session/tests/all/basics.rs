@@ -31,6 +31,16 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 31 % 251) as u8 ^ (i >> 8) as u8).collect()
 }
 
+/// Its thread had the socket open for a while.
+#[test]
+fn the_address_of_a_dropped_listener_is_free() {
+    let config = config(AckMode::Auto);
+    let address = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap().local_addr();
+    for _ in 0..200 {
+        drop(blocking::Listener::bind_with(address, &config).unwrap());
+    }
+}
+
 #[test]
 fn blocking_round_trips_streams_and_ends() {
     for ack in modes() {
