@@ -71,19 +71,20 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         let mut events = [client.events(), server.events()];
         let over = Arc::new(AtomicBool::new(false));
         let began = Instant::now();
-        // When each end has read last, after so many milliseconds.
-        let read_ms = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
-        let talking = [(client, &read_ms[0]), (server, &read_ms[1])].map(|(session, read_ms)| {
+        // When what each end has read last was written, after so many milliseconds.
+        let written_ms = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let talking = [(client, &written_ms[0]), (server, &written_ms[1])].map(|(session, written_ms)| {
             let (reader, writer, over) = (session.clone(), session.clone(), over.clone());
-            let read_ms = read_ms.clone();
+            let written_ms = written_ms.clone();
             std::thread::spawn(move || {
-                while (&reader).read(&mut [0; 64]).is_ok_and(|count| count > 0) {
-                    read_ms.store(elapsed_ms(began), Ordering::Relaxed);
+                let mut tick = [0; 8];
+                while (&reader).read_exact(&mut tick).is_ok() {
+                    written_ms.store(u64::from_be_bytes(tick), Ordering::Relaxed);
                 }
             });
             std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    (&writer).write_all(b"tick").unwrap();
+                    (&writer).write_all(&elapsed_ms(began).to_be_bytes()).unwrap();
                     std::thread::sleep(Duration::from_millis(5));
                 }
             })
@@ -91,12 +92,12 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         std::thread::sleep(Duration::from_millis(200));
         let drop = pair.inject(fault);
         let cut = Instant::now();
-        // On a busy machine that is some time before: to cut takes a while, and who talks has to get its turn.
-        let last_read = read_ms.map(|read_ms| began + Duration::from_millis(read_ms.load(Ordering::Relaxed)));
+        // What was written has passed after that. On a busy machine it is read some time later, or the cut takes a while.
+        let last_written = written_ms.map(|ms| began + Duration::from_millis(ms.load(Ordering::Relaxed)));
         std::thread::sleep(Duration::from_secs(2));
         let lasted = cut.elapsed();
         drop.heal().unwrap();
-        for ((end, events), last_read) in ["client", "server"].iter().zip(&mut events).zip(last_read) {
+        for ((end, events), last_written) in ["client", "server"].iter().zip(&mut events).zip(last_written) {
             let pause = loop {
                 assert!(
                     cut.elapsed() < HANG,
@@ -108,7 +109,7 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            let most = last_read.elapsed() + 5 * TICKS;
+            let most = last_written.elapsed() + 5 * TICKS;
             let is_right = pause + TICKS >= lasted && pause <= most;
             assert!(is_right, "{mode}, {fault}: the {end} says {pause:?}, it was {lasted:?} to {most:?}");
         }
