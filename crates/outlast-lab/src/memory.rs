@@ -23,16 +23,17 @@ impl MemoryGroup {
         let name = format!("outlast-{}-{count}", std::process::id());
         let kinds = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
         let make = |(root, limit)| {
+            // Where this is version 1, the folder of version 2 is one like any other.
+            if !Path::new(root).join("cgroup.procs").exists() {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
             let group = Self(Path::new(root).join(&name));
             std::fs::create_dir(&group.0)?;
             std::fs::write(group.0.join(limit), limit_bytes.to_string())?;
             Ok(group)
         };
-        kinds
-            .into_iter()
-            .map(make)
-            .reduce(Result::or)
-            .unwrap_or_else(|| Err(io::ErrorKind::Unsupported.into()))
+        let [first, second] = kinds;
+        make(first).or_else(|error: io::Error| make(second).map_err(|_| error))
     }
 
     /// From now on the limit holds for this process, and for those that it will start.
