@@ -18,7 +18,6 @@ pub(crate) mod local;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod memory;
-pub(crate) mod out_of_memory;
 pub(crate) mod pages;
 pub(crate) mod process;
 #[cfg(feature = "tokio")]

@@ -6,7 +6,7 @@ use crate::board::Cause;
 use crate::generation::Shared;
 use crate::policy::{Decision, Inheritance};
 use crate::sys::process::{self, Pid};
-use crate::sys::{clock, descriptors, out_of_memory, pages, signals};
+use crate::sys::{clock, descriptors, pages, signals};
 use crate::{Error, Generation, STOP_SIGNALS, fault};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -54,9 +54,6 @@ fn tell_ready(origin: &Origin) {
 /// Whatever can be done before it matters.
 fn prepare(origin: &Origin) -> Result<(), Error> {
     let _ = CONTROL.set(origin.common.control);
-    // While the memory of a dead generation is not free yet, the kernel kills another process if more is needed. It must not
-    // be the zygote, which nothing replaces.
-    let _ = out_of_memory::prefer_me();
     origin.list.register().map_err(|error| Error::system("register robust locks", error))?;
     fault::watch(origin.common.control).map_err(|error| Error::system("watch for faults", error))?;
     signals::at_exit(note_exit).map_err(|error| Error::system("watch the end of the process", error))

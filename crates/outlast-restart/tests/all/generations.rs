@@ -322,24 +322,6 @@ fn without_the_zygote_one_more_crash_is_survived() {
     assert_eq!(client.hear(), None, "the connection is closed, not forgotten");
 }
 
-/// Nothing replaces the zygote. The kernel killed it when a dead generation's memory was not free yet.
-#[test]
-fn the_kernel_kills_a_generation_rather_than_the_zygote_when_memory_runs_out() {
-    let server = Server::start();
-    let mut client = Client::of(&server);
-    let adjustment = |pid: u32| -> i32 {
-        std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim().parse().unwrap()
-    };
-    let zygote = adjustment(server.child.id());
-    for _ in 0..3 {
-        let (_, serving) = client.generation();
-        assert_eq!(adjustment(serving), (zygote + 10).min(1000));
-        signal(serving, "KILL");
-        dies(serving);
-    }
-    assert_eq!(adjustment(server.child.id()), zygote);
-}
-
 #[test]
 fn too_many_crashes_end_it_loudly() {
     let mut server = Server::start_with(&[]);
