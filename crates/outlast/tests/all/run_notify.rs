@@ -97,14 +97,15 @@ fn a_program_that_goes_silent_is_taken_for_a_hang_and_started_again() {
     let folder = folder();
     let mark = folder.path().join("mark");
     let script = format!(
-        "{NOTIFY}; [ $WATCHDOG_USEC = 1000000 ] || exit 9; notify READY=1; [ -e {0} ] && exit 0; touch {0}; \
-         for i in 1 2 3 4 5 6 7; do sleep 0.2; notify WATCHDOG=1; done; echo silent >&2; exec sleep 600",
+        "{NOTIFY}; [ $WATCHDOG_USEC = 4000000 ] || exit 9; notify READY=1; [ -e {0} ] && exit 0; touch {0}; \
+         for i in 1 2 3 4 5 6 7; do sleep 0.7; notify WATCHDOG=1; done; echo silent >&2; exec sleep 600",
         mark.display()
     );
-    let arguments = ["run", "--notify", "--watchdog", "1s", "--", "sh", "-c", &script];
+    // Where the machine is busy a second or two pass between two words of it.
+    let arguments = ["run", "--notify", "--watchdog", "4s", "--", "sh", "-c", &script];
     let mut outlast = Outlast::start(folder.path(), &arguments);
     outlast.wait_for("silent");
-    outlast.wait_for("has sent no WATCHDOG=1 for 1");
+    outlast.wait_for("has sent no WATCHDOG=1 for 4");
     outlast.wait_for("killed by SIGKILL: it is started again");
     assert_eq!(outlast.ended().code(), Some(0));
 }

@@ -15,7 +15,7 @@ use outlast_lab::MemoryGroup;
 use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,6 +71,18 @@ impl Server {
     /// The zygote, which is then buried.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Whether the process that was started has been killed by the kernel, or is in a moment.
+    pub fn was_killed(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => return status.signal() == Some(libc::SIGKILL),
+                None if Instant::now() > deadline => return false,
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
     }
 
     fn hear(command: &mut Command) -> Self {
