@@ -58,8 +58,8 @@ pub fn stop(server: &mut Outlast, count: usize) -> u32 {
 pub fn stopped(server: &mut Outlast, count: usize) -> u32 {
     let line = server.wait_for("detached: the next");
     let counted = if count == 1 { "1 session was".to_owned() } else { format!("{count} sessions were") };
-    assert!(line.contains(&counted), "{line}");
-    assert!(server.ended().success());
+    let success = server.ended().success();
+    assert!(line.contains(&counted) && success, "{line}: {}", server.said_so_far());
     line.split("(process ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
