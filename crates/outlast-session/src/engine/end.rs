@@ -96,7 +96,7 @@ impl Engine {
                 && self.is_end_told(&mut ctl)
         };
         if done {
-            // Another thread may be about to, and would find no link.
+            // A reader that is about to send this would find no link.
             self.tell_end_on(&ctl);
             self.say_farewell(&ctl);
             self.conclude(ctl, Happening::Finished);

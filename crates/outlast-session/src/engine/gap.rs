@@ -10,7 +10,7 @@ pub(crate) enum Gap {
     LostUntold,
     /// A session was found quiet and is about to be made passive.
     FoundQuiet,
-    /// A reader has read the end of the stream; the peer was not told yet.
+    /// A reader has read the end of the stream, and has not yet sent the peer a datagram that says so.
     EndUntold,
     /// A thread is about to be started. A test can have that fail.
     StartsThread,

@@ -47,7 +47,7 @@ const UNACCEPTED_MAX: usize = 1024;
 /// Between two warnings of a kind, as of failed handshakes.
 const WARN_PAUSE_MS: u64 = 10_000;
 
-/// Whether to warn again, given when it was done last (0: never): now, then.
+/// Whether a warning is due, given when the last one was logged (0: never). If so, this one is noted as the last.
 fn is_due(warned_ms: &AtomicU64) -> bool {
     let now_ms = sys::coarse_now_ms();
     let last_ms = warned_ms.load(Ordering::Relaxed);

@@ -95,7 +95,7 @@ fn a_pause_begins_with_the_last_byte_that_has_passed() {
         let drop = pair.inject(fault);
         let cut = Instant::now();
         // What was written has passed after that. On a busy machine it is read some time later, or the cut takes a while.
-        // An end counts from what has passed in either direction: what comes may come from a peer that gets nothing.
+        // A pause counts from the last byte in the direction that stopped first: a peer that gets nothing may still be heard.
         let last_written = written_ms.map(|ms| began + Duration::from_millis(ms.load(Ordering::Relaxed)));
         let oldest = last_written[0].min(last_written[1]);
         std::thread::sleep(Duration::from_secs(2));

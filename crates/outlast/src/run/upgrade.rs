@@ -122,8 +122,8 @@ impl Upgrades {
         self.preloaded.as_ref().and_then(|preloaded| preloaded.hold)
     }
 
-    /// Waits until a program into which the library is preloaded has told that it listens, at most [`LISTENS_FOR`]: who asks for
-    /// the upgrade may have seen it listen already, before the message that says so was read here.
+    /// Waits until the supervisor knows that a preloaded program listens, for [`LISTENS_FOR`] at the most. The caller of
+    /// `outlast upgrade` may have connected to the program before the supervisor has read the message that says so.
     pub async fn wait_until_it_listens(&self) {
         let deadline = Instant::now() + LISTENS_FOR;
         while self.hold().is_some() && self.board.backend() == Backend::None && Instant::now() < deadline {

@@ -93,8 +93,8 @@ fn a_client_without_a_link_makes_another_for_the_last_word() {
     });
 }
 
-/// The client found that all was done while another of its threads was about to tell the server that its end was read: that
-/// was told to nobody, as the link was gone by then. The server kept the session.
+/// One thread of the client has read the end and is about to send the HalfClose. Another thread ends the session first, which
+/// takes the link away: the HalfClose was never sent, and the server kept the session.
 #[test]
 fn a_client_that_ends_while_its_reader_is_about_to_tell_has_told() {
     within(|| {
