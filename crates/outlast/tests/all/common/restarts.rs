@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 /// What a client that is told to stop does not wait for.
 pub const AT_ONCE: [&str; 2] = ["--drain-timeout", "0s"];
+const SMALL_BUFFER_BYTES: usize = 256 << 10;
 
 pub fn listen(runtime: &Path, address: SocketAddr, service: &str, flags: &[&str]) -> Outlast {
     let address = address.to_string();
@@ -25,6 +26,20 @@ pub fn connect(runtime: &Path, via: SocketAddr, flags: &[&str]) -> (Outlast, Soc
 
 pub fn open(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    say(&mut stream, b"x");
+    stream
+}
+
+/// As [`open`], for a program whose kernel takes in little that it has not read: by default a receive buffer grows to
+/// tens of MiB (tcp_rmem), and a whole transfer may have left the relays while the program still reads.
+pub fn open_with_small_buffer(address: SocketAddr) -> TcpStream {
+    let socket =
+        socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None).unwrap();
+    // Before it connects: the window's scale follows it.
+    socket.set_recv_buffer_size(SMALL_BUFFER_BYTES).unwrap();
+    socket.connect(&address.into()).unwrap();
+    let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     say(&mut stream, b"x");
     stream
