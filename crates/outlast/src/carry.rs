@@ -76,8 +76,10 @@ impl Carrier {
     pub async fn carry(&self, program: Program, registry: &Arc<Registry>, narrator: &Narrator) {
         // Setting up takes thousands of bytes, carrying takes hundreds: a quiet stream should not hold both.
         let ready = Box::pin(self.set_up(program, registry, narrator)).await;
-        if let Some(Ready { local, session, early, place }) = ready {
-            log_end(&run(session, local, early, &place, narrator).await);
+        if let Some(Ready { local, session, early, mut place }) = ready {
+            let ended = run(session, local, early, &place, narrator).await;
+            log_end(&ended);
+            self.leave(&mut place, &ended);
         }
     }
 
@@ -236,6 +238,16 @@ impl Carrier {
         let mut place = registry.enter(session.id(), Role::Client);
         place.last_word = self.plan.watch.as_ref().and_then(|watch| watch.note(session, targets));
         place
+    }
+
+    /// After the end of a session: a server that could not be reached is told later.
+    pub fn leave(&self, place: &mut Place, ended: &Ended) {
+        if !ended.peer_knows
+            && let (Some(watch), Some(slot)) = (&self.plan.watch, place.last_word.take())
+        {
+            tracing::info!(session = %ended.info.id, "the server cannot be reached: it is told later that this session has ended");
+            watch.give_up(slot);
+        }
     }
 
     /// How long the server of standard input and output may take to say anything at all.

@@ -320,7 +320,7 @@ async fn conclude(
     address: SocketAddr,
     outbox: &Outbox,
 ) {
-    let Ended { info, outcome } = ended;
+    let Ended { info, outcome, .. } = ended;
     place.ended(&info, &outcome);
     match outcome {
         Outcome::Detached(relay) => {

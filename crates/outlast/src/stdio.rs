@@ -56,7 +56,7 @@ pub async fn run(
         Err(NoSession::Error(error)) => return Err(failed(&error)),
     };
     let registry = Arc::new(Registry::default());
-    let place = carrier.enter(&session, targets, &registry);
+    let mut place = carrier.enter(&session, targets, &registry);
     let control = place.control.clone();
     if let Some(admin) = admin {
         attending.spawn(admin.serve(Arc::new(Instance {
@@ -70,6 +70,7 @@ pub async fn run(
     // How it ends is told once, by the exit message.
     let silent = Narrator::new(false);
     let mut interrupted = None;
+    let mut stopped = false;
     let mut mute_for = None;
     let ended = {
         let mut relayed = std::pin::pin!(carry::run(session, local, Vec::new(), &place, &silent));
@@ -83,7 +84,9 @@ pub async fn run(
                 }
                 request = signals.next() => match request {
                     // There is nobody to wait for: whoever signals is the one who uses the stream.
-                    Request::Drain => control.stop(),
+                    Request::Drain if !std::mem::replace(&mut stopped, true) => control.stop(),
+                    // Asked for twice: what is not delivered by now is lost.
+                    Request::Drain => control.end(),
                     Request::Now(code) => {
                         interrupted = Some(code);
                         control.end();
@@ -92,7 +95,8 @@ pub async fn run(
             }
         }
     };
-    // The watcher is told that this process ends: there is nothing to be said for a session that has ended.
+    // The watcher is told that this process ends: there is nothing to be said for a session whose end the server knows.
+    carrier.leave(&mut place, &ended);
     drop(place);
     attending.shutdown().await;
     if let Some(limit) = mute_for {

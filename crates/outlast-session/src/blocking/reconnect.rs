@@ -251,6 +251,7 @@ struct Reconnector {
 
 impl Hooks for Reconnector {
     fn lost(&self, engine: &Arc<Engine>, _epoch: u64) {
+        engine.watch_patience();
         if engine.begin_reconnecting() {
             start_to_reconnect(engine, &self.targets, engine.outage(), Duration::ZERO);
         }

@@ -13,7 +13,7 @@ pub(crate) use state::{ClientState, OpeningAttempts};
 
 use super::switch::{PeerPosition, Position};
 use super::tls::client_tls;
-use super::{Ctl, Engine, Link, Role, Waiting, set_link_options};
+use super::{Ctl, Engine, Link, Role, Waiting, millis, set_link_options};
 use crate::config::Security;
 use crate::error::{Error, Result};
 use crate::proto::{
@@ -160,6 +160,10 @@ impl Engine {
         let mut hello = Hello::open(self.id, link.mode());
         hello.epoch = link.epoch;
         hello.intent = if ctl.welcomed { Intent::Resume } else { Intent::Open };
+        if ctl.welcomed {
+            // PROTOCOL 3.17
+            hello.paused_ms = ctl.paused_at.map(|at| millis(at.elapsed()));
+        }
         // Whoever can do with another mode says so, whichever this link has.
         hello.auto = ctl.client.choice.is_free();
         hello.takes_urgent = link.takes_urgent(&self.config);

@@ -128,6 +128,14 @@ impl Engine {
         Some(limit.saturating_sub(paused_at.elapsed()).max(tried_for))
     }
 
+    /// The link is lost: the session ends when its patience is over, whatever the attempts at a new one wait for. One may have begun
+    /// beside the link.
+    pub(crate) fn watch_patience(&self) {
+        if self.patience_left().is_some() {
+            Helper::get().watch_patience(self);
+        }
+    }
+
     /// Ends the session if its patience is over, even if an attempt is under way: that may take longer. Otherwise when to
     /// look again; none if there is no reason to.
     pub(super) fn look_at_patience(&self) -> Option<Duration> {
@@ -228,9 +236,7 @@ impl Outage {
     pub(crate) fn first_delay(&self, engine: &Engine) -> Duration {
         let not_before = engine.ctl().client.not_before.take();
         let delay = not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-        let Some(left) = engine.patience_left() else { return delay };
-        Helper::get().watch_patience(engine);
-        delay.min(left)
+        engine.patience_left().map_or(delay, |left| delay.min(left))
     }
 
     /// An attempt begins: what changes from now on is a reason for another one.

@@ -9,6 +9,8 @@ use std::sync::Arc;
 /// Received in one go: a Hello, and the first of the stream.
 const READ_BYTES: usize = 4096;
 
+const LEFT_AFTER_CHALLENGE: &str = "the client left when it was asked to prove its key: its key (--psk-file) is another one, or it tests guesses";
+
 /// A connection that has not become a link yet.
 #[derive(Debug)]
 pub(crate) struct Shaking {
@@ -63,6 +65,13 @@ impl Shaking {
     pub(crate) fn step(&mut self, acceptor: &Acceptor) -> io::Result<Shaken> {
         match self.run(acceptor) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Shaken::Wait),
+            Err(error) => {
+                // PROTOCOL 6.3: a client whose key is another one sees that first, by the Challenge, and leaves.
+                if self.greeting.as_ref().is_some_and(|greeting| greeting.progress() == Progress::Greeted) {
+                    acceptor.note_failed(self.link.as_ref(), &LEFT_AFTER_CHALLENGE);
+                }
+                Err(error)
+            }
             other => other,
         }
     }

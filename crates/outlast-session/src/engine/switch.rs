@@ -293,8 +293,8 @@ impl Engine {
         Ok(())
     }
 
-    /// PROTOCOL 3.17: the server knows since when what it had sent has not passed. This end may have heard something since
-    /// then: its kernel was answered, while what the server had to say waited.
+    /// PROTOCOL 3.17: the peer knows since when nothing has passed. A client may have heard something since then: its kernel was
+    /// answered, while what the server had to say waited. A server that has nothing under way notices nothing at all.
     pub(crate) fn hear_of_pause(&self, ctl: &mut Ctl, paused_ms: Option<u64>) {
         let paused = paused_ms.map(Duration::from_millis).filter(|paused| *paused < self.opened_at.elapsed());
         let told_at = paused.and_then(|paused| Instant::now().checked_sub(paused));

@@ -70,6 +70,9 @@ pub struct Hello {
     /// Why the session is given up, for people; what does not fit into 255 bytes is cut off. Goes with
     /// [`Intent::Abort`].
     pub reason: Option<String>,
+    /// For how long nothing has passed, in milliseconds, as far as the client knows (PROTOCOL 3.17). Goes with
+    /// [`Intent::Resume`].
+    pub paused_ms: Option<u64>,
     /// That the client may resume, or abort. Set by the handshake driver; always the last field.
     pub proof: Option<[u8; 32]>,
 }
@@ -96,6 +99,7 @@ impl Hello {
             udp_port: None,
             nonce: None,
             reason: None,
+            paused_ms: None,
             proof: None,
         }
     }
@@ -132,6 +136,7 @@ impl Hello {
         writer.tag(TAG_UDP_PORT, self.udp_port.map(u16::to_be_bytes));
         writer.tag(TAG_NONCE, self.nonce);
         writer.text(TAG_REASON, self.reason.as_deref());
+        writer.tag(TAG_PAUSED, self.paused_ms.map(u64::to_be_bytes));
         // PROTOCOL 1.5: the proof comes last, it covers everything before it.
         writer.tag(TAG_PROOF, self.proof);
     }
@@ -167,6 +172,7 @@ impl Hello {
                 TAG_UDP_PORT => hello.udp_port = Some(u16::from_be_bytes(field.array()?)),
                 TAG_NONCE => hello.nonce = Some(field.array()?),
                 TAG_REASON => hello.reason = Some(printable(field.value())),
+                TAG_PAUSED => hello.paused_ms = Some(u64::from_be_bytes(field.array()?)),
                 TAG_PROOF if !field.is_last => return Err(WireError::Value("proof")),
                 TAG_PROOF => hello.proof = Some(field.array()?),
                 _ => {}

@@ -67,6 +67,9 @@ pub struct Ended {
     pub info: Info,
     /// How it came to it.
     pub outcome: Outcome,
+    /// Whether the peer knows that the session is over, or has it still because it is to. Otherwise it keeps the session until
+    /// somebody tells it: see [`say_last_word`](crate::tokio::say_last_word).
+    pub peer_knows: bool,
 }
 
 /// Copies between `local` and `session` until both directions have ended or one side has failed.
@@ -118,7 +121,8 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 // The two streams ended in order, only the end of one found nobody: nothing to reset.
                 Outcome::Completed => {
                     local.abort();
-                    return Ended { info: session.info(), outcome: Outcome::LocalFailed(error) };
+                    let outcome = Outcome::LocalFailed(error);
+                    return Ended { info: session.info(), outcome, peer_knows: true };
                 }
                 Outcome::LocalFailed(_) => Outcome::LocalFailed(error),
                 other => other,
@@ -143,11 +147,16 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         _ => {
             session.kill_with(reasons::of(&outcome, session.role()));
             local.abort();
-            // The process may end with its last relay.
-            Box::pin(session.kill_told(TELL_TIMEOUT)).await;
         }
     }
-    Ended { info, outcome }
+    let peer_knows = match outcome {
+        Outcome::Completed => true,
+        // It was given up as the peer cannot be reached.
+        Outcome::SessionFailed(Error::PatienceExhausted { .. }) => false,
+        // The process may end with its last relay.
+        _ => Box::pin(session.kill_told(TELL_TIMEOUT)).await,
+    };
+    Ended { info, outcome, peer_knows }
 }
 
 /// Takes everything out of this process.
@@ -157,7 +166,7 @@ fn detach(pump: Pump, session: Session, local: Local) -> Ended {
         // The pipe has lost what it was given: this cannot be gone on with.
         session.kill_with(reasons::stopped(session.role()));
         local.abort();
-        return Ended { info, outcome: Outcome::Stopped { delivered: false } };
+        return Ended { info, outcome: Outcome::Stopped { delivered: false }, peer_knows: true };
     };
     let ended = if rest.up_ended { session.end_writing() } else { Ok(()) };
     let ended_both = rest.up_ended && rest.down_ended && !rest.broken;
@@ -170,7 +179,7 @@ fn detach(pump: Pump, session: Session, local: Local) -> Ended {
             Outcome::SessionFailed(error)
         }
     };
-    Ended { info, outcome }
+    Ended { info, outcome, peer_knows: true }
 }
 
 /// Why copying stopped.

@@ -249,6 +249,7 @@ struct Reconnector {
 
 impl Hooks for Reconnector {
     fn lost(&self, engine: &Arc<Engine>, _epoch: u64) {
+        engine.watch_patience();
         if engine.begin_reconnecting() {
             let (engine, targets) = (engine.clone(), self.targets.clone());
             self.runtime.spawn(async move { reconnect(&engine, &targets).await });

@@ -175,6 +175,48 @@ fn a_client_that_only_reads_hears_when_its_server_gives_up() {
     }
 }
 
+/// The client waits for an answer to what it has said. The server has said nothing that is not confirmed, and would notice nothing
+/// for 10 s: it knows of the pause from its client, who makes a new link long before that.
+#[test]
+fn a_server_with_nothing_under_way_shows_the_pause_of_its_client() {
+    outlast_lab::require!("drops what passes");
+    for mode in [LinkMode::Kernel, LinkMode::Inband] {
+        let config = Config { ack: AckMode::Fixed(mode), watch_network: false, ..Config::default() };
+        let pair = Pair::new(&format!("pauses-asked-{mode}"), config);
+        let Pair { client, server, .. } = &pair;
+        let answering = server.clone();
+        let answers = std::thread::spawn(move || {
+            let (mut from, mut to) = (&answering, &answering);
+            std::io::copy(&mut from, &mut to)
+        });
+        let (mut ask, mut answer) = (client, [0; 4]);
+        for _ in 0..3 {
+            ask.write_all(b"tick").unwrap();
+            ask.read_exact(&mut answer).unwrap();
+            // Longer than what delays a confirmation.
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let drop = pair.inject("drop both");
+        let cut = Instant::now();
+        ask.write_all(b"tick").unwrap();
+        std::thread::sleep(Duration::from_secs(4));
+        drop.heal().unwrap();
+        ask.read_exact(&mut answer).unwrap();
+        let paused = cut.elapsed();
+        let infos = [client.info(), server.info()];
+        for info in &infos {
+            assert_eq!(info.outages, 1, "{mode}: {infos:?}");
+            let told = Duration::from_millis(info.pause_total_ms);
+            // The last answer came so long before the cut.
+            let (least, most) = (paused - Duration::from_millis(500), paused + Duration::from_millis(500));
+            assert!((least..most).contains(&told), "{mode}: {paused:?}: {infos:?}");
+        }
+        client.kill();
+        assert!(client.kill_told(HANG));
+        assert!(answers.join().unwrap().is_err());
+    }
+}
+
 /// What is written while the client's device is off was never sent: its kernel says that it probes for a window, and would do so
 /// again 6.2 s after the first time, which is 2.9 s after it is on again. A second link is tried meanwhile: attempts are at most half
 /// as far apart as the outage is long, 1.65 s.

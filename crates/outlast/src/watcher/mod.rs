@@ -9,7 +9,8 @@
 //!
 //! The relay writes one record when a session opens, and wipes it when the session is over: nothing is done in between.
 //! The records hold what it takes to give a session up, and nothing that a session could be resumed with
-//! (PROTOCOL 6.9). At an orderly end the table is empty, and the watcher has nothing to say.
+//! (PROTOCOL 6.9). At an orderly end the table is empty, and the watcher has nothing to say. Only sessions whose servers could
+//! not be reached when the relay ended them are left: the relay says their last words as long as it lives, the watcher then.
 //!
 //! It is a process of its own, with no descriptor of the relay's but the two, in a session of its own: what kills the
 //! relay's group does not reach it. What kills all processes of a container or of a cgroup does, as does the end of the
@@ -19,21 +20,22 @@
 mod process;
 mod sys;
 mod table;
+mod words;
 
 pub use process::run as watch;
 pub use table::{Slot, Table};
 
 use crate::handover;
-use crate::keys::ClientTls;
+use crate::keys::{self, ClientTls};
 use crate::narrate::Narrator;
 use crate::plan::ConnectPlan;
 use anyhow::{Context, Result};
-use outlast_session::Targets;
 use outlast_session::relay::dial::plain;
 use outlast_session::tokio::Session;
+use outlast_session::{Config, Security, Targets};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -42,6 +44,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// A watcher that ends before its relay is replaced so many times.
 const STARTS_MAX: u32 = 4;
@@ -63,6 +66,20 @@ struct Server {
     targets: String,
     tls: Option<TlsFiles>,
     bind_from: Option<IpAddr>,
+}
+
+impl Server {
+    /// Every address for itself, and the settings for them.
+    fn reached(&self) -> Result<(Vec<Targets>, Arc<Config>)> {
+        let targets: Targets = self.targets.parse()?;
+        let targets = targets.iter().map(str::parse).collect::<Result<_, _>>()?;
+        let security = match &self.tls {
+            Some(files) => Security::Tls(keys::client_tls(&files.files())?),
+            None => Security::Open,
+        };
+        let local_address = self.bind_from.map(|ip| SocketAddr::new(ip, 0));
+        Ok((targets, Arc::new(Config { security, local_address, ..Config::default() })))
+    }
 }
 
 /// What a client needs for TLS. The watcher reads these files only when it has something to say.
@@ -101,6 +118,8 @@ pub struct Watcher {
     orders: Orders,
     /// Its process, and the socket whose end is this one's. None until it is begun, or when it has ended.
     running: Option<Result<(Child, UnixStream)>>,
+    /// Sessions that this process has ended, and whose servers do not know.
+    given_up: UnboundedReceiver<Slot>,
 }
 
 /// A plan's part of the table.
@@ -110,9 +129,17 @@ pub struct Watch {
     /// The number of the first of these.
     first: u32,
     targets: Vec<Targets>,
+    given_up: UnboundedSender<Slot>,
 }
 
 impl Watch {
+    /// The session has ended, and its server does not know: it is told as soon as it can be reached, if only by the watcher.
+    pub fn give_up(&self, mut slot: Slot) {
+        slot.give_up();
+        // Where nobody takes it any more, its record stays.
+        self.given_up.send(slot).ok();
+    }
+
     /// The session is given up if this process dies before what this returns is dropped.
     pub fn note(&self, session: &Session, targets: &Targets) -> Option<Slot> {
         let place = self.targets.iter().position(|known| known == targets)?;
@@ -140,6 +167,7 @@ impl Watcher {
             }
         };
         let mut orders = Orders::default();
+        let (sender, given_up) = unbounded_channel();
         for plan in plans {
             let first = u32::try_from(orders.servers.len()).unwrap_or(u32::MAX);
             let targets: Vec<Targets> = plan.routes.targets().cloned().collect();
@@ -148,9 +176,10 @@ impl Watcher {
                 tls: plan.tls_files.clone(),
                 bind_from: plan.config.local_address.map(|address| address.ip()),
             }));
-            plan.watch = Some(Watch { table: Arc::clone(&table), first, targets });
+            let (table, given_up) = (Arc::clone(&table), sender.clone());
+            plan.watch = Some(Watch { table, first, targets, given_up });
         }
-        Some(Self { table, orders, running: None })
+        Some(Self { table, orders, running: None, given_up })
     }
 
     /// The table, for the end of the relay.
@@ -163,8 +192,16 @@ impl Watcher {
         self.running = Some(self.start());
     }
 
-    /// Keeps a watcher running for as long as this is polled. What goes wrong is said once.
+    /// Keeps a watcher running for as long as this is polled, and says the last words of sessions that this process ends itself.
     pub async fn keep_running(mut self, narrator: Narrator) {
+        let (_, none) = unbounded_channel();
+        let given_up = std::mem::replace(&mut self.given_up, none);
+        let servers = self.orders.servers.clone();
+        tokio::join!(self.keep_one(narrator), words::say_given_up(&servers, given_up));
+    }
+
+    /// What goes wrong is said once.
+    async fn keep_one(&mut self, narrator: Narrator) {
         for start in 1..=STARTS_MAX {
             let (mut child, stream) = match self.running.take().unwrap_or_else(|| self.start()) {
                 Ok(started) => started,

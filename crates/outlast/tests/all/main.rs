@@ -73,6 +73,7 @@ mod splice;
 mod stopping;
 mod strangers;
 mod transparent;
+mod unreachable;
 mod urgent;
 mod watcher;
 mod watcher_patience;

@@ -1,59 +1,17 @@
 //! A killed `connect` whose server cannot be reached: its watcher waits for the server, and says when it waits no more.
 
 use crate::common::restarts::{both_ends, connect, ends, is_running, listen};
+use crate::common::way::Way;
 use crate::common::{PATIENCE, command, eventually, folder, nobody};
 use crate::watcher::{both_ends_of_the_last, settled_watcher_of};
 use std::io::{ErrorKind, Read};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Longer than one try of the watcher's takes. A shorter outage is a shorter test, which shows as little as less.
 const AWAY: Duration = Duration::from_secs(11);
-
-/// A way to the server that can be closed: nobody listens there then, and nobody else can.
-struct Way {
-    address: SocketAddr,
-    server: SocketAddr,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Way {
-    fn to(server: SocketAddr) -> (Self, TcpListener) {
-        let address = nobody();
-        (Self { address, server, open: Arc::default() }, TcpListener::bind(address).unwrap())
-    }
-
-    /// Carries connections until the returned copy of `listener` is shut down.
-    fn carry(&self, listener: TcpListener) -> impl FnOnce() + use<> {
-        let (server, open) = (self.server, Arc::clone(&self.open));
-        let closer = socket2::Socket::from(listener.try_clone().unwrap());
-        let carrying = std::thread::spawn(move || {
-            while let Ok((near, _)) = listener.accept() {
-                let far = TcpStream::connect(server).unwrap();
-                for (from, to) in [(&near, &far), (&far, &near)] {
-                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    open.lock().unwrap().push(from.try_clone().unwrap());
-                    std::thread::spawn(move || {
-                        std::io::copy(&mut from, &mut to).ok();
-                        to.shutdown(Shutdown::Write).ok();
-                    });
-                }
-            }
-        });
-        let open = Arc::clone(&self.open);
-        move || {
-            closer.shutdown(Shutdown::Both).unwrap();
-            carrying.join().unwrap();
-            drop(closer);
-            for stream in open.lock().unwrap().drain(..) {
-                stream.shutdown(Shutdown::Both).ok();
-            }
-        }
-    }
-}
 
 fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
@@ -66,28 +24,22 @@ fn the_last_word_comes_through_when_the_network_is_back() {
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nobody();
     let _server = listen(runtime, address, &service.local_addr().unwrap().to_string(), &[]);
-    let (way, listener) = Way::to(address);
-    let close = way.carry(listener);
+    let mut way = Way::to(address);
     let (mut client, front) = connect(runtime, way.address, &[]);
     let watcher = settled_watcher_of(client.pid());
     let (_program, mut served) = both_ends(front, &service);
-    close();
+    way.cut();
     client.signal("KILL");
     client.ended();
     served.set_read_timeout(Some(AWAY)).unwrap();
     let error = served.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock, "nobody could tell");
     assert!(is_running(watcher), "the watcher has given up");
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.set_reuse_address(true).unwrap();
-    socket.bind(&way.address.into()).unwrap();
-    socket.listen(16).unwrap();
-    let close = way.carry(socket.into());
+    way.mend();
     served.set_read_timeout(Some(PATIENCE)).unwrap();
     let error = served.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     ends(watcher);
-    close();
 }
 
 #[test]

@@ -196,6 +196,7 @@ impl Acceptor {
             engine.use_mailbox(&mut ctl, mailbox.clone());
         }
         let position = engine.retire(&mut ctl, "the client made a new link").position;
+        engine.hear_of_pause(&mut ctl, hello.paused_ms);
         let (send_buffer_bytes, receive_buffer_bytes) = link.buffer_bytes();
         let welcome = Welcome {
             next_offset: position.next_offset,

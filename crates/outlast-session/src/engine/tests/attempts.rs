@@ -160,6 +160,27 @@ fn patience_ends_under_an_attempt_that_takes_longer() {
 }
 
 #[test]
+fn patience_ends_under_an_attempt_that_was_begun_beside_the_link() {
+    within(|| {
+        let server = Server::new();
+        let patience = crate::config::Patience::For(Duration::from_millis(300));
+        let config = Arc::new(Config { patience, ..quick(LinkMode::Inband) });
+        let mut client = Session::connect_with(&server.targets(), &config).unwrap();
+        client.write_all(b"x").unwrap();
+        let first = server.welcome();
+        client.established().unwrap();
+        // Whoever is at it hears nothing, and does not end.
+        assert!(client.engine().begin_reconnecting());
+        client.engine().lost(&client.engine().link().unwrap(), "cut");
+        drop(first);
+        let error = client.read(&mut [0]).unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
+        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        drop(server);
+    });
+}
+
+#[test]
 fn a_task_that_waits_for_its_next_attempt_ends_with_its_session() {
     within(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

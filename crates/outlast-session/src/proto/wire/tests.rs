@@ -24,6 +24,7 @@ fn full_hello() -> Hello {
         source_port: Some(60),
         udp_port: Some(70),
         nonce: Some([8; 32]),
+        paused_ms: Some(80),
         proof: Some([9; 32]),
         ..Hello::open(id(), LinkMode::Udp)
     }

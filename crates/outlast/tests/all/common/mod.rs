@@ -4,6 +4,7 @@
 
 pub mod restarts;
 pub mod supervised;
+pub mod way;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,0 +1,112 @@
+//! Sessions that a `connect` ends while their server cannot be reached: the server hears of it when it can be again.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use crate::common::restarts::{connect, listen};
+use crate::common::way::Way;
+use crate::common::{KEY, Outlast, PATIENCE, command, folder, nobody, secret_file};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// Tries are 5 s apart at the most. `--keep` is a day.
+const SOON: Duration = Duration::from_secs(9);
+
+/// A server behind a way, with its service.
+struct Scene {
+    _server: Outlast,
+    service: TcpListener,
+    way: Way,
+}
+
+impl Scene {
+    fn new(runtime: &Path, flags: &[&str]) -> Self {
+        let service = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, to) = (nobody(), service.local_addr().unwrap().to_string());
+        let server = listen(runtime, address, &to, flags);
+        Self { _server: server, service, way: Way::to(address) }
+    }
+
+    fn accept(&self) -> TcpStream {
+        let (mut served, _) = self.service.accept().unwrap();
+        served.read_exact(&mut [0]).unwrap();
+        served
+    }
+
+    /// The service still waits, and no longer than this after the way is mended.
+    fn is_told(&mut self, mut served: TcpStream, what: &str) {
+        served.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let kind = served.read(&mut [0]).unwrap_err().kind();
+        assert!(
+            matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            "{what}: {kind:?} before it can be told"
+        );
+        self.way.mend();
+        let mended = Instant::now();
+        served.set_read_timeout(Some(PATIENCE)).unwrap();
+        let error = served.read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{what}");
+        let waited = mended.elapsed();
+        println!("{what}: {waited:?}");
+        assert!(waited < SOON, "{what}: {waited:?}");
+    }
+}
+
+#[test]
+fn standard_streams_that_are_told_to_end() {
+    let folder = folder();
+    let runtime = folder.path();
+    let key = secret_file(runtime, "key", KEY);
+    for (signal, flags) in [("TERM", &[][..]), ("HUP", &[]), ("INT", &["--psk-file", &key])] {
+        let mut scene = Scene::new(runtime, flags);
+        let via = scene.way.address.to_string();
+        let arguments = [&["connect", "--stdio", "--via", &via], flags].concat();
+        let mut command = command(runtime, &arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut client = Outlast::from(command);
+        client.child().stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        let served = scene.accept();
+        scene.way.cut();
+        client.signal(signal);
+        client.ended();
+        scene.is_told(served, signal);
+    }
+}
+
+#[test]
+fn a_relay_that_is_told_to_end() {
+    let folder = folder();
+    let runtime = folder.path();
+    let mut scene = Scene::new(runtime, &[]);
+    let (mut client, front) = connect(runtime, scene.way.address, &["--drain-timeout", "0s"]);
+    let mut program = TcpStream::connect(front).unwrap();
+    program.write_all(b"x").unwrap();
+    let served = scene.accept();
+    scene.way.cut();
+    client.signal("TERM");
+    client.ended();
+    scene.is_told(served, "SIGTERM");
+    drop(program);
+}
+
+#[test]
+fn a_relay_that_has_lost_its_patience_and_lives() {
+    let folder = folder();
+    let runtime = folder.path();
+    let mut scene = Scene::new(runtime, &[]);
+    let (mut client, front) = connect(runtime, scene.way.address, &["--patience", "300ms"]);
+    let mut program = TcpStream::connect(front).unwrap();
+    program.write_all(b"x").unwrap();
+    let served = scene.accept();
+    scene.way.cut();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(program.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    client.wait_for("is told later");
+    scene.is_told(served, "--patience");
+    // What was given up is over: another session is as good as the first.
+    let mut again = TcpStream::connect(front).unwrap();
+    again.write_all(b"y").unwrap();
+    drop(scene.accept());
+    assert!(client.child().try_wait().unwrap().is_none());
+}
