@@ -280,9 +280,7 @@ impl Config {
             )));
         }
         if self.detect_timeout < Duration::from_millis(100) {
-            return Err(Error::Config(
-                "detect_timeout (--detect) is below 100 ms: every busy peer would look dead".into(),
-            ));
+            return Err(Error::Config("--detect is below 100 ms: every busy peer would look dead".into()));
         }
         Ok(())
     }

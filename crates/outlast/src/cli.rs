@@ -88,7 +88,7 @@ pub struct ProcessArgs {
     /// Serve Prometheus metrics at this address, under /metrics
     #[arg(long, global = true, value_name = "ADDRESS", value_parser = own_address)]
     pub metrics: Option<SocketAddr>,
-    /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends), wait this long for sessions to end by themselves; a second signal ends the wait [default: 0s at `listen`, which hands its sessions to the next one; 30s where no other process can take them over]
+    /// After SIGTERM (at `listen`, Ctrl-C too; not with --stdio, which ends when what it has taken is delivered, within 7s), wait this long for sessions to end by themselves; a second signal ends the wait [default: 0s at `listen`, which hands its sessions to the next one; 30s where no other process can take them over]
     #[arg(long, global = true, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub drain_timeout: Option<Duration>,
     /// How long the sessions of `listen` then wait for the next one at the same address; 0s: they are ended [default: 5m]
@@ -376,7 +376,10 @@ fn log_filter(text: &str) -> Result<String, String> {
 fn own_address(text: &str) -> Result<SocketAddr, String> {
     match Scoped::parse(text) {
         Some(scoped) => scoped.resolve().map_err(|error| error.to_string()),
-        None => text.parse().map_err(|error: AddrParseError| error.to_string()),
+        // Names would have to be looked up: an address is one of this machine.
+        None => text.parse().map_err(|_: AddrParseError| {
+            format!("{text:?} is no address with a port from 0 to 65535: give one such as 127.0.0.1:9100 or [::1]:9100")
+        }),
     }
 }
 

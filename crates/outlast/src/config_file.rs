@@ -104,7 +104,11 @@ impl ConfigFile {
         let at = |offset: usize| line_of(text, offset);
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map_or(1, |span| at(span.start));
-            fault(path, line, error.message())
+            let key = error.span().and_then(|span| text.get(span)).unwrap_or_default();
+            match error.message() {
+                "duplicate key" => fault(path, line, &format!("the key {key:?} is given twice")),
+                message => fault(path, line, message),
+            }
         })?;
         let mut file = Self { path: path.to_owned(), ..Self::default() };
         let mut faults = Vec::new();
@@ -253,11 +257,18 @@ impl ConfigFile {
         let command = subcommand(name);
         let of_process = keys_of(&Cli::command());
         let keys = keys_of(&command);
-        for Entry { key, line, .. } in &section.entries {
+        for Entry { key, line, values } in &section.entries {
             let why = if of_process.contains(key) {
                 format!("{key:?} belongs at the top of the file, before the first section")
             } else if !keys.contains(key) {
-                unknown_key(key, &keys)
+                match similar(key, of_process.iter().map(String::as_str)) {
+                    Some(meant) if similar(key, keys.iter().map(String::as_str)).is_none() => format!(
+                        "unknown key {key:?}; did you mean {meant:?}, which belongs at the top of the file?"
+                    ),
+                    _ => unknown_key(key, &keys),
+                }
+            } else if matches!(values, Values::Texts(_)) && is_switch(&command, key) {
+                format!("{key:?} is true or false, without quotes")
             } else {
                 continue;
             };
@@ -338,6 +349,12 @@ fn unknown_key(key: &str, keys: &[String]) -> String {
         Some(section) => format!("unknown key {key:?} here: it belongs in a section [[{section}]]"),
         None => format!("unknown key {key:?}"),
     }
+}
+
+/// Whether a flag takes no value.
+fn is_switch(command: &clap::Command, key: &str) -> bool {
+    let mut arguments = command.get_arguments().filter(|argument| argument.get_long() == Some(key));
+    arguments.any(|argument| !argument.get_action().takes_values())
 }
 
 /// The definition of a subcommand.

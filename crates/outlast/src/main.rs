@@ -105,7 +105,7 @@ fn dispatch(
         Command::Status(args) => asking(cmd::status::run(&args, process)),
         Command::Kill(args) => asking(cmd::kill::run(&args, process)),
         Command::Config(ConfigCommand::Check { file }) => cmd::config::check(&file),
-        Command::Lab(args) => lab(*args),
+        Command::Lab(args) => lab(*args, process.quiet),
         Command::Man(args) => cmd::man::run(&args),
         Command::KeepDetached(args) => handover::keep(&args),
         Command::WatchRelay(args) => watcher::watch(&args),
@@ -131,9 +131,9 @@ fn asking(command: impl Future<Output = Result<Code>>) -> Result<Code> {
 }
 
 /// The lab ends with the code of the program that ran in it.
-fn lab(args: outlast_lab::cli::LabArgs) -> Result<Code> {
+fn lab(args: outlast_lab::cli::LabArgs, quiet: bool) -> Result<Code> {
     use outlast_lab::Error::{Invalid, Syntax, TargetLacks, Unavailable};
-    let code = outlast_lab::cli::run(args).map_err(|error| match error.downcast_ref() {
+    let code = outlast_lab::cli::run(args, quiet).map_err(|error| match error.downcast_ref() {
         Some(Invalid(_) | Syntax { .. } | TargetLacks { .. }) => Failure::usage(one_line(&error)),
         Some(Unavailable(_)) => Failure::system(one_line(&error)),
         _ => error,

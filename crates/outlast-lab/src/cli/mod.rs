@@ -145,13 +145,13 @@ impl LabArgs {
 }
 
 /// Carries out `outlast lab` and returns the exit code: that of the client's command, or 128 and the number of the
-/// signal that ended it.
+/// signal that ended it. `quiet`: nothing but errors is printed, besides what the programs print.
 ///
 /// Call it before any other thread has been started: it takes over SIGINT, SIGTERM and SIGHUP.
 ///
 /// # Errors
 /// When the lab cannot be made, a program cannot be started, or a fault does not suit the hosts.
-pub fn run(args: LabArgs) -> anyhow::Result<i32> {
+pub fn run(args: LabArgs, quiet: bool) -> anyhow::Result<i32> {
     match args.action {
         Some(Action::Faults) => {
             let width = Fault::all().iter().map(|(words, _)| words.len()).max().unwrap_or(0);
@@ -169,6 +169,6 @@ pub fn run(args: LabArgs) -> anyhow::Result<i32> {
             }
             Ok(0)
         }
-        None => run::run(&args),
+        None => run::run(&args, quiet),
     }
 }

@@ -25,17 +25,21 @@ const RANDOM_STEPS: usize = 1000;
 /// left to be told.
 struct Diary {
     start: Instant,
+    quiet: bool,
 }
 
 impl Diary {
     fn say(&self, what: impl std::fmt::Display) {
+        if self.quiet {
+            return;
+        }
         // In one piece, or what the programs write to the same place gets into it.
         let line = format!("[{:9.3}s] {what}\n", self.start.elapsed().as_secs_f64());
         let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 
-pub(super) fn run(args: &LabArgs) -> anyhow::Result<i32> {
+pub(super) fn run(args: &LabArgs, quiet: bool) -> anyhow::Result<i32> {
     let signals =
         sys::signal_file(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).context("cannot watch for signals")?;
     let lab = Lab::new("cli")?;
@@ -52,7 +56,7 @@ pub(super) fn run(args: &LabArgs) -> anyhow::Result<i32> {
     if let Some(client) = &client {
         target = target.with_process(Role::Client, client);
     }
-    let diary = Diary { start: Instant::now() };
+    let diary = Diary { start: Instant::now(), quiet };
     diary.say(format_args!("{}: ready", topology.drawing));
     if client.is_none() {
         for host in [&topology.client, &topology.server] {

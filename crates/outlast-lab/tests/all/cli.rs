@@ -29,7 +29,7 @@ struct Cli {
 fn program() {
     let Ok(arguments) = std::env::var("OUTLAST_LAB_ARGUMENTS") else { return };
     let code = match Cli::try_parse_from(arguments.split(SEPARATOR)) {
-        Ok(cli) => run(cli.lab).unwrap_or_else(|error| {
+        Ok(cli) => run(cli.lab, false).unwrap_or_else(|error| {
             let _ = writeln!(std::io::stderr(), "{error:#}");
             70
         }),

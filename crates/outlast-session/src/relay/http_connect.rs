@@ -41,7 +41,7 @@ pub enum HttpError {
     #[error("a CONNECT request has no body")]
     Body,
     /// User or password are missing or wrong.
-    #[error("user and password are needed")]
+    #[error("the user or password is missing or wrong")]
     Password,
 }
 
@@ -208,6 +208,12 @@ pub async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Err(error) => error,
     };
+    // Whoever has read the answer may leave at once: what is wrong is the request.
+    refuse(stream, error).await.ok();
+    Err(error.into())
+}
+
+async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, error: HttpError) -> io::Result<()> {
     stream.write_all(&reply(error.answer(), &error.to_string())).await?;
     stream.shutdown().await?;
     // What is still unread would turn the answer into a reset.
@@ -217,7 +223,7 @@ pub async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
             break;
         }
     }
-    Err(error.into())
+    Ok(())
 }
 
 async fn read_request<S: AsyncRead + Unpin>(

@@ -13,8 +13,10 @@ use clap::ArgMatches;
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 
-/// Keys of ports.
+/// Keys of ports in sections.
 const ADDRESSES: [&str; 4] = ["address", "socks5", "http-connect", "transparent"];
+/// The key of a port for all sections.
+const METRICS: &str = "metrics";
 
 /// What was found to be wrong so far.
 #[derive(Default)]
@@ -33,9 +35,11 @@ pub struct Made<P> {
 }
 
 impl Found {
-    fn note(&mut self, error: anyhow::Error, said: &str, positional: &[String]) {
-        let follows =
-            |key: &String| names_flag(said, key) || (positional.contains(key) && said.contains(key));
+    /// `about`: the key that the message is about, if that is known. What has no name on a command line is missing without one.
+    fn note(&mut self, error: anyhow::Error, said: &str, about: Option<&String>, positional: &[String]) {
+        let follows = |key: &String| {
+            names_flag(said, key) || (about.is_none() && positional.contains(key) && said.contains(key))
+        };
         if !self.left_out.iter().any(follows) {
             self.faults.push(error);
         }
@@ -53,7 +57,7 @@ impl ConfigFile {
                 Ok(_) => return Err(found.faults),
                 Err(fault) => fault,
             };
-            found.note(error, &said, &[]);
+            found.note(error, &said, key.as_ref(), &[]);
             match left.iter().position(|entry| Some(&entry.key) == key.as_ref()) {
                 Some(at) => found.left_out.push(left.remove(at).key),
                 None => return Err(found.faults),
@@ -111,7 +115,7 @@ impl ConfigFile {
             if wrong.is_none() && !was_read {
                 wrong = self.needs_what_is_missing(place, &left, &said);
             }
-            found.note(error, &said, &positional);
+            found.note(error, &said, key.as_ref(), &positional);
             match wrong {
                 // One of several values: there may be something wrong with others, too.
                 Some(at)
@@ -138,16 +142,18 @@ impl ConfigFile {
         })
     }
 
-    /// Sections that listen where another one does, whatever else is wrong with them.
+    /// Sections that listen where another one does, or where the metrics are, whatever else is wrong with them.
     pub fn repeated_addresses(&self) -> Vec<anyhow::Error> {
         let entries = self.listen.iter().chain(&self.connect).flat_map(|section| &section.entries);
+        let entries = entries.filter(|entry| ADDRESSES.contains(&entry.key.as_str()));
         let mut seen: Vec<SocketAddr> = Vec::new();
         let mut faults = Vec::new();
-        for entry in entries.filter(|entry| ADDRESSES.contains(&entry.key.as_str())) {
+        for entry in entries.chain(self.process.iter().filter(|entry| entry.key == METRICS)) {
             let Values::Texts(texts) = &entry.values else { continue };
             for address in texts.iter().filter_map(|text| plan::socket_address(text).ok()) {
                 if seen.contains(&address) {
-                    let why = format!("two sections listen on {address}: choose another port for one");
+                    let who = if entry.key == METRICS { "the metrics and a section" } else { "two sections" };
+                    let why = format!("{who} listen on {address}: choose another port for one");
                     faults.push(fault(&self.path, entry.line, &why));
                 } else if address.port() != 0 {
                     seen.push(address);

@@ -15,7 +15,7 @@ pub(super) fn keys_of(command: &Command) -> Vec<String> {
 
 /// The name that was probably meant. Dashes before it are those of a flag.
 pub(super) fn similar<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let name = name.trim_start_matches('-');
+    let name = &name.trim_start_matches('-').to_lowercase();
     let close = names.into_iter().filter_map(|known| Some((slips(name, known)?, known)));
     close.min().map(|(_, known)| known)
 }
@@ -83,6 +83,7 @@ mod tests {
             ("ot", Some("to")),
             ("--to", Some("to")),
             ("--patience", Some("patience")),
+            ("PATIENCE", Some("patience")),
             ("x", None),
         ] {
             assert_eq!(similar(name, names), expected, "{name}");

@@ -123,7 +123,7 @@ fn a_file_and_its_flags_mean_the_same() {
 
 #[test]
 fn a_program_is_not_given_what_nobody_knows() {
-    for key in ["bogus", "hang_timeout", "address"] {
+    for key in ["bogus", "hang_timeout", "address", "Hang-Timeout"] {
         let said = complaint(&format!("[[run]]\nprogram = ['true']\n{key} = 'x'\n"));
         assert!(said.contains(&format!("unknown key {key:?}")), "{said}");
     }
@@ -183,17 +183,54 @@ fn mistakes_are_reported_with_their_line() {
         ("[[listen]]\nto = 5\n", "f.toml:2: "),
         ("[[listen]]\nlog = 'info'\n", "f.toml:2: \"log\" belongs at the top"),
         ("[listen]\nto = 'a:1'\n", "f.toml:1: write [[listen]] instead of [listen]"),
-        ("[[listen]]\nto-any = 'yes'\n", "f.toml:2: "),
+        ("[[listen]]\nto-any = 'yes'\n", "f.toml:2: \"to-any\" is true or false"),
+        (
+            "[[listen]]\ndrain_timeout = '1s'\n",
+            "f.toml:2: unknown key \"drain_timeout\"; did you mean \"drain-timeout\", which belongs at the top",
+        ),
         ("[[listen]]\nto = { a = 1 }\n", "f.toml:2: \"to\" is a text, a number or a list"),
         ("[[listen]]\nconfig = 'x'\n", "f.toml:2: unknown key \"config\""),
         ("[[listen]]\nx = \n", "f.toml:2: "),
-        ("[[listen]]\nto = 'a:1'\nto = 'b:1'\n", "f.toml:3: "),
+        ("[[listen]]\nto = 'a:1'\nto = 'b:1'\n", "f.toml:3: the key \"to\" is given twice"),
         ("[[listen]]\nto = 'a:1'\nto-any = true\n", "f.toml:"),
     ] {
         let said = complaint(text);
         assert!(said.starts_with(expected) && !said.contains('\n'), "{text:?}: {said}");
     }
     assert!(complaint("log = 'info'\n").contains("nothing to do"));
+}
+
+#[test]
+fn mistakes_at_the_top_say_what_was_meant() {
+    for (text, expected) in [
+        ("LOG = 'info'\n", "f.toml:1: unknown key \"LOG\"; did you mean \"log\"?"),
+        (
+            "metrics = '127.0.0.1:91000'\n",
+            "f.toml:1: invalid value '127.0.0.1:91000' for 'metrics <ADDRESS>': \"127.0.0.1:91000\" is no address",
+        ),
+    ] {
+        let faults = parsed(text).process_or_all_faults(&ArgMatches::default()).unwrap_err();
+        assert!(faults[0].to_string().starts_with(expected), "{faults:?}");
+    }
+}
+
+#[test]
+fn a_wrong_address_hides_no_wrong_network() {
+    let text = "[[listen]]\nadress = '0.0.0.0:7000'\nto = 'a:1'\nallow = ['10.0.0.0/33']\n";
+    let (file, _) = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
+    let said: Vec<String> = file.plan_all(Ok).1.iter().map(ToString::to_string).collect();
+    assert_eq!(said.len(), 2, "{said:#?}");
+    assert!(said[0].contains("adress") && said[1].starts_with("f.toml:4: "), "{said:#?}");
+}
+
+#[test]
+fn the_port_of_the_metrics_is_no_other_one() {
+    let text = "metrics = '127.0.0.1:7000'\n[[listen]]\naddress = '127.0.0.1:7000'\nto = 'a:1'\n";
+    let said: Vec<String> = parsed(text).repeated_addresses().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said,
+        ["f.toml:1: the metrics and a section listen on 127.0.0.1:7000: choose another port for one"]
+    );
 }
 
 #[test]

@@ -217,7 +217,7 @@ mod tests {
         let given_up = Noted { word: word(1), server: 1, given_up: true };
         assert_eq!(first.noted().as_ref(), Some(&given_up));
         second.said();
-        assert_eq!(read(&reader).unwrap(), [given_up.clone()]);
+        assert_eq!(read(&reader).unwrap(), std::slice::from_ref(&given_up));
         drop(first);
         assert_eq!(read(&reader).unwrap(), [given_up]);
     }

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::restarts::{both_ends, listen};
-use crate::common::{Outlast, PATIENCE, Pair, command, echo, eventually, folder, nobody, output};
+use crate::common::{
+    KEY, Outlast, PATIENCE, Pair, command, echo, eventually, folder, nobody, output, secret_file,
+};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -20,6 +22,24 @@ fn stdio(runtime: &Path, via: SocketAddr, flags: &[&str]) -> Outlast {
     client.child().stdin.as_mut().unwrap().write_all(b"x").unwrap();
     client.child().stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     client
+}
+
+/// It does not answer the server, which has proved that its key is another one: this is all that the server hears.
+#[test]
+fn a_client_with_another_key_is_in_the_log_of_both_ends() {
+    let folder = folder();
+    let runtime = folder.path();
+    let ours = secret_file(runtime, "ours", KEY);
+    let other = "0d4c9bb1e2f7733c58a6e05d91fa8c4470be12d69c35e8a7f1402b6d8e97c53a";
+    let other = secret_file(runtime, "other", other);
+    let address = nobody();
+    let mut server = listen(runtime, address, &echo().to_string(), &["--psk-file", &ours]);
+    let via = address.to_string();
+    let refused = output(runtime, &["connect", "--stdio", "--via", &via, "--psk-file", &other]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(3) && said.contains("key"), "{said}");
+    let line = server.wait_for("handshake failed");
+    assert!(line.contains("WARN") && line.contains("its key (--psk-file) is another one"), "{line}");
 }
 
 #[test]
