@@ -26,6 +26,7 @@ mod inner_connections;
 mod inner_talk;
 mod jumps;
 mod killed_supervisors;
+mod killed_young;
 mod last_answers;
 mod leaving_masters;
 mod other_users;

@@ -214,6 +214,10 @@ impl Connections {
             }
             let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
             let copy = sys::copy_of(process, at).ok();
+            if copy.is_none() && sys::is_exiting(owner) {
+                // It is lost, and counts as closed when the end of its process is heard of.
+                return true;
+            }
             // Closed meanwhile, the number may stand for another one.
             let copy = copy.filter(|copy| cookie != 0 && sys::cookie(copy.as_fd()) == cookie);
             if let Some(socket) = copy

@@ -159,7 +159,7 @@ impl LeftOver {
             self.finishing.remove(&pid);
             let kind = kind(process, main, listeners, connections);
             if has_table && may_be_in_the_way {
-                self.killed.insert(pid);
+                self.note_killed(pid);
                 continue;
             }
             match kind {
@@ -237,9 +237,16 @@ impl LeftOver {
         self.finishing.values().any(answers)
     }
 
+    /// It is about to be killed for being left. One that has crashed with its master, and is not buried yet, has a crash of its own.
+    fn note_killed(&mut self, pid: Pid) {
+        if !sys::is_exiting(pid) {
+            self.killed.insert(pid);
+        }
+    }
+
     fn kill(&mut self, &Process { pid, known, .. }: &Process<'_>) {
         self.finishing.remove(&pid);
-        self.killed.insert(pid);
+        self.note_killed(pid);
         let _ = family::signal_known(known, pid, libc::SIGKILL);
     }
 

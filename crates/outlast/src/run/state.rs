@@ -46,6 +46,24 @@ struct Now {
     crashed: Option<Instant>,
 }
 
+impl Now {
+    /// Whichever is heard first: that the program has crashed, or what became of its connections.
+    fn note_crash(&mut self, crash: Crash) {
+        let is_recent = |other: &&mut Crash| crash.at_ms.saturating_sub(other.at_ms) < FINISHES_MS;
+        let known = self.crashes.iter_mut().rev().filter(is_recent).find(|other| other.pid == crash.pid);
+        if let Some(known) = known {
+            known.kept = known.kept.max(crash.kept);
+            known.closed = known.closed.max(crash.closed);
+            return;
+        }
+        self.crashes_count += 1;
+        if self.crashes.len() == STARTS_MAX {
+            self.crashes.pop_front();
+        }
+        self.crashes.push_back(crash);
+    }
+}
+
 /// The end of one process of the program.
 #[derive(Debug)]
 struct Crash {
@@ -112,11 +130,7 @@ impl State {
             }
             Event::Ready => now.ready = true,
             Event::PartEnded { pid, death, kept, closed } => {
-                now.crashes_count += 1;
-                if now.crashes.len() == STARTS_MAX {
-                    now.crashes.pop_front();
-                }
-                now.crashes.push_back(Crash { pid, at_ms: now_ms(), death, kept, closed });
+                now.note_crash(Crash { pid, at_ms: now_ms(), death, kept, closed });
             }
             // It goes with its master's crash, if that is noted.
             Event::PartFinished { kept, closed, .. } => {
@@ -130,7 +144,15 @@ impl State {
                 now.main_pid = pid;
             }
             Event::Stopping { for_good, .. } => now.stopping = for_good,
-            Event::Crashed { .. } => now.crashed = Some(Instant::now()),
+            Event::Crashed { death, .. } => {
+                now.crashed = Some(Instant::now());
+                // A program without the library says nothing more of it.
+                if let (Death::Signal(_), Some(pid)) = (death, now.starts.back().map(|start| start.pid))
+                    && self.board.backend() == Backend::None
+                {
+                    now.note_crash(Crash { pid, at_ms: now_ms(), death: Some(death), kept: 0, closed: 0 });
+                }
+            }
             Event::Ended { death, .. } => {
                 (now.main_pid, now.ready) = (0, false);
                 if let Some(start) = now.starts.back_mut() {

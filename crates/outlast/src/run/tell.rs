@@ -92,7 +92,7 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             untold(why)
         ),
         Event::HoldsNoConnections { pid, why } => tracing::warn!(
-            "the listening sockets of {name} are kept over a crash, but its connections are closed: {}, which serves them, {}",
+            "the listening sockets of {name} are kept over a crash, but its connections are closed: {}, which may serve some, {}",
             state::commands_of(pid, 1),
             untold(why)
         ),

@@ -74,6 +74,16 @@ fn sessions_go_on_in_the_next_process_whatever_their_state() {
     assert_eq!(quiet_served.read(&mut [0]).unwrap(), 0);
 }
 
+/// Ends the stream when nobody has the other end of `last_part` any more. Until then the session cannot complete, however much the
+/// buffers of kernels on the way hold (tcp_rmem may allow 32 MiB, for each link).
+fn write_in_two_parts(mut stream: &TcpStream, sent: &[u8], last_part: std::sync::mpsc::Receiver<()>) {
+    let (most, last) = sent.split_at(sent.len() - 1);
+    stream.write_all(most).unwrap();
+    let _ = last_part.recv();
+    stream.write_all(last).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
 #[test]
 fn bulk_goes_on_through_one_listener_after_another() {
     for flags in [&[][..], &["--ack", "inband"], &["--ack", "udp"]] {
@@ -86,9 +96,9 @@ fn bulk_goes_on_through_one_listener_after_another() {
         let stream = open_with_small_buffer(front);
         let sent = pattern(BULK_BYTES);
         std::thread::scope(|scope| {
+            let (last, last_part) = std::sync::mpsc::channel();
             scope.spawn(|| {
-                (&stream).write_all(&sent).unwrap();
-                stream.shutdown(Shutdown::Write).unwrap();
+                write_in_two_parts(&stream, &sent, last_part);
             });
             // What is not read yet holds the rest up, so that there is always something under way.
             let (progress, restarts) = std::sync::mpsc::channel();
@@ -97,7 +107,6 @@ fn bulk_goes_on_through_one_listener_after_another() {
                 let (progress, going_on) = (progress, going_on);
                 let mut received = Vec::new();
                 for _ in 0..RESTARTS {
-                    // More is left in the end than the buffers behind the relays hold: the session cannot complete.
                     let part = BULK_BYTES / (2 * RESTARTS);
                     (&stream).take(part as u64).read_to_end(&mut received).unwrap();
                     let _ = progress.send(());
@@ -113,7 +122,7 @@ fn bulk_goes_on_through_one_listener_after_another() {
                 stopped(&mut server, 2);
                 server = listen(runtime, address, &to, &[]);
             }
-            drop(go_on);
+            drop((go_on, last));
             let received = reader.join().unwrap();
             assert_eq!(received.len(), sent.len(), "{flags:?}");
             assert!(received == sent, "{flags:?}: the bytes differ");
@@ -375,9 +384,9 @@ fn without_any_privilege_nothing_is_lost_either() {
     let stream = open_with_small_buffer(front);
     let sent = pattern(BULK_BYTES);
     std::thread::scope(|scope| {
+        let (last, last_part) = std::sync::mpsc::channel();
         scope.spawn(|| {
-            (&stream).write_all(&sent).unwrap();
-            stream.shutdown(Shutdown::Write).unwrap();
+            write_in_two_parts(&stream, &sent, last_part);
         });
         let mut received = Vec::new();
         for _ in 0..RESTARTS {
@@ -385,6 +394,7 @@ fn without_any_privilege_nothing_is_lost_either() {
             stop(&mut server, 1);
             server = start();
         }
+        drop(last);
         (&stream).read_to_end(&mut received).unwrap();
         assert!(received == sent, "the bytes differ");
     });
