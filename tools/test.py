@@ -44,6 +44,8 @@ LONG = [
     "outlast-demo::demo::*",
     "*::crashes::*",
     "outlast-restart::exactly_once::*",
+    "outlast-restart::every_*",
+    "outlast-restart::state_steps::*",
     "outlast-restart::leaks::*",
 ]
 

@@ -105,6 +105,16 @@ impl Control {
         }
     }
 
+    /// Completes when the relay is to end at once, whatever it was told before. Questions are answered with "not known".
+    pub(super) async fn at_once(&self) -> Wish {
+        loop {
+            if let Some(wish @ (Wish::End | Wish::Kill)) = self.attend(&mut || None) {
+                return wish;
+            }
+            self.0.wake.notified().await;
+        }
+    }
+
     /// Answers a question if there is one; the wish if there is one.
     pub(super) fn attend(&self, info: &mut dyn FnMut() -> Option<Info>) -> Option<Wish> {
         if self.0.asked.swap(false, Ordering::SeqCst) {

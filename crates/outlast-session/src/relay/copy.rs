@@ -128,14 +128,19 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 other => other,
             }
         }
-        End::Wish(Wish::Kill) => Outcome::Killed,
-        End::Wish(Wish::End) => ended_at_once(&session),
+        End::Wish(wish @ (Wish::Kill | Wish::End)) => at_once(&session, wish),
         End::Wish(Wish::Detach) if pump.can_rest() => return detach(pump, session, local),
         // It was reset before it had said all: nothing is owed that would be worth to be waited for.
         End::Wish(Wish::Detach) if pump.broken().is_some() => {
             Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into())
         }
-        End::Wish(Wish::Stop | Wish::Detach) => Box::pin(hand_over(&mut pump, &mut session, &local)).await,
+        End::Wish(Wish::Stop | Wish::Detach) => {
+            let wish = tokio::select! {
+                outcome = Box::pin(hand_over(&mut pump, &mut session, &local)) => Ok(outcome),
+                wish = control.at_once() => Err(wish),
+            };
+            wish.unwrap_or_else(|wish| at_once(&session, wish))
+        }
     };
     let info = session.info();
     match outcome {
@@ -253,14 +258,21 @@ async fn finish(session: &Session, control: &Control) -> Option<Outcome> {
         wish = control.wish(|| Some(session.info())) => wish,
     };
     Some(match wish {
-        Wish::Kill => Outcome::Killed,
-        Wish::End => ended_at_once(session),
+        Wish::Kill | Wish::End => at_once(session, wish),
         Wish::Detach => return None,
-        Wish::Stop => match tokio::time::timeout(SETTLE_TIMEOUT, finished).await {
-            Ok(result) => finished_outcome(result),
-            Err(_) => Outcome::Stopped { delivered: false },
+        Wish::Stop => tokio::select! {
+            finished = tokio::time::timeout(SETTLE_TIMEOUT, finished) => match finished {
+                Ok(result) => finished_outcome(result),
+                Err(_) => Outcome::Stopped { delivered: false },
+            },
+            wish = control.at_once() => at_once(session, wish),
         },
     })
+}
+
+/// The session ends as it is.
+fn at_once(session: &Session, wish: Wish) -> Outcome {
+    if wish == Wish::Kill { Outcome::Killed } else { ended_at_once(session) }
 }
 
 /// The process ends with the session as it is.

@@ -342,4 +342,14 @@ mod tests {
         assert!(matches!(result, Err(Failure::Wrong(HttpError::Password))));
         assert!(heard.starts_with("HTTP/1.1 407 ") && heard.contains("Proxy-Authenticate: Basic"));
     }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_wait_for_its_refusal_was_refused_all_the_same() {
+        let credentials = Credentials::parse("ann:secret").unwrap();
+        let (mut ours, mut theirs) = tokio::io::duplex(1 << 14);
+        theirs.write_all(GOOD).await.unwrap();
+        drop(theirs);
+        let refused = negotiate(&mut ours, Some(&credentials)).await;
+        assert!(matches!(refused, Err(Failure::Wrong(HttpError::Password))), "{refused:?}");
+    }
 }

@@ -28,6 +28,7 @@ mod interop;
 mod kernel_memory;
 mod key_memory;
 mod killed_relays;
+mod lab;
 mod link_local;
 mod modes;
 mod nohup;

@@ -184,6 +184,23 @@ fn an_end_in_order_that_is_followed_by_another_start_is_no_crash() {
     outlast.0.wait_for("INFO echo has exited with code 0: it is started again");
 }
 
+/// Nothing is known of it but that it has ended.
+#[test]
+fn a_program_without_the_library_has_its_crashes_in_the_table() {
+    let folder = folder();
+    let runtime = folder.path();
+    let mut running = start(runtime, &["run", "--preload", "never", "--", "sleep", "1000"]);
+    for count in 1..=2 {
+        signal(status(runtime, &[])["main_pid"].as_u64().unwrap(), "KILL");
+        running.0.wait_for("is started");
+        let crashes = status(runtime, &[])["crashes"].clone();
+        assert_eq!(crashes["count"], count, "{crashes}");
+        assert_eq!(crashes["kept"][0]["how"], "SIGKILL", "{crashes}");
+    }
+    let page = String::from_utf8(output(runtime, &["status"]).stdout).unwrap();
+    assert!(page.contains("CRASH") && page.contains("SIGKILL"), "{page}");
+}
+
 #[test]
 fn processes_that_are_stopped_for_another_binary_have_not_crashed() {
     let Some(roles) = example("roles") else { return };

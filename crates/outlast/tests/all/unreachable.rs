@@ -74,6 +74,31 @@ fn standard_streams_that_are_told_to_end() {
     }
 }
 
+/// What was sent and is not confirmed is waited for, for some seconds. Whoever asks again does not wait.
+#[test]
+fn standard_streams_that_are_told_to_end_twice() {
+    let folder = folder();
+    let runtime = folder.path();
+    let mut scene = Scene::new(runtime, &[]);
+    let via = scene.way.address.to_string();
+    let mut command = command(runtime, &["connect", "--stdio", "--via", &via]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = Outlast::from(command);
+    let mut typed = client.child().stdin.take().unwrap();
+    typed.write_all(b"x").unwrap();
+    let served = scene.accept();
+    scene.way.cut();
+    typed.write_all(b"not delivered").unwrap();
+    client.signal("TERM");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(client.child().try_wait().unwrap().is_none(), "it does not wait for what is not delivered");
+    let again = Instant::now();
+    client.signal("TERM");
+    client.ended();
+    assert!(again.elapsed() < Duration::from_secs(3), "{:?}", again.elapsed());
+    scene.is_told(served, "twice");
+}
+
 #[test]
 fn a_relay_that_is_told_to_end() {
     let folder = folder();
