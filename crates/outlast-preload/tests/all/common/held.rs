@@ -1,6 +1,6 @@
 //! What a supervisor has copies of, which it takes a moment after the program has answered: longer on a busy machine.
 
-use super::{Client, Server, eventually};
+use super::{Client, Server, eventually, family};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -70,6 +70,21 @@ pub fn wait_until_held<'a>(server: &Server, clients: impl IntoIterator<Item = &'
             holds(server.pid(), port, &clients).then_some(())
         });
     }
+    // Of connections that an earlier process had there are copies already. The last answer arrives a moment before it is noted that it
+    // was complete: who is killed in between has a connection with an answer in progress.
+    eventually("the server does not come to rest", || {
+        let below = family(server.main());
+        below.into_iter().chain([server.main()]).all(is_at_rest).then_some(())
+    });
+}
+
+/// Whether all threads of a process wait for something.
+fn is_at_rest(process: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).all(|stat| {
+        // The name may have anything in it. The state is behind it.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('R'))
+    })
 }
 
 /// Waits until the supervisor has a copy of the only connection that the main process has with a client at a UNIX socket.
