@@ -115,7 +115,9 @@ fn uwsgi(folder: &Path, port: u16) -> Command {
     std::fs::write(folder.join("app.py"), WSGI).unwrap();
     let mut command = Command::new("uwsgi");
     command.args(["--plugin", "python3", "--master", "--workers", "2", "--die-on-term", "--callable", "app"]);
-    command.args(["--threads", "15", "--http11-socket", &format!("127.0.0.1:{port}"), "--wsgi-file"]);
+    // By default idle connections are closed after 4 s, which a busy machine may take.
+    command.args(["--socket-timeout", "60", "--threads", "15"]);
+    command.args(["--http11-socket", &format!("127.0.0.1:{port}"), "--wsgi-file"]);
     command.arg(folder.join("app.py"));
     command
 }
