@@ -240,12 +240,12 @@ impl Carrier {
         place
     }
 
-    /// After the end of a session: a server that could not be reached is told later.
+    /// After the end of a session: has a server that could not be reached hear of it later.
     pub fn leave(&self, place: &mut Place, ended: &Ended) {
         if !ended.peer_knows
             && let (Some(watch), Some(slot)) = (&self.plan.watch, place.last_word.take())
         {
-            tracing::info!(session = %ended.info.id, "the server cannot be reached: it is told later that this session has ended");
+            tracing::info!(session = %ended.info.id, "the server cannot be reached: this process, or its watcher, tells it later that the session has ended");
             watch.give_up(slot);
         }
     }

@@ -208,7 +208,7 @@ pub async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Err(error) => error,
     };
-    // Whoever has read the answer may leave at once: what is wrong is the request.
+    // The program may close as soon as it has read the answer: the error is still that of its request.
     refuse(stream, error).await.ok();
     Err(error.into())
 }

@@ -74,7 +74,7 @@ fn standard_streams_that_are_told_to_end() {
     }
 }
 
-/// What was sent and is not confirmed is waited for, for some seconds. Whoever asks again does not wait.
+/// What was sent and is not confirmed is waited for, for some seconds. A second signal ends the wait.
 #[test]
 fn standard_streams_that_are_told_to_end_twice() {
     let folder = folder();
@@ -127,7 +127,7 @@ fn a_relay_that_has_lost_its_patience_and_lives() {
     scene.way.cut();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(program.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    client.wait_for("is told later");
+    client.wait_for("tells it later");
     scene.is_told(served, "--patience");
     // What was given up is over: another session is as good as the first.
     let mut again = TcpStream::connect(front).unwrap();

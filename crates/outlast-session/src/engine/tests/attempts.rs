@@ -116,6 +116,13 @@ impl Server {
 
 const HOUR_MS: u64 = 3_600_000;
 
+/// The session fails as its patience is over.
+fn patience_ends(client: &mut Session) {
+    let error = client.read(&mut [0]).unwrap_err();
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
+    assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+}
+
 #[test]
 fn patience_ends_before_a_long_pause_that_a_server_asks_for() {
     within(|| {
@@ -131,9 +138,7 @@ fn patience_ends_before_a_long_pause_that_a_server_asks_for() {
         let refusing = std::thread::spawn(move || {
             while server.refuse(Refusal::Draining { retry_after_ms: HOUR_MS }).intent == Intent::Resume {}
         });
-        let error = client.read(&mut [0]).unwrap_err();
-        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
-        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        patience_ends(&mut client);
         drop(refusing);
     });
 }
@@ -152,9 +157,7 @@ fn patience_ends_under_an_attempt_that_takes_longer() {
         client.engine().lost(&client.engine().link().unwrap(), "cut");
         drop(first);
         // The kernel takes the next connection, and nobody answers it.
-        let error = client.read(&mut [0]).unwrap_err();
-        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
-        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        patience_ends(&mut client);
         drop(server);
     });
 }
@@ -169,13 +172,11 @@ fn patience_ends_under_an_attempt_that_was_begun_beside_the_link() {
         client.write_all(b"x").unwrap();
         let first = server.welcome();
         client.established().unwrap();
-        // Whoever is at it hears nothing, and does not end.
+        // An attempt beside the link is under way, and never ends.
         assert!(client.engine().begin_reconnecting());
         client.engine().lost(&client.engine().link().unwrap(), "cut");
         drop(first);
-        let error = client.read(&mut [0]).unwrap_err();
-        let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>()).cloned();
-        assert!(matches!(error, Some(Error::PatienceExhausted { .. })), "{error:?}");
+        patience_ends(&mut client);
         drop(server);
     });
 }
