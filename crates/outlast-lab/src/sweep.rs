@@ -11,16 +11,21 @@ use crate::{lab, netns, sys};
 
 const PREFIX: &str = "outlast-";
 
-/// The process that a namespace belongs to: its number, and when it started, as numbers are used again.
+/// The inode of the machine's first PID namespace, in which all processes are seen (PROC_PID_INIT_INO of the kernel).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// The process that a namespace belongs to: its number, and when it started, as numbers are used again; and the PID namespace
+/// (pid_namespaces(7)) in which it has that number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owner {
     pid: u32,
     started_ticks: u64,
+    pid_namespace: u64,
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PREFIX}{}.{}", self.pid, self.started_ticks)
+        write!(f, "{PREFIX}{}.{}.{:x}", self.pid, self.started_ticks, self.pid_namespace)
     }
 }
 
@@ -28,19 +33,40 @@ impl Owner {
     pub(crate) fn this_process() -> io::Result<Self> {
         let pid = std::process::id();
         let started_ticks = started_ticks(pid).ok_or_else(|| io::Error::other("unexpected content"))?;
-        Ok(Self { pid, started_ticks })
+        Ok(Self { pid, started_ticks, pid_namespace: pid_namespace("self")? })
     }
 
     /// Whom the namespace `name` belongs to; `None` when it was not made by a lab.
     fn of(name: &str) -> Option<Self> {
         let (owner, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
-        let (pid, started_ticks) = owner.split_once('.')?;
-        Some(Self { pid: pid.parse().ok()?, started_ticks: started_ticks.parse().ok()? })
+        let mut parts = owner.split('.');
+        let (pid, started_ticks, pid_namespace) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(Self {
+            pid: pid.parse().ok()?,
+            started_ticks: started_ticks.parse().ok()?,
+            pid_namespace: u64::from_str_radix(pid_namespace, 16).ok()?,
+        })
     }
 
-    fn is_alive(self) -> bool {
-        started_ticks(self.pid) == Some(self.started_ticks)
+    /// Whether it has ended, seen from the PID namespace `own`. What cannot be seen from there is taken for alive.
+    fn is_dead(self, own: u64) -> bool {
+        if self.pid_namespace == own {
+            return started_ticks(self.pid) != Some(self.started_ticks);
+        }
+        own == FIRST_PID_NAMESPACE && !has_processes(self.pid_namespace)
     }
+}
+
+/// The PID namespace of a process, named as in /proc.
+fn pid_namespace(process: &str) -> io::Result<u64> {
+    Ok(std::fs::metadata(format!("/proc/{process}/ns/pid"))?.ino())
+}
+
+fn has_processes(namespace: u64) -> bool {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
+    let names = processes.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut numbers = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    numbers.any(|number| pid_namespace(&number).is_ok_and(|of_process| of_process == namespace))
 }
 
 /// When the process started, in clock ticks since the machine did; `None` when there is no such process,
@@ -59,8 +85,9 @@ pub(crate) fn sweep() -> Result<Vec<String>> {
         other => other.context(|| format!("cannot read {}", netns::NAMES_DIR))?,
     };
     let names = names.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let own = pid_namespace("self").context(|| "cannot look at /proc/self/ns/pid".to_owned())?;
     let dead: HashSet<_> =
-        names.filter(|name| Owner::of(name).is_some_and(|owner| !owner.is_alive())).collect();
+        names.filter(|name| Owner::of(name).is_some_and(|owner| owner.is_dead(own))).collect();
     if dead.is_empty() {
         return Ok(Vec::new());
     }
@@ -112,9 +139,16 @@ mod tests {
 
     #[test]
     fn only_names_of_labs_have_owners() {
-        let owner = Owner { pid: 12, started_ticks: 345 };
+        let owner = Owner { pid: 12, started_ticks: 345, pid_namespace: 0xf00d };
         assert_eq!(Owner::of(&format!("{owner}-0-test-client")), Some(owner));
-        for name in ["client", "outlast-", "outlast-12-0-test", "outlast-x.1-0", "other-12.345-0-test"] {
+        for name in [
+            "client",
+            "outlast-",
+            "outlast-12-0-test",
+            "outlast-12.3-0-test",
+            "outlast-x.1.2-0",
+            "other-1.3.5-0-test",
+        ] {
             assert_eq!(Owner::of(name), None, "{name}");
         }
     }
@@ -122,7 +156,16 @@ mod tests {
     #[test]
     fn this_process_lives_and_an_impostor_with_its_number_does_not() {
         let owner = Owner::this_process().unwrap();
-        assert!(owner.is_alive());
-        assert!(!Owner { started_ticks: owner.started_ticks + 1, ..owner }.is_alive());
+        let own = owner.pid_namespace;
+        assert!(!owner.is_dead(own));
+        assert!(Owner { started_ticks: owner.started_ticks + 1, ..owner }.is_dead(own));
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_seen_is_not_taken_for_dead() {
+        let elsewhere = Owner { pid: 1, started_ticks: 1, pid_namespace: 0xf00d };
+        assert!(!elsewhere.is_dead(0xbad));
+        // All processes are seen in the first namespace: nobody is left in that other one.
+        assert!(elsewhere.is_dead(FIRST_PID_NAMESPACE));
     }
 }

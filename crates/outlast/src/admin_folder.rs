@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 /// Times that others may remove the folder while we are about to use it.
 const ATTEMPTS_MAX: usize = 100;
@@ -90,13 +91,17 @@ fn bind_in(folders: &[PathBuf], name: &Path) -> Result<(PathBuf, UnixListener)> 
     }
 }
 
+/// Says it once: a process that makes several sockets makes them in the same place.
 fn say_where(failed: Option<&(&Path, io::Error)>, folder: &Path) {
+    static SAID: Once = Once::new();
     if let Some((first, error)) = failed {
         let (first, folder) = (first.display(), folder.display());
-        tracing::warn!(
-            "cannot use {first} for the admin socket: {}; it is in {folder} instead",
-            plain(error)
-        );
+        SAID.call_once(|| {
+            tracing::warn!(
+                "cannot use {first} for the admin socket: {}; it is in {folder} instead",
+                plain(error)
+            );
+        });
     }
 }
 

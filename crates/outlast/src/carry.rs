@@ -332,7 +332,9 @@ fn log_end(ended: &Ended) {
             tracing::warn!("{error}");
         }
         Outcome::SessionFailed(error) => report(error),
-        Outcome::Stopped { delivered: true } => tracing::info!(%session, "ended, everything delivered"),
+        Outcome::Stopped { delivered: true } => {
+            tracing::info!(%session, "stopped before its end; what was read until then is delivered")
+        }
         Outcome::Stopped { delivered: false } => {
             tracing::warn!(%session, "ended; {}", undelivered(&ended.info));
         }

@@ -208,7 +208,7 @@ pub struct ConnectArgs {
     /// File with user:password that programs have to give to the SOCKS5 or HTTP proxy
     #[arg(long, value_name = "FILE")]
     pub proxy_auth_file: Option<PathBuf>,
-    /// How long a pause may last before the session ends: forever, or a time such as 30s. It counts from the last byte that passed, but a loss that is noticed late is tried to be mended for a second; --detect is no longer than this unless given [default: forever; but the first connection of --stdio is tried once]
+    /// How long a pause may last before the session ends: forever, or a time such as 30s. It counts from the last byte that passed, but a loss that is noticed late is tried to be mended for a second; --detect is no longer than this unless given [default: forever; but --stdio ends where its first connection cannot be made, and tries for 10s where the server breaks it off]
     #[arg(long, value_name = "TIME", value_parser = patience, allow_hyphen_values = true)]
     pub patience: Option<outlast_session::Patience>,
     /// Local address to connect from

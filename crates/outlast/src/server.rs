@@ -341,7 +341,9 @@ async fn conclude(
             );
             warn_sparingly(&MISTAKEN, id, &what);
         }
-        Outcome::Stopped { delivered: true } => tracing::info!(session = %id, "ended, everything delivered"),
+        Outcome::Stopped { delivered: true } => {
+            tracing::info!(session = %id, "stopped before its end; what was read until then is delivered")
+        }
         Outcome::Stopped { delivered: false } => {
             tracing::warn!(session = %id, "ended; {}", undelivered(&info));
         }
