@@ -1,48 +1,23 @@
 //! What the two ends say about a session: what `outlast status --json` shows, asked for at their admin sockets.
 
-use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use anyhow::{Context, Result, bail, ensure};
+use outlast_admin::Page;
+use outlast_admin::sessions::Session;
 use std::path::Path;
 use std::time::Duration;
 
 /// A frozen program does not answer. The demo goes on without.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
-#[derive(Debug, Deserialize)]
-struct Instance {
-    sessions: Vec<Session>,
-}
-
-/// What is used of a session's numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Session {
-    pub id: String,
-    pub state: String,
-    pub mode: Option<String>,
-    pub written_bytes: u64,
-    pub read_bytes: u64,
-    pub outages: u64,
-    pub pause_now_ms: Option<u64>,
-    pub resent_bytes: u64,
-    age_ms: u64,
-}
-
 /// The sessions of the instance behind an admin socket.
 pub fn sessions(socket: &Path) -> Result<Vec<Session>> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    stream.write_all(b"{\"do\":\"status\"}\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let instance: Instance = serde_json::from_str(&answer).context("the answer is no status")?;
-    Ok(instance.sessions)
+    let status = outlast_admin::client::status(socket, ANSWER_TIMEOUT)?;
+    let Page::Sessions(page) = status.page else { bail!("the instance has no sessions") };
+    Ok(page.sessions)
 }
 
 /// The two ends of one session.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ends {
     pub client: Session,
     pub server: Session,

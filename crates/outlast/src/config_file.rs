@@ -7,7 +7,10 @@ mod faults;
 mod merge;
 mod names;
 
-use crate::cli::{Cli, Command, ConnectArgs, ListenArgs, ProcessArgs, RunArgs};
+use crate::cli::{Cli, Command, ProcessArgs};
+use crate::cmd::connect::ConnectArgs;
+use crate::cmd::listen::ListenArgs;
+use crate::cmd::run::RunArgs;
 use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable, unusable};
 use crate::usage;
@@ -21,6 +24,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+
+/// Said where one address for metrics is given, and several programs have some.
+pub const SEVERAL_PROGRAMS: &str = "metrics are for [[listen]] and [[connect]], or for a single [[run]]: with several, give each \
+                                    program an `outlast run --metrics ADDRESS` of its own";
 
 /// Flags of the process that make no sense in a file.
 const NOT_IN_A_FILE: [&str; 3] = ["config", "help", "version"];
@@ -168,6 +175,13 @@ impl ConfigFile {
     /// Whether there is anything to do.
     pub fn has_sections(&self) -> bool {
         !(self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty())
+    }
+
+    /// Metrics of several programs and nothing else: there is one address, and each program has a process of its own.
+    pub fn metrics_of_several_programs(&self) -> Option<anyhow::Error> {
+        let entry = self.process.iter().find(|entry| entry.key == "metrics")?;
+        let several = self.listen.is_empty() && self.connect.is_empty() && self.run.len() > 1;
+        several.then(|| fault(&self.path, entry.line, SEVERAL_PROGRAMS))
     }
 
     /// What is wrong with the file and with no section in particular.

@@ -1,10 +1,12 @@
 //! A running process as it shows itself: to `outlast status`, and to Prometheus.
 
-use crate::admin::{Administered, Request};
+use crate::admin::Administered;
 use crate::registry::{Failed, Registry, Totals};
+use outlast_admin::exchange::Matching;
+use outlast_admin::sessions::{self, Sessions};
+use outlast_admin::{Answer, Page, Request, Status};
 use outlast_session::tokio::Listener;
 use outlast_session::{Info, Memory, Role, SessionId, SessionState};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,22 +22,56 @@ pub struct Instance {
     pub started: Instant,
 }
 
-/// What there is to count.
-#[derive(Debug)]
-pub struct Numbers {
-    pub sessions: Vec<Info>,
-    pub totals: Totals,
-    pub refusals: Vec<(&'static str, u64)>,
-    pub memory: Memory,
+/// What its sessions hold.
+fn memory() -> sessions::Memory {
+    let Memory { budget_bytes, used_bytes, kernel_bytes, shed_sessions, shed_bytes } = Memory::now();
+    sessions::Memory { budget_bytes, used_bytes, kernel_bytes, shed_sessions, shed_bytes }
 }
 
-/// What its sessions hold.
-fn memory() -> Value {
-    let Memory { budget_bytes, used_bytes, kernel_bytes, shed_sessions, shed_bytes } = Memory::now();
-    json!({
-        "budget_bytes": budget_bytes, "used_bytes": used_bytes, "kernel_bytes": kernel_bytes,
-        "shed_sessions": shed_sessions, "shed_bytes": shed_bytes,
-    })
+/// A session as it is shown.
+fn shown(info: &Info) -> sessions::Session {
+    sessions::Session {
+        id: info.id.to_string(),
+        role: name(info.role),
+        state: name(info.state),
+        mode: info.mode.map(|mode| mode.to_string()),
+        epoch: info.epoch,
+        security: info.security.to_owned(),
+        written_bytes: info.written_bytes,
+        read_bytes: info.read_bytes,
+        unacked_bytes: info.unacked_bytes,
+        unacked_age_ms: info.unacked_age_ms,
+        blocked_ms: info.blocked_ms,
+        outages: info.outages,
+        pause_now_ms: info.pause_now_ms,
+        pause_longest_ms: info.pause_longest_ms,
+        pause_total_ms: info.pause_total_ms,
+        resent_bytes: info.resent_bytes,
+        spliced_bytes: info.spliced_bytes,
+        local_addr: info.local_addr.map(|address| address.to_string()),
+        peer_addr: info.peer_addr.map(|address| address.to_string()),
+        age_ms: info.age_ms,
+    }
+}
+
+fn name(value: impl std::fmt::Debug) -> String {
+    format!("{value:?}").to_lowercase()
+}
+
+fn totals(totals: Totals) -> sessions::Totals {
+    let Totals { opened, completed, failed, outages, resent_bytes, .. } = totals;
+    let Totals { spliced_bytes, written_bytes, read_bytes, pause_total_ms: pause_ms, .. } = totals;
+    sessions::Totals {
+        opened,
+        completed,
+        failed,
+        outages,
+        pause_ms,
+        resent_bytes,
+        spliced_bytes,
+        written_bytes,
+        read_bytes,
+    }
 }
 
 impl Instance {
@@ -58,51 +94,25 @@ impl Instance {
         tokio::time::timeout(limit, gone).await.ok();
     }
 
-    /// The numbers now. Sums include the live sessions, and never go back.
-    pub async fn numbers(&self) -> Numbers {
-        let sessions = self.sessions().await;
-        let mut totals = self.registry.totals();
-        for info in &sessions {
-            totals.add_live(info);
-        }
-        let refusals = self.listeners.iter().flat_map(|listener| listener.refusals()).collect();
-        Numbers { sessions, totals, refusals, memory: Memory::now() }
-    }
-
     /// How many connections were turned away, by reason, all listeners together.
-    fn refusals(&self) -> BTreeMap<String, Value> {
-        let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    fn refusals(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
         for (reason, count) in self.listeners.iter().flat_map(|listener| listener.refusals()) {
-            *counts.entry(reason).or_default() += count;
+            *counts.entry(reason.to_owned()).or_default() += count;
         }
-        counts.into_iter().map(|(reason, count)| (reason.to_owned(), count.into())).collect()
+        counts
     }
 
-    /// The answer to `status`.
-    async fn status(&self) -> Value {
-        json!({
-            "pid": std::process::id(),
-            "version": env!("CARGO_PKG_VERSION"),
-            "serves": self.serves,
-            "draining": self.draining.load(Ordering::Relaxed),
-            "up_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            "memory": memory(),
-            "refusals": self.refusals().into_iter().collect::<serde_json::Map<String, Value>>(),
-            "sessions": self.sessions().await,
-            "failures": self.failures(),
-        })
-    }
-
-    fn failures(&self) -> Vec<Value> {
+    fn failures(&self) -> Vec<sessions::Failure> {
         let failures = self.registry.failures().into_iter().map(|Failed { id, peer, at, why }| {
-            let ago_ms = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
-            json!({ "id": id.to_string(), "peer_addr": peer, "ago_ms": ago_ms, "why": why })
+            let ago_ms = millis(at);
+            sessions::Failure { id: id.to_string(), peer_addr: peer, ago_ms, why }
         });
         failures.collect()
     }
 
     /// The answer to `kill`: which sessions have been ended.
-    async fn kill(&self, prefix: &str) -> Value {
+    async fn kill(&self, prefix: &str) -> Matching {
         let mut matching: Vec<SessionId> = self
             .sessions()
             .await
@@ -118,17 +128,39 @@ impl Instance {
                 tracing::warn!(session = %id, "killed by an administrator (outlast kill)");
             }
         }
-        json!({ "matching": matching.iter().map(ToString::to_string).collect::<Vec<_>>() })
+        Matching { matching: matching.iter().map(ToString::to_string).collect() }
     }
 }
 
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
 impl Administered for Instance {
-    async fn answer(&self, request: Request, _: Option<rustix::process::Pid>) -> Value {
+    async fn status(&self) -> Status {
+        let sessions = self.sessions().await;
+        let mut sums = self.registry.totals();
+        for info in &sessions {
+            sums.add_live(info);
+        }
+        let page = Sessions {
+            serves: self.serves.clone(),
+            draining: self.draining.load(Ordering::Relaxed),
+            memory: Some(memory()),
+            refusals: self.refusals(),
+            sessions: sessions.iter().map(shown).collect(),
+            failures: self.failures(),
+            totals: totals(sums),
+        };
+        Status::of_this_process(env!("CARGO_PKG_VERSION"), millis(self.started), Page::Sessions(page))
+    }
+
+    async fn answer(&self, request: Request, _: Option<rustix::process::Pid>) -> Answer {
         match request {
-            Request::Status {} => self.status().await,
-            Request::Kill { session } => self.kill(&session).await,
+            Request::Status {} => self.status().await.into(),
+            Request::Kill { session } => Answer::Matching(self.kill(&session).await),
             Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => {
-                json!({ "error": "it runs no program" })
+                Answer::refused("it runs no program")
             }
         }
     }

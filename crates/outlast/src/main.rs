@@ -24,6 +24,7 @@ mod manners;
 mod metrics;
 mod narrate;
 mod outages;
+mod pages;
 mod plan;
 mod registry;
 mod run;
@@ -40,7 +41,8 @@ mod watcher;
 
 use anyhow::{Context, Result};
 use clap::{ArgMatches, FromArgMatches};
-use cli::{Cli, Command, ConfigCommand, ProcessArgs};
+use cli::{Cli, Command, ProcessArgs};
+use cmd::config::ConfigCommand;
 use config_file::{ConfigFile, Job};
 use exit::{Code, Failure, one_line};
 use narrate::Narrator;

@@ -1,6 +1,8 @@
 //! From settings to plans: everything is checked and every file read before anything is started.
 
-use crate::cli::{ConnectArgs, ListenArgs, SessionArgs};
+use crate::cli::SessionArgs;
+use crate::cmd::connect::ConnectArgs;
+use crate::cmd::listen::ListenArgs;
 use crate::exit::Failure;
 use crate::watcher::{TlsFiles, Watch};
 use crate::{keys, self_loop};

@@ -4,11 +4,10 @@ use crate::program::Host;
 use crate::screen::command_line;
 use crate::stage::wait_for_port;
 use anyhow::{Context, Result, bail, ensure};
+use outlast_admin::Page;
+use outlast_admin::program::Program;
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Deserialize;
-use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -56,27 +55,6 @@ pub struct Server {
     admin: PathBuf,
 }
 
-/// What is used of `outlast status`.
-#[derive(Debug, Deserialize)]
-struct Status {
-    main_pid: i32,
-    starts: Vec<Start>,
-    generations: Vec<Generation>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Start {
-    number: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Generation {
-    number: u64,
-    pid: i32,
-    ended_ms: Option<u64>,
-    pause_ns: u64,
-}
-
 /// Who serves now.
 #[derive(Clone, Copy, Debug)]
 pub struct Serving {
@@ -118,21 +96,20 @@ impl Server {
         Ok(server)
     }
 
-    fn status(&self) -> Result<Status> {
-        let mut stream = UnixStream::connect(&self.admin).context("the supervisor is gone")?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.write_all(b"{\"do\":\"status\"}\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        serde_json::from_str(&answer).with_context(|| format!("the answer is no status: {answer}"))
+    fn program(&self) -> Result<Program> {
+        let status = outlast_admin::client::status(&self.admin, ANSWER_TIMEOUT);
+        match status.context("the supervisor does not answer")?.page {
+            Page::Program(program) => Ok(program),
+            _ => bail!("the supervisor runs no program"),
+        }
     }
 
     /// Who serves, if somebody does.
     pub fn serving(&self) -> Result<Option<Serving>> {
-        let status = self.status()?;
-        let starts = status.starts.last().map_or(0, |start| start.number);
+        let program = self.program()?;
+        let starts = program.starts.last().map_or(0, |start| u64::from(start.number));
         Ok(match self.under {
-            Under::PlainRestart => Pid::from_raw(status.main_pid).map(|pid| Serving {
+            Under::PlainRestart => process(program.main_pid).map(|pid| Serving {
                 pid,
                 crashes: starts.saturating_sub(1),
                 pause: None,
@@ -143,10 +120,11 @@ impl Server {
                     "{} did not outlast a crash: it was restarted from scratch",
                     self.address
                 );
-                let last = status.generations.last().filter(|last| last.ended_ms.is_none());
+                let last = program.generations.last().filter(|last| last.ended_ms.is_none());
                 last.and_then(|last| {
                     let pause = (last.pause_ns > 0).then(|| Duration::from_nanos(last.pause_ns));
-                    Some(Serving { pid: Pid::from_raw(last.pid)?, crashes: last.number - 1, pause })
+                    let crashes = u64::from(last.number).saturating_sub(1);
+                    Some(Serving { pid: process(last.pid)?, crashes, pause })
                 })
             }
         })
@@ -167,6 +145,11 @@ impl Server {
     }
 }
 
+/// None for 0.
+fn process(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
 /// As one would type it in the folder of the scene, with the folder of the program in the search path.
 fn shown(folder: &Path, program: &Path, words: &[String]) -> String {
     let programs = program.parent().unwrap_or(program);
@@ -180,7 +163,7 @@ fn shown(folder: &Path, program: &Path, words: &[String]) -> String {
 impl Drop for Server {
     fn drop(&mut self) {
         let deadline = Instant::now() + END_TIMEOUT;
-        let pid = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw);
+        let pid = process(self.supervisor.id());
         let told = pid.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
         while told && matches!(self.supervisor.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));

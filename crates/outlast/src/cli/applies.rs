@@ -14,7 +14,7 @@ const WITH_A_SOCKET: [&str; 6] = ["listen", "connect", "run", "status", "kill", 
 const ONLY_FOR: [(&str, &[&str]); 5] = [
     ("config", &RELAYS_AND_RUN),
     ("admin_socket", &WITH_A_SOCKET),
-    ("metrics", &RELAYS),
+    ("metrics", &RELAYS_AND_RUN),
     ("drain_timeout", &RELAYS),
     ("hand_over_timeout", &["listen"]),
 ];
@@ -71,9 +71,6 @@ pub fn refuse_what_does_not(matches: &ArgMatches) -> Result<()> {
         ONLY_FOR.iter().find(|(id, commands)| *id != "config" && !commands.contains(&name) && is_given(id));
     match wrong {
         None => Ok(()),
-        Some(("metrics", _)) if name == "run" => Err(Failure::usage(
-            "--metrics is for listen and connect: `outlast status --json` tells of programs",
-        )),
         Some((id, commands)) => {
             let (flag, commands) = (id.replace('_', "-"), commands.join(", "));
             Err(Failure::usage(format!("--{flag} means nothing to {name}: it is for {commands}")))
@@ -91,8 +88,8 @@ mod tests {
             ("listen", &["--metrics", "--drain-timeout", "--config", "--admin-socket"][..], &[][..]),
             (
                 "run",
-                &["--config", "--log", "--admin-socket"],
-                &["--metrics", "--drain-timeout", "--hand-over"],
+                &["--config", "--log", "--admin-socket", "--metrics"],
+                &["--drain-timeout", "--hand-over"],
             ),
             ("status", &["--admin-socket", "--quiet"], &["--config", "--metrics", "--drain-timeout"]),
             ("upgrade", &["--admin-socket", "--log-format"], &["--config", "--metrics", "--hand-over"]),
@@ -165,7 +162,6 @@ mod tests {
                 "outlast connect a:1 --via b:2 --hand-over-timeout 1s",
                 "--hand-over-timeout means nothing to connect: it is for listen",
             ),
-            ("outlast run --metrics 127.0.0.1:1 -- true", "`outlast status --json` tells of programs"),
         ] {
             let said = told(line).unwrap_err().to_string();
             assert!(said.contains(part), "{line}: {said}");
@@ -174,6 +170,7 @@ mod tests {
             "outlast listen a:1 --to b:2 --drain-timeout 1s",
             "outlast --config /x status",
             "outlast run -- true --drain-timeout 1s",
+            "outlast run --metrics 127.0.0.1:1 -- true",
             "outlast --log info hold /x",
         ] {
             assert!(told(line).is_ok(), "{line}");

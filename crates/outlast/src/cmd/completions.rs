@@ -1,9 +1,18 @@
 //! `outlast completions`.
 
-use crate::cli::{self, CompletionsArgs};
+use crate::cli;
 use crate::exit::{Code, cannot_print};
 use anyhow::Result;
+use clap::Args;
 use std::io::Write;
+
+/// `outlast completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
 
 /// Prints the completions for a shell.
 pub fn run(args: &CompletionsArgs) -> Result<Code> {

@@ -1,19 +1,32 @@
 //! `outlast --config FILE`, and `outlast config check FILE`.
 
 use crate::cli::ProcessArgs;
-use crate::config_file::{ConfigFile, Job, Made};
+use crate::config_file::{ConfigFile, Job, Made, SEVERAL_PROGRAMS};
 use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
 use crate::plan::{self, ConnectPlan, FrontPlan, ListenPlan};
 use crate::service::{self, Plans};
 use anyhow::Result;
 use clap::ArgMatches;
+use clap::Subcommand;
 use outlast_restart::Death;
 use outlast_restart::supervisor::Ended;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
+
+/// `outlast config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file and everything it names, without starting anything
+    Check {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
 
 /// Keys that say where a program is looked for.
 const WHERE_PROGRAMS_ARE: [&str; 2] = ["working-directory", "environment"];
@@ -28,6 +41,9 @@ pub fn run(
 ) -> Result<Code> {
     let Everything { relays, mut runs } = everything(file)?;
     let lines = file.command_lines(given);
+    if process.metrics.is_some() && lines.len() > 1 && runs.len() == lines.len() {
+        return Err(Failure::usage(SEVERAL_PROGRAMS));
+    }
     match (runs.pop(), lines.len()) {
         (None, _) => super::connect::runtime()?.block_on(service::run(relays, process, narrator)),
         (Some(Made { plan, .. }), 1) => crate::run::run(plan, process),
@@ -156,6 +172,7 @@ fn all_of(file: &ConfigFile) -> (Everything, Vec<anyhow::Error>) {
         faults.push(file.as_a_whole("stdio in a file needs `outlast --config FILE connect`"));
     }
     faults.extend(file.repeated_addresses());
+    faults.extend(file.metrics_of_several_programs());
     // A name that is wrong was left out: then that of the program is not the one meant.
     let named = runs.iter().filter(|made| !made.left_out.iter().any(|key| key == "name"));
     let names: Vec<&str> = named.map(|made| made.plan.name()).collect();

@@ -1,17 +1,61 @@
 //! `outlast hold`.
 
-use crate::cli::HoldArgs;
+use crate::cli::values::{byte_count, duration, positive};
 use crate::descriptors::raise_limit;
 use crate::exit::{Code, Failure};
 use crate::narrate::seconds;
 use crate::signals::{Request, Signals};
 use anyhow::{Context, Result};
+use clap::Args;
 use outlast_restart::holder::{self, Event, Limits, Options};
 use outlast_session::relay::dial::plain;
 use rustix::process::{Resource, getrlimit};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// `outlast hold`.
+#[derive(Debug, Args)]
+#[command(after_help = HOLD_EXAMPLES)]
+pub struct HoldArgs {
+    /// UNIX socket to create, where services connect
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Close the descriptors of a service that has not come back for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
+    pub keep: Duration,
+    /// Most descriptors, of all services together [default: 65536, or as many as this process may open]
+    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    pub descriptors: Option<usize>,
+    /// Most bytes of names and state, of all services together
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = byte_count)]
+    pub memory: usize,
+    /// Most services that are connected at a time
+    #[arg(long, value_name = "NUMBER", default_value_t = 256, value_parser = positive)]
+    pub clients: usize,
+    /// Also accept services of this user, besides root and the user of this process; may be repeated
+    #[arg(long, value_name = "UID")]
+    pub allow_uid: Vec<u32>,
+}
+
+const HOLD_EXAMPLES: &str = "\
+Examples:
+  outlast hold /run/user/1000/holder --keep 1m
+  OUTLAST_HOLDER=/run/user/1000/holder outlast run -- python3 server.py
+
+A service stores each connection here under a name, with up to 4 KiB of state (a client in Python is
+one page: bindings/python/outlast_hold.py). When the service crashes, its connections stay open here,
+and its next process gets all of them back.
+
+  - A service releases each connection that is over. This process holds a duplicate descriptor, so
+    the client sees no end of file until both copies are closed; shutdown() ends the connection at once.
+  - Connections that were reset, or ended by both sides, are dropped. A connection that only the
+    client has ended is kept: the client may be waiting for its answer.
+  - A second process of the same service takes everything over, and the first one is notified.
+  - When this process dies, services carry on and hand everything to the next one at this path.
+    Connections are closed only when both are gone.";
 
 /// What the holder needs besides: its clients have one each.
 const OTHER_DESCRIPTORS: usize = 32;

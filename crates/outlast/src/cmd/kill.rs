@@ -1,12 +1,22 @@
 //! `outlast kill`.
 
-use crate::admin::{Request, ask_all, ask_everybody};
-use crate::cli::{KillArgs, ProcessArgs};
+use crate::admin::ask;
+use crate::cli::ProcessArgs;
 use crate::exit::{Code, Failure};
 use anyhow::Result;
-use serde_json::Value;
+use clap::Args;
+use outlast_admin::exchange::Matching;
+use outlast_admin::{Page, Request, Status};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+
+/// `outlast kill`.
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Session name, or a unique prefix of it
+    #[arg(value_name = "SESSION")]
+    pub session: String,
+}
 
 /// Ends the one session whose name begins as given, at every instance of this machine that has it.
 pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
@@ -17,10 +27,10 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     }
     let path = process.admin_socket.as_deref();
     // First only look: several instances may each have one that begins so.
-    let instances = ask_everybody(path, &Request::Status {}).await?;
+    let instances = ask::everybody(path).await?;
     let mut matching = BTreeSet::new();
-    for (_, status) in &instances.answers {
-        matching.extend(sessions(status).filter(|id| id.starts_with(&prefix)).map(str::to_owned));
+    for instance in &instances.instances {
+        matching.extend(sessions(&instance.status).filter(|id| id.starts_with(&prefix)).map(str::to_owned));
     }
     let mut matching = matching.into_iter();
     let Some(session) = matching.next() else {
@@ -34,16 +44,16 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
             others + 1
         )));
     }
-    let has_it = |status: &Value| sessions(status).any(|id| id == session);
-    let paths: Vec<PathBuf> =
-        instances.answers.into_iter().filter(|(_, status)| has_it(status)).map(|(path, _)| path).collect();
+    let has_it = |instance: &ask::Instance| sessions(&instance.status).any(|id| id == session);
+    let having = instances.instances.into_iter().filter(has_it);
+    let paths: Vec<PathBuf> = having.map(|instance| instance.path).collect();
     let mut killed = false;
     for path in paths {
         let request = Request::Kill { session: session.clone() };
-        match ask_all(Some(&path), &request).await {
+        match ask::one::<Matching>(&path, &request).await {
             Ok(_) => killed = true,
             // The other end of the session ends with it, as `connect --stdio` does, before it is asked itself.
-            Err(_) if killed && ask_all(Some(&path), &Request::Status {}).await.is_err() => {}
+            Err(_) if killed && ask::all(Some(&path)).await.is_err() => {}
             Err(error) => return Err(error),
         }
     }
@@ -51,7 +61,10 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     Ok(Code::Ok)
 }
 
-fn sessions(status: &Value) -> impl Iterator<Item = &str> {
-    let sessions = status.get("sessions").and_then(Value::as_array);
-    sessions.into_iter().flatten().filter_map(|session| session.get("id").and_then(Value::as_str))
+fn sessions(status: &Status) -> Box<dyn Iterator<Item = &str> + '_> {
+    match &status.page {
+        Page::Sessions(page) => Box::new(page.sessions.iter().map(|session| session.id.as_str())),
+        Page::Kept(page) => Box::new(page.sessions.iter().map(|session| session.id.as_str())),
+        Page::Program(_) | Page::Other => Box::new(std::iter::empty()),
+    }
 }

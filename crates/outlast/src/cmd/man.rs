@@ -1,14 +1,24 @@
 //! `outlast man`.
 
-use crate::cli::{self, ManArgs};
+use crate::cli;
 use crate::exit::{Code, Failure, HELP};
 use anyhow::Result;
+use clap::Args;
 use clap::builder::Resettable;
 use clap_mangen::Man;
 use outlast_session::relay::dial::plain;
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
+use std::path::PathBuf;
+
+/// `outlast man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The folder
+    #[arg(value_name = "FOLDER")]
+    pub folder: PathBuf,
+}
 
 /// Writes one page per command: outlast.1, outlast-listen.1 and so on.
 pub fn run(args: &ManArgs) -> Result<Code> {

@@ -9,5 +9,4 @@ pub mod listen;
 pub mod man;
 pub mod run;
 pub mod status;
-mod status_run;
 pub mod upgrade;

@@ -234,6 +234,21 @@ fn the_port_of_the_metrics_is_no_other_one() {
 }
 
 #[test]
+fn one_address_for_metrics_is_not_for_several_programs() {
+    let run = |name: &str| format!("[[run]]\nname = '{name}'\nprogram = 'true'\n");
+    let listen = "[[listen]]\naddress = '127.0.0.1:7000'\nto = 'a:1'\n";
+    let said = |text: String| {
+        let fault =
+            parsed(&format!("log = 'info'\nmetrics = '127.0.0.1:1'\n{text}")).metrics_of_several_programs();
+        fault.map(|fault| fault.to_string())
+    };
+    assert_eq!(said(run("a")), None);
+    assert_eq!(said(run("a") + &run("b") + listen), None);
+    assert_eq!(said(run("a") + &run("b")), Some(format!("f.toml:2: {SEVERAL_PROGRAMS}")));
+    assert!(parsed(&(run("a") + &run("b"))).metrics_of_several_programs().is_none());
+}
+
+#[test]
 fn everything_that_is_wrong_is_told_at_once() {
     let text = "lgo = 'info'\n[[lisen]]\n[[listen]]\nadress = 'a:1'\nkeep = 'long'\nto = { a = 1 }\n\
                 [[run]]\nprogram = 'true'\nwindow = '2s'\nlimit = 'nofile=few'\nmetrics = 'x'\n";

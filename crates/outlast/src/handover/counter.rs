@@ -1,9 +1,11 @@
 //! What a keeper tells and does when it is asked as an instance is: `outlast status`, `outlast kill`.
 
 use super::parcel::Parcel;
-use crate::admin::{ANSWER_TIMEOUT, REQUEST_BYTES_MAX, Request};
+use crate::admin::{ANSWER_TIMEOUT, REQUEST_BYTES_MAX};
 use anyhow::Result;
-use serde_json::{Value, json};
+use outlast_admin::exchange::Matching;
+use outlast_admin::kept::{Kept, KeptSession};
+use outlast_admin::{Answer, Page, Request, Status};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -30,11 +32,11 @@ impl Counter {
         BufReader::new(stream.take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
         let answer = match serde_json::from_str(&line) {
             Ok(Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. }) => {
-                json!({ "error": "it runs no program" })
+                Answer::refused("it runs no program")
             }
-            Ok(Request::Status {}) => self.status(),
-            Ok(Request::Kill { session }) => self.kill(&session),
-            Err(error) => json!({ "error": format!("not a request: {error}") }),
+            Ok(Request::Status {}) => self.status().into(),
+            Ok(Request::Kill { session }) => Answer::Matching(self.kill(&session)),
+            Err(error) => Answer::refused(format!("not a request: {error}")),
         };
         let mut bytes = serde_json::to_vec(&answer)?;
         bytes.push(b'\n');
@@ -55,33 +57,26 @@ impl Counter {
         self.parcels.iter().map(ends).min()
     }
 
-    fn status(&self) -> Value {
-        let sessions: Vec<Value> = self
-            .parcels
-            .iter()
-            .map(|Parcel { label, .. }| {
-                json!({
-                    "id": label.id,
-                    "state": "kept",
-                    "peer": label.peer,
-                    "unacked_bytes": label.unacked_bytes,
-                    "unread_bytes": label.unread_bytes,
-                    "keep_left_ms": label.keep_left_ms.map(|left| left.saturating_sub(millis(self.started.elapsed()))),
-                })
-            })
-            .collect();
-        json!({
-            "pid": std::process::id(),
-            "version": env!("CARGO_PKG_VERSION"),
-            "keeps_for": self.address,
-            "left_ms": millis(self.deadline.saturating_duration_since(Instant::now())),
-            "up_ms": millis(self.started.elapsed()),
-            "sessions": sessions,
-        })
+    fn status(&self) -> Status {
+        let up_ms = millis(self.started.elapsed());
+        let sessions = self.parcels.iter().map(|Parcel { label, .. }| KeptSession {
+            id: label.id.clone(),
+            state: "kept".to_owned(),
+            peer: label.peer.map(|peer| peer.to_string()),
+            unacked_bytes: label.unacked_bytes,
+            unread_bytes: label.unread_bytes,
+            keep_left_ms: label.keep_left_ms.map(|left_ms| left_ms.saturating_sub(up_ms)),
+        });
+        let page = Kept {
+            keeps_for: self.address.to_string(),
+            left_ms: millis(self.deadline.saturating_duration_since(Instant::now())),
+            sessions: sessions.collect(),
+        };
+        Status::of_this_process(env!("CARGO_PKG_VERSION"), up_ms, Page::Kept(page))
     }
 
     /// Ends the one session whose name begins so.
-    fn kill(&mut self, prefix: &str) -> Value {
+    fn kill(&mut self, prefix: &str) -> Matching {
         let begins = |parcel: &Parcel| parcel.label.id.starts_with(prefix);
         let matching: Vec<String> = self
             .parcels
@@ -93,7 +88,7 @@ impl Counter {
             // Dropping it resets its program; its client learns that there is no such session when it asks for it.
             self.parcels.retain(|parcel| !begins(parcel));
         }
-        json!({ "matching": matching })
+        Matching { matching }
     }
 }
 

@@ -9,10 +9,11 @@ use super::counter::Counter;
 use super::parcel::{Parcel, send_end};
 use super::places;
 use crate::admin_folder;
-use crate::cli::KeepArgs;
+use crate::cli::values::duration;
 use crate::exit::Code;
 use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use outlast_restart::credentials::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
@@ -21,6 +22,16 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// `outlast keep-detached`.
+#[derive(Debug, Args)]
+pub struct KeepArgs {
+    /// Where the sessions were served, and will be
+    pub address: SocketAddr,
+    /// How long
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    pub time: Duration,
+}
 
 /// Said by the keeper when it listens; when it has everything, with the number of sessions in four bytes (those of earlier
 /// versions do without); by the next process when it has everything.

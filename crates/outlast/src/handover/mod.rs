@@ -18,7 +18,7 @@ mod places;
 mod turn;
 
 pub use door::{Door, ask_to_hand_over};
-pub use keeper::run as keep;
+pub use keeper::{KeepArgs, run as keep};
 pub use parcel::Parcel;
 pub use turn::Turn;
 

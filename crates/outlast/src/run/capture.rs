@@ -5,9 +5,9 @@
 //! when the last who can write has ended. The supervisor holds both ends, too: should the writer of the file die, no output
 //! is lost and the program is not killed by SIGPIPE, and another one takes its place.
 
-use crate::cli::KeepLogArgs;
 use crate::exit::{Code, Failure};
 use anyhow::Result;
+use clap::Args;
 use outlast_restart::supervisor::Handle;
 use outlast_session::relay::dial::plain;
 use std::fs::{File, OpenOptions};
@@ -16,6 +16,19 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// `outlast keep-log`.
+#[derive(Debug, Args)]
+pub struct KeepLogArgs {
+    /// The file
+    pub file: PathBuf,
+    /// Size at which it is rotated
+    #[arg(long)]
+    pub size: u64,
+    /// How many old ones are kept
+    #[arg(long)]
+    pub keep: u32,
+}
 
 /// Largest file and number of old ones, if nothing else is said.
 pub const SIZE_BYTES: u64 = 16 << 20;

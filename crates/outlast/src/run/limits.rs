@@ -62,7 +62,7 @@ fn amount(text: &str) -> Result<Option<u64>, String> {
     if matches!(text, "unlimited" | "infinity") {
         return Ok(None);
     }
-    let bytes = crate::cli::byte_count(text);
+    let bytes = crate::cli::values::byte_count(text);
     let wrong = || format!("{text:?} is no limit: give a number, with K, M or G if you like, or unlimited");
     bytes.ok().and_then(|bytes| u64::try_from(bytes).ok()).map(Some).ok_or_else(wrong)
 }

@@ -15,8 +15,9 @@ mod state;
 mod tell;
 pub mod upgrade;
 
-use crate::cli::When;
-use crate::cli::{KeepConnections, Preload, ProcessArgs, RunArgs};
+use crate::cli::ProcessArgs;
+use crate::cmd::run::When;
+use crate::cmd::run::{KeepConnections, Preload, RunArgs};
 use crate::exit::{Code, Failure};
 use crate::narrate::seconds;
 use anyhow::Result;

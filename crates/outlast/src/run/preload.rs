@@ -1,7 +1,7 @@
 //! Whether a library can be loaded into a program that keeps its sockets over a crash.
 
 use super::elf::{self, Elf, Kind};
-use crate::cli::Preload;
+use crate::cmd::run::Preload;
 use crate::exit::Failure;
 use anyhow::Result;
 use outlast_session::relay::dial::plain;

@@ -2,15 +2,18 @@
 
 use super::manager::Manager;
 use super::names::how;
-use super::upgrade::{Preloaded, RESTARTING, TIMEOUT, Upgrades};
-use crate::admin::{Administered, Request};
+use super::upgrade::{Preloaded, TIMEOUT, Upgrades};
+use crate::admin::Administered;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use outlast_admin::exchange::{Matching, Withdrawn};
+use outlast_admin::program::{self, Crashes, Program, Quarantine};
+use outlast_admin::upgrade::{RESTARTING, UpgradeAnswer, UpgradeOutcome, UpgradeRefused};
+use outlast_admin::{Answer, Page, Request, Status};
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, Cause, Past, Quarantined, Sign};
 use outlast_restart::supervisor::{Event, Handle};
 use rustix::process::Pid;
-use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -39,9 +42,12 @@ struct Now {
     stopping: bool,
     said: Option<String>,
     starts: VecDeque<Start>,
+    starts_count: u64,
     /// Processes of the program that have ended, and not in order.
     crashes: VecDeque<Crash>,
     crashes_count: u64,
+    /// Connections kept and closed of crashes that are not remembered any more.
+    forgotten: (u64, u64),
     /// The last time that it was to be started again.
     crashed: Option<Instant>,
 }
@@ -57,10 +63,30 @@ impl Now {
             return;
         }
         self.crashes_count += 1;
-        if self.crashes.len() == STARTS_MAX {
-            self.crashes.pop_front();
+        if self.crashes.len() == STARTS_MAX
+            && let Some(Crash { kept, closed, .. }) = self.crashes.pop_front()
+        {
+            self.forgotten.0 += u64::from(kept);
+            self.forgotten.1 += u64::from(closed);
         }
         self.crashes.push_back(crash);
+    }
+
+    fn crashes(&self) -> Crashes {
+        let kept = self.crashes.iter().map(|crash| program::Crash {
+            pid: crash.pid,
+            at_ms: crash.at_ms,
+            how: crash.death.map(how),
+            kept: crash.kept,
+            closed: crash.closed,
+        });
+        let sum = |of: fn(&Crash) -> u32| self.crashes.iter().map(|crash| u64::from(of(crash))).sum::<u64>();
+        Crashes {
+            count: self.crashes_count,
+            connections_kept: self.forgotten.0 + sum(|crash| crash.kept),
+            connections_closed: self.forgotten.1 + sum(|crash| crash.closed),
+            kept: kept.collect(),
+        }
     }
 }
 
@@ -126,6 +152,7 @@ impl State {
                 if now.starts.len() == STARTS_MAX {
                     now.starts.pop_front();
                 }
+                now.starts_count += 1;
                 now.starts.push_back(Start { number: run, pid, began_ms: now_ms(), ended: None });
             }
             Event::Ready => now.ready = true,
@@ -172,111 +199,97 @@ impl State {
         }
     }
 
-    fn status(&self) -> Value {
+    fn page(&self) -> Program {
         let now = self.now();
         let replacing = self.upgrades.old_ends();
         let (connections, held_bytes) = self.board.held();
         let (count, kept) = self.board.quarantined();
-        let starts = now.starts.iter().map(|start| {
-            json!({
-                "number": start.number,
-                "pid": start.pid,
-                "began_ms": start.began_ms,
-                "ended_ms": start.ended.map(|(at_ms, _)| at_ms),
-                "how": start.ended.map(|(_, death)| how(death)),
-            })
+        let starts = now.starts.iter().map(|start| program::Start {
+            number: start.number,
+            pid: start.pid,
+            began_ms: start.began_ms,
+            ended_ms: start.ended.map(|(at_ms, _)| at_ms),
+            how: start.ended.map(|(_, death)| how(death)),
         });
-        let crashes = now.crashes.iter().map(|crash| {
-            json!({
-                "pid": crash.pid,
-                "at_ms": crash.at_ms,
-                "how": crash.death.map(how),
-                "kept": crash.kept,
-                "closed": crash.closed,
-            })
-        });
-        json!({
-            "pid": std::process::id(),
-            "version": env!("CARGO_PKG_VERSION"),
-            "runs": self.name,
-            "program": self.program,
-            "serves_program": self.upgrades.serves(),
-            "upgrade": self.upgrades.under_way(),
-            "up_ms": millis(self.began.elapsed()),
-            "main_pid": now.main_pid,
-            "ready": now.ready && !replacing,
-            "replacing": replacing,
-            "stopping": now.stopping,
-            "said": now.said,
-            "preloaded": self.upgrades.is_preloaded(),
-            "backend": backend(self.board.backend()),
-            "without_zygote": now.main_pid != 0 && self.upgrades.is_without_zygote(now.main_pid),
-            "starts": starts.collect::<Vec<_>>(),
-            "crashes": { "count": now.crashes_count, "kept": crashes.collect::<Vec<_>>() },
-            "generation": self.board.generation(),
-            "generations": self.board.generations().iter().map(generation).collect::<Vec<_>>(),
-            "connections": connections,
-            "held_bytes": held_bytes,
-            "quarantined": {
-                "count": count,
-                "kept": kept.iter().map(quarantined).collect::<Vec<_>>(),
-            },
-        })
+        Program {
+            runs: self.name.clone(),
+            program: self.program.clone(),
+            serves_program: self.upgrades.serves(),
+            upgrade: self.upgrades.under_way(),
+            main_pid: now.main_pid,
+            ready: now.ready && !replacing,
+            replacing,
+            stopping: now.stopping,
+            said: now.said.clone(),
+            preloaded: self.upgrades.is_preloaded(),
+            backend: backend(self.board.backend()).to_owned(),
+            without_zygote: now.main_pid != 0 && self.upgrades.is_without_zygote(now.main_pid),
+            starts: starts.collect(),
+            starts_count: now.starts_count,
+            crashes: now.crashes(),
+            generation: self.board.generation(),
+            generations: self.board.generations().iter().map(generation).collect(),
+            connections,
+            held_bytes,
+            quarantined: Quarantine { count, kept: kept.iter().map(quarantined).collect() },
+        }
     }
 
-    fn upgrade(&self, program: &str, force: bool, timeout: Duration) -> Value {
+    fn upgrade(&self, program: &str, force: bool, timeout: Duration) -> UpgradeAnswer {
         let Now { main_pid, stopping, crashed, .. } = *self.now();
         if stopping {
-            return json!({ "error": "it is ending" });
+            return UpgradeAnswer::Refused(UpgradeRefused::new("it is ending"));
         }
         if !force && self.upgrades.is_restarting(main_pid, crashed.map(|at| at.elapsed())) {
-            return json!({ "error": RESTARTING });
+            return UpgradeAnswer::Refused(UpgradeRefused::new(RESTARTING));
         }
         let answer = self.upgrades.begin(main_pid, program, force, timeout);
-        if answer.get("wish").is_some() {
+        if matches!(answer, UpgradeAnswer::Begun(_)) {
             let shown = if program.is_empty() { "what is at its path now" } else { program };
             tracing::info!("{} is to be upgraded to {}", self.name, crate::exit::clean(shown));
         }
         answer
     }
 
-    fn outcome(&self, wish: u32) -> Value {
-        let mut outcome = self.upgrades.outcome(wish);
+    fn outcome(&self, wish: u32) -> UpgradeOutcome {
+        let outcome = self.upgrades.outcome(wish);
         let now = self.now();
-        if let Some(outcome) = outcome.as_object_mut() {
-            outcome.insert("main_pid".into(), now.main_pid.into());
-            outcome.insert("stopping".into(), now.stopping.into());
-            outcome.insert("generation".into(), self.board.generations().last().map(generation).into());
+        UpgradeOutcome {
+            main_pid: now.main_pid,
+            stopping: now.stopping,
+            generation: self.board.generations().last().map(generation),
+            ..outcome
         }
-        outcome
     }
 }
 
 impl Administered for State {
-    async fn answer(&self, request: Request, asker: Option<Pid>) -> Value {
+    async fn status(&self) -> Status {
+        let (version, up_ms) = (env!("CARGO_PKG_VERSION"), millis(self.began.elapsed()));
+        Status::of_this_process(version, up_ms, Page::Program(self.page()))
+    }
+
+    async fn answer(&self, request: Request, asker: Option<Pid>) -> Answer {
         match request {
-            Request::Status {} => self.status(),
+            Request::Status {} => self.status().await.into(),
             Request::Upgrade { program, force, timeout_ms } => {
                 let timeout = timeout_ms.map_or(TIMEOUT, Duration::from_millis);
                 if !force && self.now().main_pid != 0 {
                     self.upgrades.wait_until_it_listens().await;
                 }
                 let answer = self.upgrade(&program, force, timeout);
-                if let (Some(wish), Some(asker)) = (wish_of(&answer), asker) {
-                    self.upgrades.withdraw_without(asker, wish, &self.name);
+                if let (UpgradeAnswer::Begun(begun), Some(asker)) = (&answer, asker) {
+                    self.upgrades.withdraw_without(asker, begun.wish, &self.name);
                 }
-                answer
+                Answer::Upgrade(answer)
             }
-            Request::Outcome { wish } => self.outcome(wish),
-            Request::Withdraw { wish } => self.upgrades.cancel(wish),
-            Request::Kill { .. } => json!({ "matching": [] }),
+            Request::Outcome { wish } => Answer::Outcome(Box::new(self.outcome(wish))),
+            Request::Withdraw { wish } => {
+                Answer::Withdrawn(Withdrawn { cancelled: self.upgrades.cancel(wish) })
+            }
+            Request::Kill { .. } => Answer::Matching(Matching::default()),
         }
     }
-}
-
-/// The number of the upgrade that was begun, if one was.
-fn wish_of(answer: &Value) -> Option<u32> {
-    answer.get("wish").and_then(Value::as_u64).and_then(|wish| wish.try_into().ok())
 }
 
 /// What a process is called, if it still runs.
@@ -317,29 +330,29 @@ pub fn cause(cause: Cause) -> &'static str {
     }
 }
 
-fn generation(past: &Past) -> Value {
-    json!({
-        "number": past.number,
-        "role": past.role,
-        "pid": past.pid,
-        "began_ms": past.began_ms,
-        "ended_ms": past.ended_ms,
-        "how": past.death.map(how),
-        "cause": past.ended_ms.map(|_| cause(past.cause)),
-        "pause_ns": u64::try_from(past.pause.as_nanos()).unwrap_or(u64::MAX),
-        "pause_until": match past.sign {
-            Sign::Serves => "serves",
-            Sign::Listens => "listens",
+fn generation(past: &Past) -> program::Generation {
+    program::Generation {
+        number: past.number,
+        role: past.role.clone(),
+        pid: past.pid,
+        began_ms: past.began_ms,
+        ended_ms: past.ended_ms,
+        how: past.death.map(how),
+        cause: past.ended_ms.map(|_| cause(past.cause).to_owned()),
+        pause_ns: u64::try_from(past.pause.as_nanos()).unwrap_or(u64::MAX),
+        pause_until: match past.sign {
+            Sign::Serves => "serves".to_owned(),
+            Sign::Listens => "listens".to_owned(),
         },
-    })
+    }
 }
 
-fn quarantined(request: &Quarantined) -> Value {
-    json!({
-        "at_ms": request.at_ms,
-        "generation": request.generation,
-        "peer": request.peer,
-        "length": request.length,
-        "bytes_base64": STANDARD.encode(&request.bytes),
-    })
+fn quarantined(request: &Quarantined) -> program::Quarantined {
+    program::Quarantined {
+        at_ms: request.at_ms,
+        generation: request.generation,
+        peer: request.peer.clone(),
+        length: request.length,
+        bytes_base64: STANDARD.encode(&request.bytes),
+    }
 }

@@ -2,13 +2,15 @@
 
 use super::names::how;
 use super::preload;
+use outlast_admin::upgrade::{
+    self, CLOSES_CONNECTIONS, Keeps, UnderWay, UpgradeAnswer, UpgradeBegun, UpgradeOutcome, UpgradeRefused,
+};
 use outlast_restart::Death;
 use outlast_restart::board::{Backend, Board, PROGRAM_BYTES_MAX, UpgradeEnd, WhyNot};
 use outlast_restart::supervisor::{Event, Handle, Hold};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,8 +18,6 @@ use std::time::{Duration, Instant};
 
 /// For the new binary to serve; then the old one goes on.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// Said to who wants an upgrade while the program is being started again after a crash: to be asked for again in a moment.
-pub const RESTARTING: &str = "it is being started again after a crash";
 /// A program that has crashed has so long to serve again before nobody waits for that.
 const RESTARTS_FOR: Duration = Duration::from_secs(30);
 /// And so long to be started: where its supervisor pauses longer, another binary may be what it needs.
@@ -95,15 +95,15 @@ impl Upgrades {
     }
 
     /// The upgrade that is under way.
-    pub fn under_way(&self) -> Value {
-        self.board.upgrade_wanted().map_or(Value::Null, |wish| {
-            let program = wish.program.to_string_lossy();
-            json!({
-                "program": (!program.is_empty()).then_some(program),
-                "began_ms": wish.began_ms,
-                "timeout_ms": u64::try_from(wish.timeout.as_millis()).unwrap_or(u64::MAX),
-                "old_ends": self.old_ends(),
-            })
+    pub fn under_way(&self) -> Option<UnderWay> {
+        self.board.upgrade_wanted().map(|wish| {
+            let program = wish.program.to_string_lossy().into_owned();
+            UnderWay {
+                program: (!program.is_empty()).then_some(program),
+                began_ms: wish.began_ms,
+                timeout_ms: u64::try_from(wish.timeout.as_millis()).unwrap_or(u64::MAX),
+                old_ends: self.old_ends(),
+            }
         })
     }
 
@@ -132,12 +132,19 @@ impl Upgrades {
     }
 
     /// Begins one, or says why it does not.
-    pub fn begin(&self, main_pid: u32, program: &str, force: bool, timeout: Duration) -> Value {
+    pub fn begin(&self, main_pid: u32, program: &str, force: bool, timeout: Duration) -> UpgradeAnswer {
         if program.len() > PROGRAM_BYTES_MAX {
-            return json!({ "error": format!("the program's path is longer than {PROGRAM_BYTES_MAX} bytes") });
+            let error = format!("the program's path is longer than {PROGRAM_BYTES_MAX} bytes");
+            return UpgradeAnswer::Refused(UpgradeRefused::new(error));
         }
         // While the old one ends, and the new one begins, it can tell of itself neither way.
-        let under_way = || json!({ "error": "another upgrade is under way", "upgrade": self.under_way() });
+        let under_way = || {
+            let upgrade = self.under_way();
+            UpgradeAnswer::Refused(UpgradeRefused {
+                upgrade,
+                ..UpgradeRefused::new("another upgrade is under way")
+            })
+        };
         if self.board.upgrade_wanted().is_some() {
             return under_way();
         }
@@ -145,7 +152,8 @@ impl Upgrades {
         // While it waits to be started again it has no connections.
         let runs = main_pid != 0;
         if let Some(why) = hindrance.as_ref().filter(|_| runs && !force) {
-            return json!({ "error": "closes connections", "why": why });
+            let why = Some(why.clone());
+            return UpgradeAnswer::Refused(UpgradeRefused { why, ..UpgradeRefused::new(CLOSES_CONNECTIONS) });
         }
         let replaced = hindrance.is_some() || !runs;
         // Its sockets are held while it is stopped and the new one is started.
@@ -158,15 +166,16 @@ impl Upgrades {
         (now.last, now.rolled_back) = (Some((wish, program.to_owned())), None);
         let keeps = match (self.board.backend(), self.hold()) {
             // What is held of a crashed one stays so.
-            (Backend::None | Backend::Exec, Some(Hold::Idle)) if !runs => "idle",
-            (Backend::None | Backend::Exec, Some(Hold::Listeners)) if !runs => "listeners",
-            _ if replaced => "nothing",
-            (Backend::Library, _) => "everything",
-            (_, Some(Hold::Listeners)) => "listeners",
-            _ => "idle",
+            (Backend::None | Backend::Exec, Some(Hold::Idle)) if !runs => Keeps::Idle,
+            (Backend::None | Backend::Exec, Some(Hold::Listeners)) if !runs => Keeps::Listeners,
+            _ if replaced => Keeps::Nothing,
+            (Backend::Library, _) => Keeps::Everything,
+            (_, Some(Hold::Listeners)) => Keeps::Listeners,
+            _ => Keeps::Idle,
         };
         let file = if program.is_empty() { file_of(main_pid) } else { Some(program.into()) };
-        json!({ "wish": wish, "replaced": replaced, "keeps": keeps, "program": file })
+        let program = file.map(|file| file.to_string_lossy().into_owned());
+        UpgradeAnswer::Begun(UpgradeBegun { wish, replaced, keeps, program })
     }
 
     /// Whether the process that starts its generations was killed, and one of those is the main process.
@@ -197,8 +206,9 @@ impl Upgrades {
     }
 
     /// The wish is no longer one. Only the one that is under way can be withdrawn.
-    pub fn cancel(&self, wish: u32) -> Value {
-        json!({ "cancelled": withdraw(self.board, &self.handle, wish) })
+    /// Whether it was.
+    pub fn cancel(&self, wish: u32) -> bool {
+        withdraw(self.board, &self.handle, wish)
     }
 
     /// Withdraws the wish when whoever has asked for it ends before it does. Where the system does not tell, it stays.
@@ -218,35 +228,39 @@ impl Upgrades {
     }
 
     /// How a wish has ended.
-    pub fn outcome(&self, wish: u32) -> Value {
+    pub fn outcome(&self, wish: u32) -> UpgradeOutcome {
         let rolled_back = self.now().rolled_back;
+        let old_ends = self.old_ends();
         let Some(end) = self.board.upgrade_end(wish) else {
-            return json!({ "done": null, "old_ends": self.old_ends() });
+            return UpgradeOutcome { old_ends, ..UpgradeOutcome::default() };
         };
-        let UpgradeEnd::Failed { why, untouched } = end else { return json!({ "done": true }) };
+        let UpgradeEnd::Failed { why, untouched } = end else {
+            return UpgradeOutcome { done: Some(true), ..UpgradeOutcome::default() };
+        };
         // Only who buries the new binary knows how it has ended.
         let why = match why {
             WhyNot::Ended { death: None } => WhyNot::Ended { death: rolled_back },
             why => why,
         };
         let (kind, died) = match why {
-            WhyNot::Unable => ("unable", None),
-            WhyNot::CannotRun { .. } => ("cannot run", None),
-            WhyNot::Ended { death } => ("ended", death.map(how)),
-            WhyNot::TooLate => ("too late", None),
-            WhyNot::Cancelled => ("cancelled", None),
-            WhyNot::Unanswered => ("unanswered", None),
-            WhyNot::OldKilled => ("old killed", None),
-            WhyNot::Stopped => ("stopped", None),
+            WhyNot::Unable => (upgrade::WhyNot::Unable, None),
+            WhyNot::CannotRun { .. } => (upgrade::WhyNot::CannotRun, None),
+            WhyNot::Ended { death } => (upgrade::WhyNot::Ended, death.map(how)),
+            WhyNot::TooLate => (upgrade::WhyNot::TooLate, None),
+            WhyNot::Cancelled => (upgrade::WhyNot::Cancelled, None),
+            WhyNot::Unanswered => (upgrade::WhyNot::Unanswered, None),
+            WhyNot::OldKilled => (upgrade::WhyNot::OldKilled, None),
+            WhyNot::Stopped => (upgrade::WhyNot::Stopped, None),
         };
-        json!({
-            "done": false,
-            "kind": kind,
-            "why": why.to_string(),
-            "how": died,
-            "untouched": untouched,
-            "old_ends": self.old_ends(),
-        })
+        UpgradeOutcome {
+            done: Some(false),
+            kind: Some(kind),
+            why: why.to_string(),
+            how: died,
+            untouched,
+            old_ends,
+            ..UpgradeOutcome::default()
+        }
     }
 }
 

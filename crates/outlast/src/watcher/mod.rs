@@ -22,7 +22,7 @@ mod sys;
 mod table;
 mod words;
 
-pub use process::run as watch;
+pub use process::{WatchArgs, run as watch};
 pub use table::{Slot, Table};
 
 use crate::handover;

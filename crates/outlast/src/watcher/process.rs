@@ -2,15 +2,22 @@
 
 use super::words::{TRIED_FOR, Words};
 use super::{Orders, sys, table};
-use crate::cli::WatchArgs;
 use crate::exit::Code;
 use anyhow::{Context, Result};
+use clap::Args;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// `outlast watch-relay`.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// The process
+    pub relay: u32,
+}
 
 /// Longest orders: names of servers and files.
 const ORDERS_BYTES_MAX: u64 = 1 << 20;

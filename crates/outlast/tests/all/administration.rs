@@ -222,8 +222,17 @@ fn metrics_are_served_in_the_format_of_prometheus() {
     check_echo(pair.address, 1_000);
     let _stream = open(&pair);
     let page = String::from_utf8(curl(&[&url]).stdout).unwrap();
-    for metric in ["outlast_sessions{", "outlast_sessions_opened_total 2", "outlast_outages_total 0", "# EOF"]
-    {
+    for metric in [
+        "outlast_build_info{version=",
+        "outlast_sessions{",
+        "outlast_sessions_opened_total 2",
+        "outlast_outages_total 0",
+        "outlast_pause_now_seconds 0.0",
+        "outlast_pause_seconds_total 0.0",
+        "outlast_written_bytes_total ",
+        "# UNIT outlast_memory_bytes bytes",
+        "# EOF",
+    ] {
         assert!(page.contains(metric), "no {metric} in\n{page}");
     }
 

@@ -311,7 +311,7 @@ fn what_cannot_be_run_is_said_with_the_documented_code() {
         (&["--drain-timeout", "1s", "--", "true"], "--drain-timeout means nothing to run"),
         (&["--limit", "files=1", "--", "true"], "no limit of \"files\""),
         (&["--stop-signal", "STOPP", "--", "true"], "no signal"),
-        (&["--metrics", "127.0.0.1:1", "--", "true"], "--metrics is for listen and connect"),
+        (&["--metrics", "nowhere", "--", "true"], "\"nowhere\" is no address with a port"),
         (&["--window", "0s", "--", "true"], "it takes more time than none"),
         (&["--name", "", "--", "true"], "a name has at least one letter"),
         (&["--preload-library", "/etc/passwd", "--", "true"], "/etc/passwd is no shared library"),

@@ -1,90 +1,24 @@
-//! What `outlast status` shows of a program that is kept running.
+//! `outlast run`: the program that is kept running.
 
-use super::status::plain_table;
-use super::upgrade::UnderWay;
+use super::{gauge, plain_table};
 use crate::exit::clean;
 use crate::narrate::{grouped, seconds};
-use anyhow::Result;
 use comfy_table::CellAlignment;
-use serde::Deserialize;
-use serde_json::Value;
+use outlast_admin::Status;
+use outlast_admin::program::{Crashes, Generation, Program, Start};
+use outlast_admin::upgrade::UnderWay;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 /// Lines of the past that are shown. `--json` has all.
 const PAST_MAX: usize = 10;
 
-/// The answer of an instance that runs a program.
-#[derive(Debug, Deserialize)]
-struct RunView {
-    pid: u32,
-    runs: String,
-    program: Vec<String>,
-    up_ms: u64,
-    main_pid: u32,
-    ready: bool,
-    stopping: bool,
-    /// It was told to end, and is started again then. No instance of an earlier version says so.
-    #[serde(default)]
-    replacing: bool,
-    said: Option<String>,
-    backend: String,
-    /// The process that starts its generations was killed. No instance of an earlier version says so.
-    #[serde(default)]
-    without_zygote: bool,
-    starts: Vec<PastView>,
-    generation: u32,
-    generations: Vec<PastView>,
-    connections: u32,
-    held_bytes: u64,
-    quarantined: QuarantinedView,
-    /// No instance of an earlier version says so.
-    #[serde(default)]
-    crashes: CrashesView,
-    /// Since an upgrade, another one than on the command line.
-    serves_program: Option<String>,
-    upgrade: Option<UnderWay>,
-}
-
-/// A start, or a generation.
-#[derive(Debug, Deserialize)]
-struct PastView {
-    number: u32,
-    /// Of a generation of one process of several.
-    #[serde(default)]
-    role: String,
-    pid: u32,
-    began_ms: u64,
-    ended_ms: Option<u64>,
-    how: Option<String>,
-    cause: Option<String>,
-    pause_ns: Option<u64>,
-}
-
-/// Ends of processes of an unmodified program, each with its own time.
-#[derive(Debug, Default, Deserialize)]
-struct CrashesView {
-    count: u64,
-    kept: Vec<CrashView>,
-}
-
-#[derive(Debug, Deserialize)]
-struct CrashView {
-    pid: u32,
-    at_ms: u64,
-    how: Option<String>,
-    kept: u32,
-    closed: u32,
-}
-
-#[derive(Debug, Deserialize)]
-struct QuarantinedView {
-    count: u32,
-}
-
 /// The program, how it is, and what has become of it before. `socket` is a line for where this instance is asked.
-pub fn page(instance: &Value, socket: &str) -> Result<String> {
-    let view = RunView::deserialize(instance)?;
-    let up = seconds(Duration::from_millis(view.up_ms));
+pub(super) fn text(status: &Status, view: &Program, socket: &str) -> String {
+    let up = seconds(Duration::from_millis(status.up_ms));
     let state = match (view.main_pid, view.stopping, view.ready) {
         (0, ..) => "is to be started again".to_owned(),
         (pid, true, _) => format!("process {pid}, is ending"),
@@ -95,13 +29,13 @@ pub fn page(instance: &Value, socket: &str) -> Result<String> {
         (pid, ..) => format!("process {pid}, not ready yet"),
     };
     let mut text =
-        format!("process {}, up {up}, keeps {} running: {state}\n{socket}", view.pid, clean(&view.runs));
+        format!("process {}, up {up}, keeps {} running: {state}\n{socket}", status.pid, clean(&view.runs));
     text.push_str(&format!("  {}\n", command(&view.program)));
     if let Some(program) = &view.serves_program {
         text.push_str(&format!("  since an upgrade, what serves is {}\n", clean(program)));
     }
     if let Some(upgrade) = &view.upgrade {
-        text.push_str(&format!("  upgrade under way: {}\n", upgrade.told()));
+        text.push_str(&format!("  upgrade under way: {}\n", under_way(upgrade)));
     }
     if view.without_zygote {
         text.push_str(
@@ -128,11 +62,11 @@ pub fn page(instance: &Value, socket: &str) -> Result<String> {
         text.push_str(&crashes(&view.crashes));
     }
     text.push('\n');
-    Ok(text)
+    text
 }
 
 /// The last ones, and how many there were.
-fn crashes(crashes: &CrashesView) -> String {
+fn crashes(crashes: &Crashes) -> String {
     let mut table = plain_table(&["CRASH", "PROCESS", "AT", "HOW", "CONNECTIONS KEPT", "CLOSED"]);
     let first = crashes.count.saturating_sub(crashes.kept.len() as u64) + 1;
     let numbered = (first..).zip(&crashes.kept);
@@ -142,7 +76,7 @@ fn crashes(crashes: &CrashesView) -> String {
             number.to_string(),
             one.pid.to_string(),
             humantime::format_rfc3339_millis(at).to_string(),
-            one.how.clone().unwrap_or_else(|| "unknown".into()),
+            one.how.as_deref().map_or_else(|| "unknown".into(), clean),
             grouped(one.kept.into()),
             grouped(one.closed.into()),
         ]);
@@ -179,9 +113,38 @@ fn quoted(word: &str) -> String {
     format!("$'{}'", escaped.collect::<String>())
 }
 
-fn table(first: &str, past: &[PastView]) -> String {
-    let generations = past.iter().any(|one| one.pause_ns.is_some());
-    let roles = past.iter().any(|one| !one.role.is_empty());
+/// A line of the past: a start, or a generation.
+struct Past<'a> {
+    number: u32,
+    pid: u32,
+    began_ms: u64,
+    ended_ms: Option<u64>,
+    how: Option<&'a str>,
+    generation: Option<&'a Generation>,
+}
+
+impl<'a> From<&'a Start> for Past<'a> {
+    fn from(start: &'a Start) -> Self {
+        let Start { number, pid, began_ms, ended_ms, ref how } = *start;
+        Self { number, pid, began_ms, ended_ms, how: how.as_deref(), generation: None }
+    }
+}
+
+impl<'a> From<&'a Generation> for Past<'a> {
+    fn from(generation: &'a Generation) -> Self {
+        let Generation { number, pid, began_ms, ended_ms, ref how, .. } = *generation;
+        Self { number, pid, began_ms, ended_ms, how: how.as_deref(), generation: Some(generation) }
+    }
+}
+
+/// The latest of them.
+fn table<'a, T>(first: &str, past: &'a [T]) -> String
+where
+    Past<'a>: From<&'a T>,
+{
+    let past: Vec<Past<'_>> = past.iter().skip(past.len().saturating_sub(PAST_MAX)).map(Past::from).collect();
+    let generations = past.iter().any(|one| one.generation.is_some());
+    let roles = past.iter().any(|one| one.generation.is_some_and(|generation| !generation.role.is_empty()));
     let mut header = vec![first, "PROCESS", "BEGAN", "SERVED", "ENDED"];
     if roles {
         header.insert(1, "ROLE");
@@ -190,25 +153,26 @@ fn table(first: &str, past: &[PastView]) -> String {
         header.extend(["CAUSE", "PAUSE BEFORE"]);
     }
     let mut table = plain_table(&header);
-    for one in past.iter().skip(past.len().saturating_sub(PAST_MAX)) {
+    for one in &past {
         let began = SystemTime::UNIX_EPOCH + Duration::from_millis(one.began_ms);
         let served =
             one.ended_ms.map(|ended_ms| Duration::from_millis(ended_ms.saturating_sub(one.began_ms)));
         let dash = || "-".to_owned();
+        let unknown = || one.ended_ms.map(|_| "unknown".into());
         let mut row = vec![
             one.number.to_string(),
             one.pid.to_string(),
             humantime::format_rfc3339_seconds(began).to_string(),
             served.map_or_else(dash, seconds),
-            one.how.clone().or_else(|| one.ended_ms.map(|_| "unknown".into())).unwrap_or_else(dash),
+            one.how.map(clean).or_else(unknown).unwrap_or_else(dash),
         ];
-        if roles {
-            row.insert(1, clean(&one.role));
-        }
-        if generations {
-            let pause = one.pause_ns.filter(|pause_ns| *pause_ns > 0).map(Duration::from_nanos);
-            row.push(one.cause.clone().unwrap_or_else(dash));
-            row.push(pause.map_or_else(dash, |pause| format!("{pause:.1?}")));
+        if let Some(Generation { role, cause, pause_ns, .. }) = one.generation {
+            if roles {
+                row.insert(1, clean(role));
+            }
+            let pause = Duration::from_nanos(*pause_ns);
+            row.push(cause.as_deref().map_or_else(dash, clean));
+            row.push(if pause.is_zero() { dash() } else { format!("{pause:.1?}") });
         }
         table.add_row(row);
     }
@@ -216,6 +180,56 @@ fn table(first: &str, past: &[PastView]) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!("{table}\n")
+}
+
+/// An upgrade: to which program, and since when.
+pub fn under_way(upgrade: &UnderWay) -> String {
+    let program = upgrade.program.as_deref().map_or_else(|| "what is at its path now".to_owned(), clean);
+    let began = SystemTime::UNIX_EPOCH + Duration::from_millis(upgrade.began_ms);
+    let since = SystemTime::now().duration_since(began).unwrap_or_default();
+    let (began, limit) =
+        (humantime::format_rfc3339_seconds(began), Duration::from_millis(upgrade.timeout_ms));
+    if upgrade.old_ends {
+        return format!("to {program}, since {began}, as soon as the old one has ended");
+    }
+    format!("to {program}, since {began} ({} of {} at the most)", seconds(since), seconds(limit))
+}
+
+/// For Prometheus.
+pub(super) fn register(page: &Program, registry: &mut Registry) {
+    let labels = [(Cow::from("program"), Cow::from(page.runs.clone()))];
+    let registry = registry.sub_registry_with_prefix("program").sub_registry_with_labels(labels.into_iter());
+    for (name, help, value) in [
+        ("up", "1 while the program runs, 0 while it is to be started again", u64::from(page.main_pid != 0)),
+        ("ready", "1 while it is ready", u64::from(page.ready)),
+        ("connections", "Connections that its next generation would have", page.connections.into()),
+    ] {
+        registry.register(name, help, gauge(value));
+    }
+    registry.register_with_unit("held", "Held for those connections", Unit::Bytes, gauge(page.held_bytes));
+    let pause = page.generations.last().map_or(0, |generation| generation.pause_ns);
+    let pause = ConstGauge::new(Duration::from_nanos(pause).as_secs_f64());
+    let help = "Time without a generation that served, before the last one";
+    registry.register_with_unit("pause_last", help, Unit::Seconds, pause);
+    let crashes = &page.crashes;
+    for (name, help, count) in [
+        ("starts", "Starts by the supervisor", page.starts_count),
+        ("generations", "Generations that have served", page.generation.into()),
+        ("crashes", "Processes of the program that have crashed", crashes.count),
+        ("connections_kept", "Connections of crashed processes that were kept", crashes.connections_kept),
+        (
+            "connections_closed",
+            "Connections of crashed processes that were closed",
+            crashes.connections_closed,
+        ),
+        (
+            "requests_quarantined",
+            "Requests that have crashed generations, and are given to no other",
+            page.quarantined.count.into(),
+        ),
+    ] {
+        registry.register(name, help, ConstCounter::new(count));
+    }
 }
 
 #[cfg(test)]
