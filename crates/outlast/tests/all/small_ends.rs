@@ -60,7 +60,7 @@ fn kill_succeeds_where_the_second_end_is_gone_with_the_first() {
         .map_or_else(|| folder.path().to_owned(), |entry| entry.path());
     let path = admin.join("zz-last.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let answer = format!("{{\"sessions\":[{{\"id\":\"{id}\"}}]}}");
+    let answer = format!("{{\"pid\":1,\"serves\":[],\"sessions\":[{{\"id\":\"{id}\"}}]}}");
     let gone = std::thread::spawn(move || {
         let (mut asked, _) = listener.accept().unwrap();
         drop(listener);
