@@ -136,7 +136,7 @@ pub fn eventually<T>(what: &str, happens: impl FnMut() -> Option<T>) -> T {
 }
 
 /// The same, with more to say where it does not.
-fn eventually_or<T>(mut happens: impl FnMut() -> Option<T>, what: impl Fn() -> String) -> T {
+pub fn eventually_or<T>(mut happens: impl FnMut() -> Option<T>, what: impl Fn() -> String) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = happens() {

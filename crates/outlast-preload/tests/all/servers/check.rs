@@ -3,7 +3,7 @@
 use super::row::{Kept, Row, Talk};
 use super::running::Running;
 use super::talk::{Client, Fate};
-use crate::common::{PATIENCE, children, eventually, family, kill};
+use crate::common::{PATIENCE, children, eventually, eventually_or, family, kill};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -174,9 +174,13 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
         eprintln!("{}: {kept} of {IDLE} go on after {victim:?} was killed: {:#?}", row.name, server.log());
     }
     drop(idle);
-    eventually("its processes are not as before", || {
-        let is_restored = server.shape() == shape;
-        is_restored.then_some(())
+    let is_restored = || (server.shape() == shape).then_some(());
+    eventually_or(is_restored, || {
+        let now = server.shape();
+        let log = server.log();
+        format!(
+            "its processes after {victim:?} was killed are not as before: {now:?}, not {shape:?}: {log:#?}"
+        )
     });
     (victim, seen.refused.load(Ordering::SeqCst), kept)
 }
