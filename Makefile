@@ -40,9 +40,10 @@ bench: ## Measure, briefly; the long forms are in `outlast-bench --help`
 	$(CARGO) build $(LOCKED) --release -p outlast-bench
 	$(TARGET_DIR)/release/outlast-bench all --quick
 
-soak: deps ## Break links and crash servers 100,000 times, and simulate a million schedules (hours)
+soak: deps ## Break links and crash servers 100,000 times, and simulate millions of schedules (hours)
 	OUTLAST_BREAKAGES=100000 OUTLAST_SCHEDULES=250000 ./tools/test.py --timeout 86400 --jobs 3 \
 		outlast-session::breakages outlast-session::simulation
+	OUTLAST_SCHEDULES=2000000 ./tools/test.py --timeout 86400 --jobs 1 outlast-replica::simulation
 	OUTLAST_CRASHES=50000 OUTLAST_KILLS=20000 OUTLAST_GENERATIONS=100000 ./tools/test.py --timeout 86400 --jobs 2 \
 		outlast-restart:: outlast-kv:: outlast-c::
 	./tools/deps.sh --soak
@@ -67,6 +68,7 @@ doc:
 pure:
 	$(CARGO) check $(LOCKED) -p outlast-stream --no-default-features
 	$(CARGO) check $(LOCKED) -p outlast-session --no-default-features
+	$(CARGO) check $(LOCKED) -p outlast-replica --no-default-features
 
 licences: ## Check the licences of all dependencies
 	./tools/test.py licences::

@@ -1,0 +1,45 @@
+//! Several machines run the same TCP server, and all of them process the same input in the same order. This crate decides
+//! about that order: it is the pure core, which the product and the simulator drive alike.
+//!
+//! * [`Order`]: which entry has which place, which entries are *stable*, and what becomes of both when the primary dies.
+//! * [`View`]: the nodes that take part at a time, and the one that leads.
+//!
+//! # How a decision becomes stable
+//!
+//! The *primary* of a view gives each entry the next *index*, and sends it to all others. They acknowledge what they have. An entry
+//! is *stable* when every member of the view has it: then it is delivered to the server of every node, and clients may learn
+//! of it. That is the positive acknowledgement of TCP-ABC (Shao, Jin, Jiang, Cheng 2005, section 3), with the views of PacificA
+//! (Lin et al. 2008): as every member has every stable entry, any member can lead the next view. Who is a member is decided elsewhere,
+//! by consensus, and never on the way of an entry.
+//!
+//! # Purity
+//!
+//! The crate is `no_std` and uses `alloc` only: no sockets, no clock, no threads, no source of randomness.
+#![no_std]
+
+extern crate alloc;
+
+mod log;
+#[cfg(test)]
+mod mutant;
+mod order;
+#[cfg(test)]
+mod simulation;
+mod view;
+
+pub use log::Ordered;
+pub use order::message::Message;
+pub use order::{Limits, NotTaken, Order, Output, Weigh};
+pub use view::{NodeId, View};
+
+/// Whether this is the fault that a test has put in.
+macro_rules! is_mutant {
+    ($order:expr, $mutant:ident) => {{
+        #[cfg(test)]
+        let is_it = $order.mutant == Some(crate::mutant::Mutant::$mutant);
+        #[cfg(not(test))]
+        let is_it = false;
+        is_it
+    }};
+}
+pub(crate) use is_mutant;

@@ -1,0 +1,57 @@
+//! Faults that the simulation has to find: each is one line of the core that is wrong.
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    /// An entry is stable that one member lacks.
+    OneIsNotNeeded,
+    /// A follower delivers what it has.
+    DeliversUnstable,
+    /// What an earlier primary has sent counts as sent by this one.
+    ConfirmsAll,
+    /// An entry is not replaced by the one that the primary has.
+    KeepsOther,
+    /// What is not known to be stable is dropped before it has come again.
+    TruncatesAtStart,
+    /// What was confirmed in this view is forgotten when the link is new.
+    BeginsAgain,
+    /// A node that catches up takes what members know to be right for its own.
+    LearnerTrustsAll,
+    /// Acknowledgements of other views count.
+    AcksOfOtherViews,
+    /// Acknowledgements of the last view count in this one.
+    KeepsAcks,
+    /// Entries of other views are taken.
+    EntriesOfOtherViews,
+    /// Entries are taken before the view has begun.
+    EntriesBeforeStart,
+    /// A follower appends what does not follow.
+    GapIsPassedOver,
+    /// A follower appends what it has.
+    TakesTwice,
+    /// A follower acknowledges what it does not have.
+    AcksMore,
+    /// A node becomes necessary that lacks something stable.
+    PromotesEarly,
+    /// A node becomes necessary that lacks something which was stable before this primary led. A test of its own finds that: in the
+    /// simulation it takes 150,000 schedules.
+    ForgetsWhatItInherited,
+    /// A node becomes a member before it is necessary.
+    PromotesSilently,
+    /// The primary drops what others lack.
+    ForgetsUnacked,
+    /// A follower drops what is not stable.
+    FollowerForgetsAll,
+    /// A node that is out goes on.
+    ExcludedGoesOn,
+    /// The primary takes entries without limit.
+    Unbounded,
+    /// A follower waits to be called.
+    NoHello,
+    /// What a follower misses is not sent again.
+    MissingIsPassedOver,
+    /// The primary says nothing while nothing happens.
+    NoHeartbeat,
+    /// Followers do not learn what is stable.
+    NeverTellsStable,
+}

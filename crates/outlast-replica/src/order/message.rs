@@ -1,0 +1,48 @@
+//! What nodes say to each other about the order.
+
+use crate::log::Ordered;
+use alloc::vec::Vec;
+
+/// From one node to another. Links keep the order of messages; what was under way when one breaks is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message<E> {
+    /// To the primary: begin to send. From a member that has entered the view, or from a node that wants to become one.
+    Hello {
+        /// Of the view that it means.
+        epoch: u64,
+        /// Index of the last entry that it may keep.
+        last: u64,
+    },
+    /// From the primary, before any entry of its view on this link.
+    Start {
+        /// Of its view.
+        epoch: u64,
+        /// The last entry that it knows to be stable. Every member has that, and what is behind it has to come from this primary.
+        stable: u64,
+    },
+    /// From the primary.
+    Entries {
+        /// Of its view.
+        epoch: u64,
+        /// Index of the first one.
+        first: u64,
+        /// Of consecutive indices. There may be none.
+        entries: Vec<Ordered<E>>,
+        /// The last entry that is stable now.
+        stable: u64,
+    },
+    /// To the primary: this is there, and all before it.
+    Ack {
+        /// Of the view in which it came.
+        epoch: u64,
+        /// Index of the last entry.
+        index: u64,
+    },
+    /// To the primary: what was sent does not follow on this.
+    Missing {
+        /// Of the view.
+        epoch: u64,
+        /// Index of the last entry that is there.
+        after: u64,
+    },
+}
