@@ -18,7 +18,7 @@ use anyhow::Result;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 pub use faults::Made;
 use faults::entry_meant;
-use merge::{joined, merged};
+use merge::{joined, merged, was_given};
 use names::{keys_of, similar, without_dashes};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -175,6 +175,16 @@ impl ConfigFile {
     /// Whether there is anything to do.
     pub fn has_sections(&self) -> bool {
         !(self.listen.is_empty() && self.connect.is_empty() && self.run.is_empty())
+    }
+
+    /// Reads the settings of a process that only runs a program. The metrics are those of the relays, where there are any: both
+    /// may run, and there is one address.
+    pub fn process_of_run(&self, given: &ArgMatches) -> Result<ProcessArgs> {
+        let mut process = self.process(given)?;
+        if !(self.listen.is_empty() && self.connect.is_empty() || was_given(given, "metrics")) {
+            process.metrics = None;
+        }
+        Ok(process)
     }
 
     /// Metrics of several programs and nothing else: there is one address, and each program has a process of its own.

@@ -71,7 +71,11 @@ fn start() -> Result<Code> {
     let (process, file) = match &process.config {
         Some(path) => {
             let file = ConfigFile::load(path)?;
-            (file.process(&matches)?, Some(file))
+            let process = match command {
+                Some(Command::Run(_)) => file.process_of_run(&matches)?,
+                _ => file.process(&matches)?,
+            };
+            (process, Some(file))
         }
         None => (process, None),
     };

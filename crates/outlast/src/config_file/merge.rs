@@ -62,7 +62,7 @@ pub(super) fn joined(flag: &str, value: &OsStr) -> OsString {
 }
 
 /// Whether the command line or the environment gave a value. Empty matches know no argument.
-fn was_given(given: &ArgMatches, id: &str) -> bool {
+pub(super) fn was_given(given: &ArgMatches, id: &str) -> bool {
     given.try_contains_id(id).is_ok()
         && matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }

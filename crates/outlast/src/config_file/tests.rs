@@ -249,6 +249,21 @@ fn one_address_for_metrics_is_not_for_several_programs() {
 }
 
 #[test]
+fn the_metrics_of_relays_are_not_those_of_a_program_beside_them() {
+    let run = "metrics = '127.0.0.1:1'\n[[run]]\nprogram = 'true'\n";
+    let both = format!("{run}[[listen]]\naddress = '127.0.0.1:7000'\nto = 'a:1'\n");
+    for (text, line, expected) in [
+        (run, "outlast run", Some("127.0.0.1:1")),
+        (&both, "outlast run", None),
+        (&both, "outlast run --metrics 127.0.0.1:2", Some("127.0.0.1:2")),
+    ] {
+        let given = Cli::command().try_get_matches_from(line.split(' ')).unwrap();
+        let metrics = parsed(text).process_of_run(&given).unwrap().metrics;
+        assert_eq!(metrics.map(|address| address.to_string()).as_deref(), expected, "{line}: {text}");
+    }
+}
+
+#[test]
 fn everything_that_is_wrong_is_told_at_once() {
     let text = "lgo = 'info'\n[[lisen]]\n[[listen]]\nadress = 'a:1'\nkeep = 'long'\nto = { a = 1 }\n\
                 [[run]]\nprogram = 'true'\nwindow = '2s'\nlimit = 'nofile=few'\nmetrics = 'x'\n";
