@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Program {
+    role: String,
     pub process: Process,
     lines: mpsc::Receiver<String>,
     stderr: mpsc::Receiver<String>,
@@ -46,7 +47,7 @@ impl Program {
             });
         }
         let stdin = process.take_stdin().unwrap();
-        Self { process, lines, stderr, stdin }
+        Self { role: role.to_owned(), process, lines, stderr, stdin }
     }
 
     /// Waits until it says `word`; returns what it said before.
@@ -57,9 +58,33 @@ impl Program {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(word) => return seen,
                 Ok(line) => seen.push(line),
-                Err(error) => panic!("{what}: no {word} ({error}); said {seen:?}\n{}", self.last_words()),
+                Err(error) => {
+                    let (role, doing) = (&self.role, self.doing());
+                    panic!(
+                        "{what}: no {word} of {role} ({error}); said {seen:?}\n{doing}\n{}",
+                        self.last_words()
+                    )
+                }
             }
         }
+    }
+
+    /// What its threads wait for, and the connections of its host, as far as the kernel says that.
+    fn doing(&self) -> String {
+        let process = format!("/proc/{}", self.process.id());
+        let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+        let tasks = std::fs::read_dir(format!("{process}/task")).into_iter().flatten().flatten();
+        let threads = tasks.map(|task| {
+            let of = |name: &str| read(task.path().join(name).display().to_string()).trim().to_owned();
+            format!("{} {} {}", of("comm"), of("wchan"), of("syscall"))
+        });
+        let threads: Vec<String> = threads.collect();
+        format!(
+            "{}\n{}{}",
+            threads.join("\n"),
+            read(format!("{process}/net/tcp")),
+            read(format!("{process}/net/udp"))
+        )
     }
 
     /// Ends it, and gives its standard error.
