@@ -28,6 +28,13 @@ impl Death {
         }
     }
 
+    /// Whether it is by a signal with which processes are told to end, or that nobody reads what they write.
+    #[must_use]
+    pub fn is_usual(self) -> bool {
+        let usual = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE];
+        matches!(self, Self::Signal(signal) if usual.contains(&signal))
+    }
+
     /// What a process that stands for it exits with: as a shell tells it, but never 0, as it is the end of something that
     /// was to go on.
     #[must_use]

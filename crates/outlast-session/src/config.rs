@@ -150,7 +150,7 @@ pub struct Config {
     /// Client: how long a pause may last, from the last that is known to have passed. A loss that is noticed late is tried
     /// to be mended for a second all the same. Default: for ever.
     pub patience: Patience,
-    /// Client: an opening that finds the server full is tried again, within the patience. Default false: it fails at once.
+    /// Client: an opening that finds the server full, or its address with all sessions that it may have, is tried again, within the patience. Default false: it fails at once.
     /// `outlast connect` does so while a local program waits.
     pub retry_busy: bool,
     /// Server: how long a session without a link is kept. Default 24 h, a night and a commute.

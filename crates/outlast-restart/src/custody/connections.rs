@@ -86,6 +86,8 @@ pub(super) struct Connections {
     unclear: BTreeSet<u32>,
     head: u32,
     looked_at: u32,
+    /// Those that looked closed when they were looked at last.
+    doubtful: Vec<u32>,
     /// Those on which nothing was said when it was looked last, and the time before that, by their cookies; and when that was.
     silent: [BTreeSet<u64>; 2],
     silent_at: Instant,
@@ -129,6 +131,7 @@ impl Connections {
             unclear: BTreeSet::new(),
             head: 0,
             looked_at: 0,
+            doubtful: Vec::new(),
             silent: Default::default(),
             silent_at: Instant::now(),
         }
@@ -462,15 +465,33 @@ impl Connections {
         let some: Vec<u32> = self.all.range(from..).take(LOOKED_AT).map(|(number, _)| *number).collect();
         self.looked_at = some.last().filter(|_| some.len() == LOOKED_AT).map_or(0, |last| last + 1);
         for number in some {
-            let Some(held) = self.all.get_mut(&number) else { continue };
-            // One that has got it just now may be about to put it in its place.
-            let closed = matches!(held.state, State::Served)
-                && held.got_at.elapsed() >= SETTLED
-                && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false);
-            // A process that dies just now has lost all of its descriptors, and will be heard of before the next look.
-            if std::mem::replace(&mut held.looks_closed, closed) && closed {
-                self.drop(number);
-            }
+            self.look_at(number);
+        }
+    }
+
+    fn look_at(&mut self, number: u32) {
+        let Some(held) = self.all.get_mut(&number) else { return };
+        // One that has got it just now may be about to put it in its place.
+        let closed = matches!(held.state, State::Served)
+            && held.got_at.elapsed() >= SETTLED
+            && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false);
+        // A process that dies just now has lost all of its descriptors, and will be heard of before the next look.
+        if std::mem::replace(&mut held.looks_closed, closed) && closed {
+            self.drop(number);
+        } else if closed {
+            self.doubtful.push(number);
+        }
+    }
+
+    /// Some look closed, and are to be looked at again: by `execve` for example, which closes what is marked so. Their clients wait.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        !self.doubtful.is_empty()
+    }
+
+    /// Looks at those again.
+    pub(super) fn settle_doubts(&mut self) {
+        for number in std::mem::take(&mut self.doubtful) {
+            self.look_at(number);
         }
     }
 

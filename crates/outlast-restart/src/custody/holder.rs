@@ -169,6 +169,8 @@ pub(super) struct Holder {
     changed_at: Instant,
     took_at: Instant,
     swept_at: Instant,
+    /// When it was looked for connections that the program may have closed.
+    doubted_at: Instant,
     listeners_at: Instant,
     watched_at: Instant,
     /// Descriptors that this process may have.
@@ -225,6 +227,7 @@ impl Holder {
             changed_at: now,
             took_at: now,
             swept_at: now,
+            doubted_at: now,
             listeners_at: now,
             watched_at: now,
             descriptors,
@@ -291,6 +294,8 @@ impl Holder {
         let sweep = sweep.min(self.watch_interval(now).saturating_sub(now.duration_since(self.watched_at)));
         let sweep = self.left_over.patience(now).map_or(sweep, |left| sweep.min(left));
         let sweep = if self.listeners.is_in_doubt() { sweep.min(IN_DOUBT) } else { sweep };
+        let doubt = IN_DOUBT.saturating_sub(now.duration_since(self.doubted_at));
+        let sweep = if self.connections.is_in_doubt() { sweep.min(doubt) } else { sweep };
         let settles_at = self.settles_at();
         let sweep = settles_at.map_or(sweep, |at| sweep.min(at.saturating_duration_since(now)));
         let is_hurried = self.connections.has_waiting()
@@ -334,6 +339,10 @@ impl Holder {
         let (parts, held) = (&self.parts, (&self.listeners, &mut self.connections));
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
         self.look_at_listeners(now);
+        if self.connections.is_in_doubt() && now.duration_since(self.doubted_at) >= IN_DOUBT {
+            self.doubted_at = now;
+            self.connections.settle_doubts();
+        }
         if let Some(until) = self.puts_back_until {
             self.listeners.put_back();
             self.puts_back_until = Some(until).filter(|until| now < *until);
@@ -362,7 +371,7 @@ impl Holder {
         if now.duration_since(self.swept_at) < SWEEP {
             return;
         }
-        self.swept_at = now;
+        (self.swept_at, self.doubted_at) = (now, now);
         if matches!(self.board.backend(), Backend::Library | Backend::Roles) {
             // The server keeps its sockets by itself.
             self.connections.clear();

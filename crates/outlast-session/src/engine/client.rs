@@ -425,7 +425,9 @@ impl Engine {
             // connection was made spoils the proof that nothing is in between.
             let restarts = match refusal {
                 Refusal::Draining { .. } => true,
-                Refusal::Busy { .. } => self.config.retry_busy || ctl.client.several_servers(),
+                Refusal::Busy { .. } | Refusal::Quota => {
+                    self.config.retry_busy || ctl.client.several_servers()
+                }
                 _ => false,
             };
             let passes = match refusal {

@@ -351,6 +351,8 @@ impl Engine {
             }
             let then = if tx.sender.end_follows() { Then::End } else { Then::Nothing };
             match Self::send_next(tx, link, then) {
+                // Nothing to send where there is output: it would be tried for ever, and all would wait for this lock.
+                Ok(0) => return Flush::Broken(link.clone(), io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     tx.sender.sent(count);
                     if acks {

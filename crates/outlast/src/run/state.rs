@@ -173,9 +173,14 @@ impl State {
             Event::Stopping { for_good, .. } => now.stopping = for_good,
             Event::Crashed { death, .. } => {
                 now.crashed = Some(Instant::now());
-                // A program without the library says nothing more of it.
+                // Nobody says more of a program without the library, nor of a main process that only starts the server.
+                let is_told_elsewhere = match self.board.backend() {
+                    Backend::None => false,
+                    Backend::Exec => death.is_usual(),
+                    Backend::Library | Backend::Roles => true,
+                };
                 if let (Death::Signal(_), Some(pid)) = (death, now.starts.back().map(|start| start.pid))
-                    && self.board.backend() == Backend::None
+                    && !is_told_elsewhere
                 {
                     now.note_crash(Crash { pid, at_ms: now_ms(), death: Some(death), kept: 0, closed: 0 });
                 }

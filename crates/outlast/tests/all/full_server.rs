@@ -33,6 +33,24 @@ fn programs_wait_while_the_server_is_full() {
     }
 }
 
+/// Its neighbours behind one address have left none for it, for the moment.
+#[test]
+fn programs_wait_while_their_address_has_all_sessions_that_it_may_have() {
+    let (folder, address) = (folder(), nobody());
+    let runtime = folder.path();
+    let _server = listen(runtime, address, &echo().to_string(), &["--max-sessions-per-address", "1"]);
+    let (mut client, front) = connect(runtime, address, &[]);
+    let first = open(front);
+    let mut second = TcpStream::connect(front).unwrap();
+    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    second.write_all(b"later").unwrap();
+    client.wait_for("this address has as many sessions as the server allows");
+    drop(first);
+    let mut answer = [0; 5];
+    second.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"later");
+}
+
 #[test]
 fn standard_streams_without_a_patience_are_told_at_once() {
     let folder = folder();

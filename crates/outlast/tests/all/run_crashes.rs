@@ -3,8 +3,10 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 use crate::common::restarts::{ends, is_running};
-use crate::common::{Outlast, command, eventually, folder, output};
+use crate::common::{Outlast, PATIENCE, command, eventually, folder, nobody, output};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -205,6 +207,50 @@ fn a_program_without_the_library_has_its_crashes_in_the_table() {
     }
     let page = String::from_utf8(output(runtime, &["status"]).stdout).unwrap();
     assert!(page.contains("CRASH") && page.contains("SIGKILL"), "{page}");
+}
+
+/// What a server that speaks HTTP says on this connection.
+fn head(stream: &mut TcpStream) -> String {
+    stream.write_all(b"HEAD / HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+/// It has no socket of its own, so the library in it has nothing to say.
+#[test]
+fn the_crash_of_a_main_process_that_only_starts_the_server_is_in_the_table_with_its_connections() {
+    let (folder, address) = (folder(), nobody());
+    let runtime = folder.path();
+    let server = format!(
+        "/usr/bin/python3 -m http.server --protocol HTTP/1.1 --bind 127.0.0.1 {} 2>/dev/null; exit 5",
+        address.port()
+    );
+    let library = crate::run_preload::library();
+    let run = ["run", "--preload", "always", "--preload-library", library.to_str().unwrap(), "--"];
+    let _running = start(runtime, &[&run[..], &["sh", "-c", &server]].concat());
+    let mut client = eventually("it does not listen", || TcpStream::connect(address).ok());
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(head(&mut client).starts_with("HTTP/1.1 200"));
+    let mut last = 0;
+    for count in 1..=2 {
+        last = eventually("it does not run", || {
+            status(runtime, &[])["main_pid"].as_u64().filter(|pid| *pid > 1 && *pid != last)
+        });
+        // One that has just been used may have no copy yet.
+        std::thread::sleep(Duration::from_millis(200));
+        signal(last, "KILL");
+        assert!(head(&mut client).starts_with("HTTP/1.1 200"));
+        let crashes = eventually("its crash and its connection are not in the table", || {
+            let crashes = status(runtime, &[])["crashes"].clone();
+            Some(crashes).filter(|crashes| crashes["count"] == count && crashes["connections_kept"] == count)
+        });
+        assert_eq!(crashes["connections_closed"], 0, "{crashes}");
+    }
 }
 
 #[test]

@@ -115,6 +115,42 @@ fn the_very_first_byte_may_be_urgent() {
     }
 }
 
+/// All of it is there before the relay looks, which is told of it only once.
+#[test]
+fn much_behind_an_urgent_byte_arrives() {
+    let mut sent = pattern(301_001);
+    sent[1_000] = b'!';
+    for mode in MODES {
+        let folder = folder();
+        let (pair, service) = pair(folder.path(), mode);
+        for _ in 0..5 {
+            let mut program = TcpStream::connect(pair.address).unwrap();
+            // The relay has looked once, and found nothing.
+            std::thread::sleep(Duration::from_millis(50));
+            pair.client.signal("STOP");
+            program.set_write_timeout(Some(PATIENCE)).unwrap();
+            let (received, read) = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    program.write_all(&sent[..1_000]).unwrap();
+                    send_urgent(&program, sent[1_000]);
+                    program.write_all(&sent[1_001..]).unwrap();
+                    program.shutdown(Shutdown::Write).unwrap();
+                });
+                std::thread::sleep(Duration::from_millis(100));
+                pair.client.signal("CONT");
+                let (mut served, _) = service.accept().unwrap();
+                served.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                read_inline(&served);
+                let mut received = Vec::new();
+                let read = served.read_to_end(&mut received);
+                (received, read)
+            });
+            assert!(read.is_ok(), "{mode}: {read:?} after {} bytes", received.len());
+            assert!(received == sent, "{mode}: other bytes");
+        }
+    }
+}
+
 /// Urgent bytes between others, in the middle of what is spliced and of what is not.
 fn send_with_urgent_bytes(to: &mut TcpStream, sent: &[u8], pieces: &[usize], pause: Duration) {
     let mut rest = sent;

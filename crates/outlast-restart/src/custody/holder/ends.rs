@@ -118,7 +118,7 @@ impl Holder {
             // Servers with a process for each client have them end so when a client goes.
             _ if killed => false,
             Some(Death::Exited(code)) => code != 0 && !older && part.has_table && kept + closed > 0,
-            Some(Death::Signal(number)) => part.has_table && !is_usual(number),
+            Some(death) => part.has_table && !death.is_usual(),
             None => kept + closed > 0,
         };
         if is_main {
@@ -141,9 +141,4 @@ fn open_at_others(than: Pid, inodes: &[u64]) -> Vec<u64> {
     let mut others = family::below_this();
     others.retain(|other| *other != than && !sys::is_exiting(*other));
     open_of(&others, inodes)
-}
-
-/// By which processes are told to end, or told that nobody reads what they write.
-fn is_usual(number: i32) -> bool {
-    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE].contains(&number)
 }

@@ -25,7 +25,8 @@ impl<S: BufferSource> Sender<S> {
         if self.head_sent < self.head.len() {
             return None;
         }
-        self.ring.slices(offset, offset + 1).0.first().copied()
+        let (older, newer) = self.ring.slices(offset, offset + 1);
+        older.iter().chain(newer).next().copied()
     }
 
     /// Modes without frames: where the urgent byte is, if it is still to be given to the link.
@@ -85,6 +86,25 @@ mod tests {
             let mut sender = sender(mode, true);
             write(&mut sender);
             assert_eq!(sent(&mut sender), b"abc[D]efg", "{mode}");
+        }
+    }
+
+    /// The ring's memory ends somewhere: before the byte, at it, or behind it.
+    #[test]
+    fn the_byte_is_found_wherever_it_is_in_memory() {
+        for before in 0..200 {
+            let mut sender = Sender::new(Heap, 64);
+            sender.link(LinkMode::Window, 0, 0, true).unwrap();
+            sender.peer_takes_urgent(true);
+            for _ in 0..before {
+                assert_eq!(sender.push(b"."), 1);
+                sender.sent(1);
+                if sender.end_offset() > 40 {
+                    sender.acked(sender.end_offset() - 40).unwrap();
+                }
+            }
+            write(&mut sender);
+            assert_eq!(sent(&mut sender), b"abc[D]efg", "{before}");
         }
     }
 

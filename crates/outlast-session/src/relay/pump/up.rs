@@ -67,12 +67,9 @@ impl Pump {
                             ready!(self.poll_fill(cx, session, &mut |space| local.try_read(space), local))?;
                         }
                         Poll::Pending if unasked => {
-                            ready!(self.poll_fill(
-                                cx,
-                                session,
-                                &mut |space| local.try_read_early(space),
-                                local
-                            ))?;
+                            let mut read = |space: &mut [u8]| local.try_read_early(space);
+                            // Behind an urgent byte much may wait of which the reactor has told before.
+                            self.asked = !ready!(self.poll_fill(cx, session, &mut read, local))?;
                         }
                         Poll::Pending => {
                             self.listening = true;
@@ -91,14 +88,14 @@ impl Pump {
         Poll::Pending
     }
 
-    /// One read of the local side, straight into the session's ring.
+    /// One read of the local side, straight into the session's ring. Whether it got all that there was room for: then there may be more.
     fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
         session: &Session,
         read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>,
         local: &Local,
-    ) -> Poll<Result<(), Failure>> {
+    ) -> Poll<Result<bool, Failure>> {
         let mut offered = 0;
         let mut local_error = None;
         let mut fill = |space: &mut [u8]| {
@@ -116,6 +113,7 @@ impl Pump {
             (Err(error), None) => return Poll::Ready(Err(Failure::session(error))),
             (Ok(0), None) if offered > 0 => self.up = Up::Closing,
             (Ok(count), None) => {
+                let is_full = count == offered && count > 0;
                 self.unflushed = true;
                 if local.can_splice() {
                     self.up_bulk.moved(count);
@@ -126,9 +124,10 @@ impl Pump {
                 } else if count < self.up_bytes / 4 {
                     self.up_bytes = (self.up_bytes / 2).max(UP_BYTES_MIN);
                 }
+                return Poll::Ready(Ok(is_full));
             }
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(false))
     }
 
     /// One round without copying. False if there is nothing to pass on, or not in this way.
