@@ -19,17 +19,27 @@
 
 extern crate alloc;
 
+mod connection;
+mod entry;
 mod log;
 #[cfg(test)]
 mod mutant;
 mod order;
+mod replica;
 #[cfg(test)]
 mod simulation;
 mod view;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub use connection::fuzzing;
+pub use connection::{
+    Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,
+};
+pub use entry::{ConnectionId, Entry};
 pub use log::Ordered;
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
+pub use replica::{Action, LastAck, PacketId, Replica, Restore};
 pub use view::{NodeId, View};
 
 /// Whether this is the fault that a test has put in.

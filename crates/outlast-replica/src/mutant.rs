@@ -54,4 +54,40 @@ pub(crate) enum Mutant {
     NoHeartbeat,
     /// Followers do not learn what is stable.
     NeverTellsStable,
+    /// A client gets an acknowledgement of what is not stable.
+    AcksLeaveEarly,
+    /// A SYN-ACK leaves before the connection is stable.
+    SynAckLeavesEarly,
+    /// What a kernel says of a connection that it does not know leaves at once.
+    StraysLeave,
+    /// A kernel's reset leaves that no server has asked for.
+    ResetsLeave,
+    /// The answers end before that is stable.
+    EndsBeforeItIsStable,
+    /// A client that has not heard its SYN-ACK is not answered.
+    SynIsNotAnswered,
+    /// A restored socket gets acknowledgements of what its server has not said.
+    AcksOfUnsaidEnter,
+    /// A restored socket has nothing in its send queue.
+    RestoresNoAnswers,
+    /// A successor restores before all that may be stable is.
+    TakesOverEarly,
+    /// What a server says does not go to the client.
+    ClientIsNotTold,
+    /// A server gets what comes after the primary's server has ended the stream.
+    ServerHearsMore,
+    /// Connections that are over are forgotten at once.
+    ForgetsTimeWait,
+    /// An older connection of the same client takes the place of a newer one.
+    OldConnectionHides,
+    /// A socket that is made again expects what has an index already.
+    RestoresAtDelivered,
+    /// A connection that was never stable is kept by a node that leads no longer.
+    KeepsUnopened,
+    /// A node that leads again goes on where it was.
+    KeepsProposed,
+    /// A new primary does not say that its server has ended a stream.
+    EndsAreForgotten,
+    /// Packets pass before all connections are restored.
+    ServesTooEarly,
 }

@@ -185,6 +185,13 @@ impl<E: Clone + Weigh> Order<E> {
         self.delivered
     }
 
+    /// At the primary: index of the last entry that was here when it began to lead. An earlier primary may have delivered all up to
+    /// it.
+    #[must_use]
+    pub fn inherited(&self) -> u64 {
+        self.inherited
+    }
+
     /// What all entries that are kept weigh.
     #[must_use]
     pub fn log_bytes(&self) -> usize {

@@ -10,6 +10,7 @@
 
 mod cluster;
 mod invariants;
+mod portal;
 
 extern crate std;
 

@@ -1,0 +1,71 @@
+//! What has a place in the order.
+
+use crate::Weigh;
+use crate::connection::Handshake;
+use alloc::sync::Arc;
+
+/// A connection: the index of the entry that opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// Something that all nodes have to learn in the same order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A client's SYN was answered: there is a connection, and its number is the index of this entry. The answer leaves when this
+    /// is stable.
+    Open(Handshake),
+    /// Bytes from a client.
+    Data {
+        /// Of which connection.
+        connection: ConnectionId,
+        /// Position of the first one.
+        offset: u64,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+    },
+    /// The client has ended its stream.
+    Fin {
+        /// Of which connection.
+        connection: ConnectionId,
+    },
+    /// The client has reset the connection, or is taken for gone.
+    Reset {
+        /// Of which connection.
+        connection: ConnectionId,
+    },
+    /// The primary's server has ended its stream.
+    End {
+        /// Of which connection.
+        connection: ConnectionId,
+        /// It has so many bytes.
+        offset: u64,
+    },
+    /// The primary's server has reset the connection.
+    Abort {
+        /// Of which connection.
+        connection: ConnectionId,
+    },
+    /// The client has acknowledged answers: nobody needs them any more.
+    Acked {
+        /// Of which connection.
+        connection: ConnectionId,
+        /// All before this position.
+        offset: u64,
+    },
+    /// Nothing: whoever led when this was proposed led still when it became stable.
+    NoOp,
+    /// Both streams have ended, and the client has all: the connection is forgotten.
+    Closed {
+        /// Which connection.
+        connection: ConnectionId,
+    },
+}
+
+/// What an entry takes beside its bytes, about.
+const ENTRY_BYTES: usize = 64;
+
+impl Weigh for Entry {
+    fn weight_bytes(&self) -> usize {
+        ENTRY_BYTES + if let Self::Data { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+}

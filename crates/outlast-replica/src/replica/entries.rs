@@ -1,0 +1,123 @@
+//! What becomes of entries that are stable.
+
+use super::streams::UNACCEPTED_MS;
+use super::{Action, Replica, Role};
+use crate::connection::Connection;
+use crate::entry::{ConnectionId, Entry};
+use crate::{Output, is_mutant};
+
+impl Replica {
+    /// What the order says is done, or passed on.
+    pub(super) fn take_outputs(&mut self, now_ms: u64) {
+        while let Some(output) = self.order.poll_output() {
+            match output {
+                Output::Send { to, message } => self.actions.push_back(Action::Send { to, message }),
+                Output::Deliver { index, entry } => self.deliver(index, entry, now_ms),
+                Output::Excluded { epoch } => self.actions.push_back(Action::Excluded { epoch }),
+                Output::TooFar { node } => self.actions.push_back(Action::TooFar { node }),
+                Output::Lags { node } => self.actions.push_back(Action::Lags { node }),
+            }
+            if self.role == Role::Serving {
+                self.propose_pending(now_ms);
+            }
+        }
+        self.begin_take_over();
+    }
+
+    fn deliver(&mut self, index: u64, entry: Entry, now_ms: u64) {
+        match entry {
+            Entry::Open(handshake) => {
+                let connection = ConnectionId(index);
+                let new = || Connection::new(handshake, true, now_ms);
+                self.connections.entry(connection).or_insert_with(new).is_open = true;
+                // The client may have begun again meanwhile, and the newer one is not stable yet.
+                let newest = self.by_ends.entry(handshake.ends).or_insert(connection);
+                if connection > *newest || is_mutant!(self, OldConnectionHides) {
+                    *newest = connection;
+                }
+                self.actions.push_back(Action::ConnectServer { connection });
+                if self.role == Role::Serving {
+                    self.unaccepted.push_back((now_ms + UNACCEPTED_MS, connection));
+                }
+                self.judge_again(connection);
+            }
+            Entry::Data { connection, offset, bytes } => {
+                let Some(state) = self.connections.get_mut(&connection) else { return };
+                if state.input.deliver(offset, &bytes) {
+                    self.feed(connection, Action::ToServer { connection, bytes });
+                }
+                self.judge_again(connection);
+            }
+            Entry::Fin { connection } => {
+                let Some(state) = self.connections.get_mut(&connection) else { return };
+                if !core::mem::replace(&mut state.input.ended, true) {
+                    self.feed(connection, Action::EndToServer { connection });
+                }
+                self.judge_again(connection);
+            }
+            Entry::Reset { connection } | Entry::Closed { connection } => {
+                if let Some(state) = self.connections.get(&connection) {
+                    self.actions.push_back(Action::CloseServer { connection });
+                    if self.role != Role::Serving && !is_mutant!(self, ForgetsTimeWait) {
+                        self.closed.push(state, now_ms);
+                    }
+                }
+                self.forget(connection);
+            }
+            Entry::End { connection, offset } => {
+                let Some(state) = self.connections.get_mut(&connection) else { return };
+                state.answers.end_at(offset);
+                state.answers.ended_first = !state.input.ended;
+                state.answers.end_proposed = true;
+                self.tell_client(connection);
+                self.judge_again(connection);
+            }
+            Entry::Abort { connection } => {
+                let Some(state) = self.connections.get_mut(&connection) else { return };
+                (state.is_aborted, state.answers.end_proposed) = (true, true);
+                self.actions.push_back(Action::CloseServer { connection });
+                if self.role == Role::Serving {
+                    self.actions.push_back(Action::ResetClient { connection });
+                }
+                self.judge_again(connection);
+            }
+            Entry::NoOp => self.answer_strays(index, now_ms),
+            Entry::Acked { connection, offset } => {
+                if let Some(state) = self.connections.get_mut(&connection) {
+                    state.answers.ack(offset);
+                }
+            }
+        }
+    }
+
+    /// The server of this node gets what the client says. But where the primary's server has ended the stream for a reason of its own, it does
+    /// not work on what comes then: nor may this one, so its connection ends as well.
+    fn feed(&mut self, connection: ConnectionId, action: Action) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        let hears = state.hears() || is_mutant!(self, ServerHearsMore);
+        if hears {
+            self.actions.push_back(action);
+        } else {
+            state.answers.server_ended = true;
+            self.actions.push_back(Action::CloseServer { connection });
+        }
+    }
+
+    /// The connection is no more.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        let Some(state) = self.connections.remove(&connection) else { return };
+        let ends = state.handshake.ends;
+        if self.by_ends.get(&ends) == Some(&connection) {
+            self.by_ends.remove(&ends);
+        }
+        self.acked.remove(&connection);
+        self.drop_held(connection);
+    }
+
+    /// The primary tells the client what there is to tell.
+    pub(super) fn tell_client(&mut self, connection: ConnectionId) {
+        if self.role == Role::Serving && !is_mutant!(self, ClientIsNotTold) {
+            self.actions.push_back(Action::ClientReady { connection });
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! One node of a group: the order, and the connections of clients that it is about.
+
+mod closed;
+mod entries;
+mod packets;
+mod streams;
+mod take_over;
+#[cfg(test)]
+mod tests;
+
+use crate::connection::{Connection, Direction, Ends, Segment};
+use crate::entry::{ConnectionId, Entry};
+use crate::view::{NodeId, View};
+use crate::{Limits, Message, NotTaken, Order};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use closed::Closed;
+pub use closed::LastAck;
+pub use take_over::Restore;
+
+/// A packet that waits for a verdict: the number that the kernel has given it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PacketId(pub u32);
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send this to another node.
+    Send {
+        /// To which.
+        to: NodeId,
+        /// What.
+        message: Message<Entry>,
+    },
+    /// A packet that was handed in goes on, or is dropped.
+    Verdict {
+        /// Which.
+        packet: PacketId,
+        /// Whether it goes on.
+        passes: bool,
+    },
+    /// Connect to the server of this node.
+    ConnectServer {
+        /// For this client.
+        connection: ConnectionId,
+    },
+    /// Give these bytes of a client to the server of this node, in the order in which they come, across all clients, and say when it has
+    /// taken them: [`Replica::handle_server_took`].
+    ToServer {
+        /// Of which client.
+        connection: ConnectionId,
+        /// The bytes.
+        bytes: Arc<[u8]>,
+    },
+    /// The client's stream ends here, for the server of this node.
+    EndToServer {
+        /// Of which client.
+        connection: ConnectionId,
+    },
+    /// The connection to the server of this node is not needed any more: reset it.
+    CloseServer {
+        /// Of which client.
+        connection: ConnectionId,
+    },
+    /// There are bytes, or an end, for the client: [`Replica::client_bytes`].
+    ClientReady {
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// The server has reset the connection: reset the client's.
+    ResetClient {
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// The client has not heard that its SYN was answered: answer it again as [`Restore::syn_ack`] says.
+    AnswerSyn {
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// A packet from the client tells of answers that the node before may have sent: say how much the kernel here has sent
+    /// (Linux: what was written less `SIOCOUTQNSD`), with [`Replica::handle_sent`].
+    AskSent {
+        /// Of which client.
+        connection: ConnectionId,
+    },
+    /// Close this client's socket so that the client does not hear of it, and make it again ([`Replica::restore`]).
+    RestoreAgain {
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// Send this acknowledgement to the client.
+    Acknowledge(LastAck),
+    /// This node leads now. Restore every connection ([`Replica::connections`], [`Replica::restore`]), take the portal's address, then
+    /// say [`Replica::handle_restored`].
+    TakeOver {
+        /// Of the view that it leads.
+        epoch: u64,
+    },
+    /// This node leads no longer: its sockets of clients are closed so that no client hears of it, and no packet leaves.
+    Fence,
+    /// This node was a member, and is none any more: it has to stop.
+    Excluded {
+        /// Of the view that is without it.
+        epoch: u64,
+    },
+    /// Entries that the node needs are no longer kept: it has to begin with a newer snapshot.
+    TooFar {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The member keeps the others waiting: the next view should be without it.
+    Lags {
+        /// Which member.
+        node: NodeId,
+    },
+}
+
+/// A no-op that was proposed to know whether this node leads still.
+#[derive(Clone, Copy, Debug)]
+struct LeadershipCheck {
+    index: u64,
+    /// So many of the strays were there before.
+    strays: usize,
+}
+
+/// What a node does with the portal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Nothing: no packet passes.
+    Backup,
+    /// It leads, but some that an earlier primary may have shown to clients is not stable here yet.
+    Waiting,
+    /// The shell restores connections.
+    Restoring,
+    /// It serves clients.
+    Serving,
+}
+
+/// A node.
+///
+/// What happens is handed in by `handle_*`; [`flush`](Self::flush) is called when everything that has come at a time is handed in; what
+/// is to be done comes out of [`poll_action`](Self::poll_action), in this order.
+#[derive(Debug)]
+pub struct Replica {
+    order: Order<Entry>,
+    role: Role,
+    connections: BTreeMap<ConnectionId, Connection>,
+    by_ends: BTreeMap<Ends, ConnectionId>,
+    /// SYNs whose answers have not been seen, oldest first.
+    opening: VecDeque<Segment>,
+    held: BTreeMap<(ConnectionId, PacketId), (Direction, Segment)>,
+    /// Connections that ended under earlier primaries: the kernel here does not know them.
+    closed: Closed,
+    /// Packets of connections that are not known here, and the no-op that they wait for, once it has an index.
+    strays: Vec<(PacketId, Segment)>,
+    leadership_check: Option<LeadershipCheck>,
+    /// Proposals for which there was no room.
+    pending: VecDeque<Entry>,
+    /// Whose client has acknowledged what the others have not been told.
+    acked: BTreeSet<ConnectionId>,
+    acked_at_ms: u64,
+    /// Connections that the portal's kernel has not accepted yet, and when each is given up, oldest first.
+    unaccepted: VecDeque<(u64, ConnectionId)>,
+    actions: VecDeque<Action>,
+    #[cfg(test)]
+    pub(crate) mutant: Option<crate::mutant::Mutant>,
+}
+
+impl Replica {
+    /// A member of the first view.
+    #[must_use]
+    pub fn new(me: NodeId, view: View, limits: Limits) -> Self {
+        let mut replica = Self {
+            order: Order::new(me, 0, view, limits),
+            role: Role::Backup,
+            connections: BTreeMap::new(),
+            by_ends: BTreeMap::new(),
+            opening: VecDeque::new(),
+            held: BTreeMap::new(),
+            closed: Closed::default(),
+            strays: Vec::new(),
+            leadership_check: None,
+            pending: VecDeque::new(),
+            acked: BTreeSet::new(),
+            acked_at_ms: 0,
+            unaccepted: VecDeque::new(),
+            actions: VecDeque::new(),
+            #[cfg(test)]
+            mutant: None,
+        };
+        replica.handle_role();
+        replica.begin_take_over();
+        replica
+    }
+
+    /// The order of entries, to be looked at.
+    #[must_use]
+    pub fn order(&self) -> &Order<Entry> {
+        &self.order
+    }
+
+    /// Whether this node serves clients.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.role == Role::Serving
+    }
+
+    /// Consensus has decided about a view.
+    pub fn handle_view(&mut self, view: View, now_ms: u64) {
+        self.order.handle_view(view);
+        self.handle_role();
+        self.take_outputs(now_ms);
+    }
+
+    /// There is a link to this node, a new one.
+    pub fn handle_linked(&mut self, node: NodeId, now_ms: u64) {
+        self.order.handle_linked(node);
+        self.take_outputs(now_ms);
+    }
+
+    /// The link to this node is broken.
+    pub fn handle_unlinked(&mut self, node: NodeId) {
+        self.order.handle_unlinked(node);
+    }
+
+    /// Another node says something.
+    pub fn handle_message(&mut self, from: NodeId, message: Message<Entry>, now_ms: u64) {
+        self.order.handle_message(from, message, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    /// Sends to the others what has not been sent.
+    pub fn flush(&mut self, now_ms: u64) {
+        self.order.flush();
+        self.take_outputs(now_ms);
+    }
+
+    /// What is to be done next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let acked_at_ms = (!self.acked.is_empty()).then_some(self.acked_at_ms);
+        let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
+        [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now_ms: u64) {
+        self.order.handle_timeout(now_ms);
+        if now_ms >= self.acked_at_ms {
+            self.tell_acked(now_ms);
+        }
+        self.give_up_unaccepted(now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_mutant(&mut self, mutant: Option<crate::mutant::Mutant>) {
+        (self.mutant, self.order.mutant) = (mutant, mutant);
+    }
+
+    /// Gives an entry a place in the order now, or as soon as there is room. What only a primary may say is passed over elsewhere.
+    fn propose(&mut self, entry: Entry, now_ms: u64) {
+        if self.role != Role::Serving {
+            return;
+        }
+        if !self.pending.is_empty() {
+            self.pending.push_back(entry);
+            return;
+        }
+        if let Err(NotTaken::Full(entry)) = self.order.propose(entry, now_ms) {
+            self.pending.push_back(entry);
+        }
+    }
+
+    fn propose_pending(&mut self, now_ms: u64) {
+        while let Some(entry) = self.pending.pop_front() {
+            if let Err(NotTaken::Full(entry)) = self.order.propose(entry, now_ms) {
+                self.pending.push_front(entry);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Bytes: from clients to the servers of all nodes, and from the server of this node to the client.
+
+use super::{Replica, Role};
+use crate::connection::Ends;
+use crate::entry::{ConnectionId, Entry};
+use crate::{NotTaken, is_mutant};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// A server that takes nothing lets so much wait, then its client is not read any more.
+const TO_SERVER_BYTES_MAX: usize = 1 << 20;
+/// The others are told at once that a client has acknowledged so much: they keep it until then.
+const ACKED_BYTES_MIN: u64 = 64 << 10;
+/// Less is told so often.
+const ACKED_EVERY_MS: u64 = 100;
+/// A kernel repeats a SYN-ACK for about a minute (Linux: `tcp_synack_retries`, five times with doubled waits from 1 s, so 63 s).
+pub(super) const UNACCEPTED_MS: u64 = 70_000;
+
+impl Replica {
+    /// The portal's kernel has a whole connection. Its number, if it is known.
+    pub fn handle_accepted(&mut self, ends: &Ends) -> Option<ConnectionId> {
+        let connection = self.by_ends.get(ends).copied()?;
+        self.connections.get_mut(&connection)?.is_accepted = true;
+        Some(connection)
+    }
+
+    /// A client that never finishes its handshake, or resets it, is heard of by the kernel alone.
+    pub(super) fn give_up_unaccepted(&mut self, now_ms: u64) {
+        while let Some((at_ms, connection)) = self.unaccepted.front().copied()
+            && at_ms <= now_ms
+        {
+            self.unaccepted.pop_front();
+            if self.connections.get(&connection).is_some_and(|state| !state.is_accepted) {
+                self.propose(Entry::Reset { connection }, now_ms);
+            }
+        }
+    }
+
+    /// How much the client has, as far as this node knows: a restored socket counts from there.
+    #[must_use]
+    pub fn acked(&self, connection: ConnectionId) -> u64 {
+        self.connections.get(&connection).map_or(0, |state| state.answers.acked)
+    }
+
+    /// The client has sent this.
+    ///
+    /// # Errors
+    /// This node does not serve, or there is no room at present: the bytes stay where they are.
+    pub fn handle_input(
+        &mut self,
+        connection: ConnectionId,
+        bytes: Arc<[u8]>,
+        now_ms: u64,
+    ) -> Result<(), NotTaken<Arc<[u8]>>> {
+        let Some(state) = self.connections.get_mut(&connection).filter(|_| self.role == Role::Serving) else {
+            return Err(NotTaken::NotPrimary(bytes));
+        };
+        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX {
+            return Err(NotTaken::Full(bytes));
+        }
+        let (offset, length) = (state.input.proposed, bytes.len() as u64);
+        match self.order.propose(Entry::Data { connection, offset, bytes }, now_ms) {
+            Ok(_) => state.input.proposed += length,
+            Err(NotTaken::Full(Entry::Data { bytes, .. })) => return Err(NotTaken::Full(bytes)),
+            Err(NotTaken::NotPrimary(Entry::Data { bytes, .. })) => return Err(NotTaken::NotPrimary(bytes)),
+            Err(_) => {}
+        }
+        self.take_outputs(now_ms);
+        Ok(())
+    }
+
+    /// The client has ended its stream, and all of it was handed in.
+    pub fn handle_input_end(&mut self, connection: ConnectionId, now_ms: u64) {
+        let Some(state) = self.connections.get_mut(&connection).filter(|_| self.role == Role::Serving) else {
+            return;
+        };
+        if !core::mem::replace(&mut state.input.end_proposed, true) {
+            self.propose(Entry::Fin { connection }, now_ms);
+        }
+        self.take_outputs(now_ms);
+    }
+
+    /// The client has reset the connection, or the kernel has given it up.
+    pub fn handle_reset(&mut self, connection: ConnectionId, now_ms: u64) {
+        self.propose(Entry::Reset { connection }, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    /// The kernel has done all that there was to do for this client, and has forgotten it.
+    pub fn handle_closed(&mut self, connection: ConnectionId, now_ms: u64) {
+        self.propose(Entry::Closed { connection }, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    /// The client has acknowledged the answers before this position.
+    pub fn handle_acked(&mut self, connection: ConnectionId, offset: u64, now_ms: u64) {
+        let Some(state) = self.connections.get_mut(&connection).filter(|_| self.role == Role::Serving) else {
+            return;
+        };
+        if offset <= state.answers.acked_proposed {
+            return;
+        }
+        if offset - state.answers.acked_proposed < ACKED_BYTES_MIN {
+            if self.acked.is_empty() {
+                self.acked_at_ms = now_ms + ACKED_EVERY_MS;
+            }
+            state.answers.acked_seen = offset;
+            self.acked.insert(connection);
+            return;
+        }
+        self.acked.remove(&connection);
+        (state.answers.acked_proposed, state.answers.acked_seen) = (offset, offset);
+        self.propose(Entry::Acked { connection, offset }, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    pub(super) fn tell_acked(&mut self, now_ms: u64) {
+        for connection in core::mem::take(&mut self.acked) {
+            let Some(state) = self.connections.get_mut(&connection) else { continue };
+            let offset = state.answers.acked_seen;
+            state.answers.acked_proposed = offset;
+            self.propose(Entry::Acked { connection, offset }, now_ms);
+        }
+    }
+
+    /// The server of this node has taken so many bytes.
+    pub fn handle_server_took(&mut self, connection: ConnectionId, count: usize) {
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.input.waiting_bytes = state.input.waiting_bytes.saturating_sub(count);
+        }
+    }
+
+    /// The server of this node has said this.
+    pub fn handle_answer(&mut self, connection: ConnectionId, bytes: &[u8]) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        state.answers.say(bytes);
+        self.tell_client(connection);
+    }
+
+    /// The server of this node has ended its stream.
+    pub fn handle_answer_end(&mut self, connection: ConnectionId, now_ms: u64) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        state.answers.server_ended = true;
+        self.propose_end(connection, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    /// The server of this node has reset the connection.
+    pub fn handle_server_reset(&mut self, connection: ConnectionId, now_ms: u64) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        state.answers.server_reset = true;
+        self.propose_end(connection, now_ms);
+        self.take_outputs(now_ms);
+    }
+
+    /// What this node's server did at its end holds for all, where this node leads.
+    pub(super) fn propose_end(&mut self, connection: ConnectionId, now_ms: u64) {
+        let serving = self.role == Role::Serving;
+        let Some(state) = self.connections.get_mut(&connection).filter(|_| serving) else { return };
+        let answers = &mut state.answers;
+        if answers.end_proposed || !answers.server_ended && !answers.server_reset {
+            return;
+        }
+        answers.end_proposed = true;
+        let entry = if answers.server_reset {
+            Entry::Abort { connection }
+        } else {
+            Entry::End { connection, offset: answers.produced }
+        };
+        self.propose(entry, now_ms);
+    }
+
+    /// Nothing of the client's is on its way to the servers.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self, connection: ConnectionId) -> bool {
+        let idle = |state: &crate::connection::Connection| {
+            let input = &state.input;
+            input.delivered == input.proposed && input.ended == input.end_proposed
+        };
+        self.pending.is_empty() && self.connections.get(&connection).is_some_and(idle)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_end_stable(&self, connection: ConnectionId) -> bool {
+        self.connections.get(&connection).is_none_or(|state| state.answers.end.is_some())
+    }
+
+    /// What the client's socket has not got yet, oldest first, and whether the answers end behind that.
+    #[must_use]
+    pub fn client_bytes(&self, connection: ConnectionId) -> Option<(&[u8], &[u8], bool)> {
+        let state = self.connections.get(&connection)?;
+        let answers = &state.answers;
+        let (front, back) = answers.unwritten();
+        let end = if is_mutant!(self, EndsBeforeItIsStable) {
+            answers.server_ended.then_some(answers.produced)
+        } else {
+            answers.end
+        };
+        let written = answers.written + (front.len() + back.len()) as u64;
+        Some((front, back, !answers.end_written && end.is_some_and(|end| written >= end)))
+    }
+
+    /// The client's socket has taken so many bytes, and the end.
+    pub fn handle_client_took(&mut self, connection: ConnectionId, count: usize, end_written: bool) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        let answers = &mut state.answers;
+        answers.written += count as u64;
+        answers.end_written |= end_written;
+    }
+
+    /// All connections that there are.
+    #[must_use]
+    pub fn connections(&self) -> Vec<ConnectionId> {
+        self.connections.iter().filter(|(_, state)| state.is_open).map(|(id, _)| *id).collect()
+    }
+}

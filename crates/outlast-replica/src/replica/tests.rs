@@ -1,0 +1,300 @@
+//! What is too rare for the simulation: each of these faults would be found here.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
+
+use super::{Action, PacketId, Replica};
+use crate::connection::{Direction, Ends, Flags, InitialSequence, Segment, SynOptions};
+use crate::entry::ConnectionId;
+use crate::mutant::Mutant;
+use crate::view::{NodeId, View};
+use crate::{Limits, Message};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+const CLIENT: InitialSequence = InitialSequence(u32::MAX - 1);
+const SERVER: InitialSequence = InitialSequence(7);
+const ACK: Flags = Flags { syn: false, ack: true, fin: false, rst: false };
+
+fn ends() -> Ends {
+    Ends { portal: "10.0.0.1:80".parse().unwrap(), client: "10.0.0.9:40000".parse().unwrap() }
+}
+
+fn segment(sequence: u32, ack: u32, flags: Flags) -> Segment {
+    let options = SynOptions::default();
+    Segment { ends: ends(), sequence, ack, flags, window: 0, payload_bytes: 0, options }
+}
+
+/// Nodes with links between all of them. What they are to do beside talking to each other is collected.
+struct Group {
+    replicas: BTreeMap<NodeId, Replica>,
+    actions: BTreeMap<NodeId, Vec<Action>>,
+    packets: u32,
+    now_ms: u64,
+}
+
+impl Group {
+    fn new(count: u64, mutant: Option<Mutant>) -> Self {
+        let nodes: Vec<NodeId> = (1..=count).map(NodeId).collect();
+        let view = View { epoch: 1, primary: NodeId(1), members: nodes.clone() };
+        let mut group = Self { replicas: BTreeMap::new(), actions: BTreeMap::new(), packets: 0, now_ms: 0 };
+        for node in &nodes {
+            let mut replica = Replica::new(*node, view.clone(), Limits::default());
+            replica.set_mutant(mutant);
+            for other in nodes.iter().filter(|other| *other != node) {
+                replica.handle_linked(*other, 0);
+            }
+            group.replicas.insert(*node, replica);
+        }
+        group.settle();
+        group.node(1).handle_restored(1, 0);
+        group.settle();
+        group.actions.clear();
+        group
+    }
+
+    fn node(&mut self, node: u64) -> &mut Replica {
+        self.replicas.get_mut(&NodeId(node)).unwrap()
+    }
+
+    /// What this node was to do since it was last asked.
+    fn actions(&mut self, node: u64) -> Vec<Action> {
+        self.collect(NodeId(node));
+        self.actions.remove(&NodeId(node)).unwrap_or_default()
+    }
+
+    /// Messages to others, and all other actions are kept.
+    fn collect(&mut self, node: NodeId) -> Vec<(NodeId, NodeId, Message<crate::Entry>)> {
+        let mut messages = Vec::new();
+        let Some(replica) = self.replicas.get_mut(&node) else { return messages };
+        while let Some(action) = replica.poll_action() {
+            match action {
+                Action::Send { to, message } => messages.push((node, to, message)),
+                action => self.actions.entry(node).or_default().push(action),
+            }
+        }
+        messages
+    }
+
+    /// Until nobody has anything to say.
+    fn settle(&mut self) {
+        loop {
+            let nodes: Vec<NodeId> = self.replicas.keys().copied().collect();
+            let mut messages = Vec::new();
+            for node in nodes {
+                self.replicas.get_mut(&node).unwrap().flush(self.now_ms);
+                messages.extend(self.collect(node));
+            }
+            if messages.is_empty() {
+                return;
+            }
+            for (from, to, message) in messages {
+                if let Some(replica) = self.replicas.get_mut(&to) {
+                    replica.handle_message(from, message, self.now_ms);
+                }
+            }
+        }
+    }
+
+    fn packet(&mut self, node: u64, direction: Direction, segment: Segment) -> PacketId {
+        self.packets += 1;
+        let (packet, now_ms) = (PacketId(self.packets), self.now_ms);
+        self.node(node).handle_packet(packet, direction, &segment, now_ms);
+        packet
+    }
+
+    /// A client connects at this node.
+    fn open(&mut self, node: u64) -> ConnectionId {
+        let syn = Flags { syn: true, ..Flags::default() };
+        self.packet(node, Direction::In, segment(CLIENT.0, 0, syn));
+        let packet = self.packet(node, Direction::Out, syn_ack());
+        self.settle();
+        assert!(self.actions(node).contains(&Action::Verdict { packet, passes: true }));
+        self.node(node).handle_accepted(&ends()).unwrap()
+    }
+
+    /// This node leads those that are left.
+    fn take_over(&mut self, node: u64, epoch: u64) {
+        let members: Vec<NodeId> = self.replicas.keys().copied().collect();
+        let view = View { epoch, primary: NodeId(node), members };
+        let now_ms = self.now_ms;
+        for replica in self.replicas.values_mut() {
+            replica.handle_view(view.clone(), now_ms);
+        }
+        self.settle();
+        assert!(self.actions(node).contains(&Action::TakeOver { epoch }));
+        self.node(node).handle_restored(epoch, now_ms);
+        self.settle();
+    }
+}
+
+fn syn_ack() -> Segment {
+    segment(SERVER.0, CLIENT.number(0), Flags { syn: true, ..ACK })
+}
+
+/// Whether this goes wrong with the fault, and not without it.
+fn only_finds(mutant: Mutant, goes_well: impl Fn(Option<Mutant>) -> bool) {
+    assert!(goes_well(None));
+    assert!(!goes_well(Some(mutant)), "{mutant:?} is not found");
+}
+
+#[test]
+fn a_kernel_cannot_reset_what_its_server_has_not_reset() {
+    only_finds(Mutant::ResetsLeave, |mutant| {
+        let mut group = Group::new(1, mutant);
+        let connection = group.open(1);
+        let reset = segment(SERVER.number(0), CLIENT.number(0), Flags { rst: true, ..ACK });
+        let packet = group.packet(1, Direction::Out, reset);
+        let is_dropped = group.actions(1).contains(&Action::Verdict { packet, passes: false });
+        group.node(1).handle_server_reset(connection, 0);
+        let packet = group.packet(1, Direction::Out, reset);
+        let actions = group.actions(1);
+        assert!(actions.contains(&Action::ResetClient { connection }), "{actions:?}");
+        assert!(actions.contains(&Action::Verdict { packet, passes: true }), "{actions:?}");
+        is_dropped
+    });
+}
+
+#[test]
+fn a_client_that_has_not_heard_of_its_end_is_answered_by_a_successor() {
+    only_finds(Mutant::ForgetsTimeWait, |mutant| {
+        let mut group = Group::new(2, mutant);
+        let connection = group.open(1);
+        group.node(1).handle_answer(connection, b"bye");
+        group.node(1).handle_answer_end(connection, 0);
+        group.node(1).handle_input_end(connection, 0);
+        group.settle();
+        group.node(1).handle_closed(connection, 0);
+        group.settle();
+        group.replicas.remove(&NodeId(1));
+        group.take_over(2, 2);
+        group.actions(2);
+        let fin = segment(CLIENT.number(0), SERVER.number(4), Flags { fin: true, ..ACK });
+        let packet = group.packet(2, Direction::In, fin);
+        let actions = group.actions(2);
+        let last_ack = actions.iter().find_map(|action| match action {
+            Action::Acknowledge(last_ack) => Some((last_ack.sequence, last_ack.ack)),
+            _ => None,
+        });
+        last_ack == Some((SERVER.number(4), CLIENT.number(1)))
+            && actions.contains(&Action::Verdict { packet, passes: false })
+    });
+}
+
+/// The second of two nodes leads, and a third lacks what it proposes. Its client has five bytes more than it has said.
+fn client_is_ahead(mutant: Option<Mutant>) -> (Group, ConnectionId, Segment) {
+    let mut group = Group::new(3, mutant);
+    let connection = group.open(1);
+    for node in [1, 2] {
+        group.node(node).handle_answer(connection, b"abc");
+    }
+    group.replicas.remove(&NodeId(1));
+    group.take_over(2, 2);
+    group.actions(2);
+    group.node(2).handle_input(connection, b"request"[..].into(), 0).unwrap();
+    (group, connection, segment(CLIENT.number(7), SERVER.number(8), ACK))
+}
+
+#[test]
+fn a_client_that_has_more_than_its_server_has_said_is_waited_for() {
+    only_finds(Mutant::AcksOfUnsaidEnter, |mutant| {
+        let (mut group, connection, ahead) = client_is_ahead(mutant);
+        let packet = group.packet(2, Direction::In, ahead);
+        let is_asked = group.actions(2) == [Action::AskSent { connection }];
+        group.node(2).handle_sent(connection, 3);
+        let restored = [Action::RestoreAgain { connection }, Action::Verdict { packet, passes: true }];
+        let is_restored = group.actions(2) == restored;
+        let restore = group.node(2).restore(connection, 0).unwrap();
+        let skips = restore.send_sequence == SERVER.number(8) && restore.unacked == (&[], &[]);
+        // What the server says then is what the client has, and more.
+        group.node(2).handle_answer(connection, b"defghij");
+        is_asked && is_restored && skips && group.node(2).client_bytes(connection).unwrap().0 == b"ij"
+    });
+}
+
+#[test]
+fn a_socket_that_is_made_again_does_not_get_twice_what_has_an_index() {
+    only_finds(Mutant::RestoresAtDelivered, |mutant| {
+        let (mut group, connection, ahead) = client_is_ahead(mutant);
+        group.packet(2, Direction::In, ahead);
+        group.node(2).handle_sent(connection, 3);
+        group.node(2).restore(connection, 0).unwrap().receive_sequence == CLIENT.number(7)
+    });
+}
+
+#[test]
+fn nobody_moves_a_client_by_guessing() {
+    let (mut group, connection, ahead) = client_is_ahead(None);
+    let guessed = Segment { sequence: CLIENT.number(1 << 31), ..ahead };
+    let packet = group.packet(2, Direction::In, guessed);
+    group.node(2).handle_sent(connection, 3);
+    let actions = [Action::AskSent { connection }, Action::Verdict { packet, passes: false }];
+    assert_eq!(group.actions(2), actions);
+    assert_eq!(group.node(2).restore(connection, 0).unwrap().send_sequence, SERVER.number(0));
+}
+
+#[test]
+fn a_connection_is_not_hidden_by_an_older_one_of_the_same_client() {
+    only_finds(Mutant::OldConnectionHides, |mutant| {
+        let mut group = Group::new(2, mutant);
+        let syn = Flags { syn: true, ..Flags::default() };
+        group.packet(1, Direction::In, segment(CLIENT.0, 0, syn));
+        group.packet(1, Direction::Out, syn_ack());
+        // The other node gets that much, and the client begins anew before it has said so.
+        group.node(1).flush(0);
+        let first = group.collect(NodeId(1));
+        group.packet(1, Direction::In, segment(55, 0, syn));
+        let newer = segment(66, 56, Flags { syn: true, ..ACK });
+        group.packet(1, Direction::Out, newer);
+        for (from, to, message) in first {
+            group.replicas.get_mut(&to).unwrap().handle_message(from, message, 0);
+        }
+        for (from, to, message) in group.collect(NodeId(2)) {
+            group.replicas.get_mut(&to).unwrap().handle_message(from, message, 0);
+        }
+        assert_eq!(group.node(1).order().delivered(), 1);
+        // The kernel repeats its answer.
+        let last = group.node(1).order().last();
+        group.packet(1, Direction::In, segment(55, 0, syn));
+        group.packet(1, Direction::Out, newer);
+        group.node(1).order().last() == last
+    });
+}
+
+#[test]
+fn a_client_that_never_finishes_its_handshake_is_forgotten() {
+    let mut group = Group::new(1, None);
+    let syn = Flags { syn: true, ..Flags::default() };
+    group.packet(1, Direction::In, segment(CLIENT.0, 0, syn));
+    group.packet(1, Direction::Out, syn_ack());
+    assert_eq!(group.node(1).connections().len(), 1);
+    let at_ms = group.node(1).poll_timeout().unwrap();
+    group.node(1).handle_timeout(at_ms - 1);
+    assert_eq!(group.node(1).connections().len(), 1);
+    group.node(1).handle_timeout(at_ms);
+    assert_eq!(group.node(1).connections().len(), 0);
+    let closes = |action: &Action| matches!(action, Action::CloseServer { .. });
+    assert!(group.actions(1).iter().any(closes));
+}
+
+#[test]
+fn answers_are_kept_until_the_client_has_them_on_all_nodes() {
+    let mut group = Group::new(2, None);
+    let connection = group.open(1);
+    for node in [1, 2] {
+        group.node(node).handle_answer(connection, &[b'x'; 100_000]);
+    }
+    let kept = |group: &mut Group, node| {
+        let unacked = group.node(node).restore(connection, 0).unwrap().unacked;
+        unacked.0.len() + unacked.1.len()
+    };
+    group.node(1).handle_acked(connection, 90_000, 0);
+    group.settle();
+    assert_eq!((kept(&mut group, 1), kept(&mut group, 2)), (10_000, 10_000));
+    // A little is told later.
+    group.node(1).handle_acked(connection, 90_100, 0);
+    group.settle();
+    assert_eq!(kept(&mut group, 2), 10_000);
+    let at_ms = 100;
+    group.node(1).handle_timeout(at_ms);
+    group.settle();
+    assert_eq!((kept(&mut group, 1), kept(&mut group, 2)), (9_900, 9_900));
+}

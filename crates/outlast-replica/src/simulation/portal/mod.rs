@@ -1,0 +1,69 @@
+//! Clients with TCPs of their own, and nodes with kernels and servers around the product's type.
+
+mod client;
+mod invariants;
+mod node;
+mod server;
+mod tcp;
+mod world;
+
+use super::{first_seed, number};
+use crate::mutant::Mutant;
+use std::collections::BTreeMap;
+use std::{println, vec::Vec};
+use world::{Outcome, World};
+extern crate std;
+
+/// In one run of the tests. `OUTLAST_SCHEDULES` says another number.
+const SCHEDULES: u64 = 5_000;
+/// Within so many schedules each fault has to be found.
+const MUTANT_SCHEDULES: u64 = 40_000;
+
+#[test]
+fn clients_get_what_one_server_would_have_said_whatever_dies() {
+    let (first, count) = (first_seed(), number("OUTLAST_SCHEDULES", SCHEDULES));
+    let mut outcomes = BTreeMap::new();
+    for seed in first..first + count {
+        let outcome = World::run(seed, None).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        *outcomes.entry(outcome).or_insert(0_u64) += 1;
+    }
+    println!("{count} schedules from seed {first}: {outcomes:?}");
+    assert!(outcomes[&Outcome::Healed] > count / 2, "{outcomes:?}");
+}
+
+/// Each with the check that finds it. Rarer ones have tests of their own beside the core.
+const MUTANTS: [(Mutant, &[&str]); 13] = [
+    (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
+    (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
+    (Mutant::StraysLeave, &["clients"]),
+    (Mutant::EndsBeforeItIsStable, &["clients", "progress"]),
+    (Mutant::SynIsNotAnswered, &["progress"]),
+    (Mutant::RestoresNoAnswers, &["progress", "clients"]),
+    (Mutant::TakesOverEarly, &["progress", "clients", "acknowledged"]),
+    (Mutant::ClientIsNotTold, &["progress"]),
+    (Mutant::ServerHearsMore, &["same answers", "clients"]),
+    (Mutant::KeepsUnopened, &["progress", "clients"]),
+    (Mutant::KeepsProposed, &["progress"]),
+    (Mutant::EndsAreForgotten, &["progress"]),
+    (Mutant::ServesTooEarly, &["clients", "progress"]),
+];
+
+#[test]
+fn each_fault_with_clients_is_found_by_the_check_for_it() {
+    let first = first_seed();
+    let mut undetected = Vec::new();
+    for (mutant, checks) in MUTANTS {
+        let found = (first..first + MUTANT_SCHEDULES)
+            .find_map(|seed| World::run(seed, Some(mutant)).err().map(|it| (seed, it)));
+        match found {
+            Some((seed, violation)) => {
+                println!("{mutant:?}: after {} schedules: {violation}", seed - first + 1);
+                if !checks.contains(&violation.invariant) {
+                    undetected.push(std::format!("{mutant:?}: found by {violation}, not by {checks:?}"));
+                }
+            }
+            None => undetected.push(std::format!("{mutant:?}: not found")),
+        }
+    }
+    assert!(undetected.is_empty(), "{undetected:#?}");
+}

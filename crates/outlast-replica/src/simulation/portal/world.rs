@@ -1,0 +1,471 @@
+//! Nodes, clients, the network between them and consensus about views, driven by a seed.
+
+use super::client::{Client, ends};
+use super::invariants::{Watch, acknowledged, clients, progress};
+use super::node::Node;
+use super::tcp::{Packet, refuse};
+use crate::mutant::Mutant;
+use crate::simulation::invariants::Violation;
+use crate::view::{NodeId, View};
+use crate::{Entry, Limits, Message};
+use outlast_stream::SplitMix64;
+use std::collections::{BTreeMap, VecDeque};
+use std::vec::Vec;
+extern crate std;
+
+const LIMITS: Limits =
+    Limits { log_bytes_max: 1_500, message_bytes_max: 300, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
+/// Of one schedule.
+const STEPS: u64 = 700;
+const CLIENTS_MAX: u64 = 6;
+/// Clients share so few ports that one is used again.
+const PORTS: u64 = 4;
+/// Rounds after all is whole again, before it counts as standing still.
+const HEALING_ROUNDS: u64 = 3_000;
+/// So long afterwards packets are lost as before.
+const LOSING_ROUNDS: u64 = 30;
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Message,
+    Packet,
+    Act,
+    Look,
+    Serve,
+    Quit,
+    Flush,
+    RepeatPortal,
+    RepeatClient,
+    NewClient,
+    ResetClient,
+    Link,
+    LearnView,
+    DecideView,
+    Kill,
+    Restore,
+    Timeout,
+}
+
+/// What happens more, and what less, from schedule to schedule.
+#[derive(Clone, Copy, Debug)]
+struct Character {
+    weights: [(u64, Action); 17],
+    /// Of a hundred packets so many are lost, come twice, or overtake others.
+    lost: u64,
+    twice: u64,
+    overtaking: u64,
+}
+
+impl Character {
+    fn new(random: &mut SplitMix64) -> Self {
+        let mut below = |limit: u64| random.next_u64() % limit;
+        let base = [
+            (300, Action::Message),
+            (400, Action::Packet),
+            (150, Action::Act),
+            (150, Action::Look),
+            (150, Action::Serve),
+            (3, Action::Quit),
+            (150, Action::Flush),
+            (30, Action::RepeatPortal),
+            (40, Action::RepeatClient),
+            (20, Action::NewClient),
+            (2, Action::ResetClient),
+            (8, Action::Link),
+            (60, Action::LearnView),
+            (14, Action::DecideView),
+            (3, Action::Kill),
+            (60, Action::Restore),
+            (40, Action::Timeout),
+        ];
+        let weights = base.map(|(weight, action)| (weight * [1, 2, 4, 8][below(4) as usize] / 2, action));
+        let is_good = below(2) == 0;
+        let mut of_hundred = |limit: u64| if is_good { 0 } else { below(limit) };
+        Self { weights, lost: of_hundred(15), twice: of_hundred(10), overtaking: of_hundred(30) }
+    }
+}
+
+/// How a schedule ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// Every client has had all.
+    Healed,
+    /// No member of the last view was alive.
+    AllDead,
+}
+
+#[derive(Debug)]
+pub struct World {
+    random: SplitMix64,
+    character: Character,
+    nodes: BTreeMap<NodeId, Node>,
+    links: BTreeMap<(NodeId, NodeId), VecDeque<Message<Entry>>>,
+    views: Vec<View>,
+    /// Who has taken the portal's address, the last one last: the network may still bring packets to an earlier one.
+    owners: Vec<NodeId>,
+    to_portal: VecDeque<Packet>,
+    to_clients: VecDeque<Packet>,
+    clients: BTreeMap<u16, Client>,
+    clients_made: u64,
+    now_ms: u64,
+    watch: Watch,
+    traces: bool,
+}
+
+impl World {
+    /// One schedule.
+    pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Outcome, Violation> {
+        let mut world = Self::new(seed, mutant);
+        for _ in 0..STEPS {
+            world.step()?;
+        }
+        world.heal()
+    }
+
+    fn new(seed: u64, mutant: Option<Mutant>) -> Self {
+        let mut random = SplitMix64::new(seed);
+        let character = Character::new(&mut random);
+        let count = 2 + random.next_u64() % 3;
+        let members: Vec<NodeId> = (1..=count).map(NodeId).collect();
+        let view = View { epoch: 1, primary: NodeId(1), members: members.clone() };
+        let nodes =
+            members.iter().map(|node| (*node, Node::new(*node, view.clone(), LIMITS, mutant))).collect();
+        let mut world = Self {
+            random,
+            character,
+            nodes,
+            links: BTreeMap::new(),
+            views: std::vec![view],
+            owners: Vec::new(),
+            to_portal: VecDeque::new(),
+            to_clients: VecDeque::new(),
+            clients: BTreeMap::new(),
+            clients_made: 0,
+            now_ms: 0,
+            watch: Watch::default(),
+            traces: std::env::var_os("OUTLAST_TRACE").is_some(),
+        };
+        world.link_all();
+        world
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.random.next_u64() % limit
+    }
+
+    fn pick<T: Copy>(&mut self, among: &[T]) -> Option<T> {
+        (!among.is_empty()).then(|| among[self.below(among.len() as u64) as usize])
+    }
+
+    fn trace(&self, what: impl FnOnce() -> std::string::String) {
+        if self.traces {
+            std::println!("{}", what());
+        }
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        self.now_ms += self.below(2);
+        let total = self.character.weights.iter().map(|(weight, _)| weight).sum();
+        let mut at = self.below(total);
+        let weights = self.character.weights;
+        let mut chosen = Action::Packet;
+        for (weight, action) in weights {
+            if at < weight {
+                chosen = action;
+                break;
+            }
+            at -= weight;
+        }
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        let Some(node) = self.pick(&nodes) else { return Ok(()) };
+        match chosen {
+            Action::Message => self.deliver_message(),
+            Action::Packet => self.deliver_packet(),
+            Action::Act => self.client_acts(),
+            Action::RepeatClient => self.client_repeats(),
+            Action::NewClient => {
+                self.new_client();
+                Ok(())
+            }
+            Action::ResetClient => self.client_resets(),
+            Action::Look => self.with(node, Node::look),
+            Action::Serve => self.with(node, Node::serve),
+            Action::Quit => self.with(node, Node::quit),
+            Action::RepeatPortal => self.with(node, Node::repeat),
+            Action::Restore => self.with(node, Node::restore),
+            Action::Flush => self.replica(node, |node, now_ms| node.replica.flush(now_ms)),
+            Action::Timeout => self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms)),
+            Action::LearnView => self.learn_view(node),
+            Action::DecideView => {
+                self.decide_view();
+                Ok(())
+            }
+            Action::Link => self.link_or_unlink(node, &nodes),
+            Action::Kill => {
+                self.kill(node);
+                Ok(())
+            }
+        }
+    }
+
+    /// Something happens at a node; what comes of it is done.
+    fn with(
+        &mut self,
+        node: NodeId,
+        happens: impl FnOnce(&mut Node, &mut SplitMix64, &mut Watch, u64) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        let Some(state) = self.nodes.get_mut(&node) else { return Ok(()) };
+        happens(state, &mut self.random, &mut self.watch, self.now_ms)?;
+        for (to, message) in state.out.messages.drain(..) {
+            if let Some(link) = self.links.get_mut(&(node, to)) {
+                link.push_back(message);
+            }
+        }
+        self.to_clients.extend(state.out.packets.drain(..));
+        if core::mem::take(&mut state.out.takes_address) {
+            self.owners.retain(|owner| *owner != node);
+            self.owners.push(node);
+        }
+        if state.differs {
+            self.kill(node);
+        }
+        Ok(())
+    }
+
+    fn replica(&mut self, node: NodeId, happens: impl FnOnce(&mut Node, u64)) -> Result<(), Violation> {
+        self.with(node, |node, random, _, now_ms| {
+            happens(node, now_ms);
+            node.act(random, now_ms)
+        })
+    }
+
+    fn deliver_message(&mut self) -> Result<(), Violation> {
+        let busy: Vec<(NodeId, NodeId)> =
+            self.links.iter().filter(|(_, link)| !link.is_empty()).map(|(ends, _)| *ends).collect();
+        let Some((from, to)) = self.pick(&busy) else { return Ok(()) };
+        let Some(message) = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front) else {
+            return Ok(());
+        };
+        self.trace(|| std::format!("{from:?} to {to:?}: {message:?}"));
+        self.replica(to, |node, now_ms| node.replica.handle_message(from, message, now_ms))
+    }
+
+    fn deliver_packet(&mut self) -> Result<(), Violation> {
+        let to_portal = self.below(2) == 0;
+        let waiting = if to_portal { self.to_portal.len() } else { self.to_clients.len() };
+        if waiting == 0 {
+            return Ok(());
+        }
+        let Character { lost, twice, overtaking, .. } = self.character;
+        let (is_lost, is_twice, overtakes) =
+            (self.below(100) < lost, self.below(100) < twice, self.below(100) < overtaking);
+        let at = if overtakes { self.below(waiting as u64) as usize } else { 0 };
+        let queue = if to_portal { &mut self.to_portal } else { &mut self.to_clients };
+        let Some(packet) = (if is_twice { queue.get(at).cloned() } else { queue.remove(at) }) else {
+            return Ok(());
+        };
+        if is_lost {
+            return Ok(());
+        }
+        if to_portal { self.reach_portal(packet) } else { self.reach_client(&packet) }
+    }
+
+    fn reach_portal(&mut self, packet: Packet) -> Result<(), Violation> {
+        let living: Vec<NodeId> =
+            self.owners.iter().copied().filter(|owner| self.nodes.contains_key(owner)).collect();
+        let is_late = self.below(20) == 0;
+        let owner = if is_late { self.pick(&living) } else { self.owners.last().copied() };
+        let Some(owner) = owner else { return Ok(()) };
+        self.trace(|| std::format!("to {owner:?}: {packet:?}"));
+        self.with(owner, |node, random, watch, now_ms| node.packet_in(packet, random, watch, now_ms))
+    }
+
+    fn reach_client(&mut self, packet: &Packet) -> Result<(), Violation> {
+        self.trace(|| std::format!("to client: {packet:?}"));
+        let port = packet.segment.ends.client.port();
+        let answers = match self.clients.get_mut(&port) {
+            Some(client) if !client.has_reset => {
+                let answers = client.tcp.receive(packet);
+                if let Some(client) = self.clients.get(&port) {
+                    clients::check(&self.watch, client)?;
+                }
+                answers
+            }
+            _ => refuse(packet).into_iter().collect(),
+        };
+        self.to_portal.extend(answers);
+        Ok(())
+    }
+
+    fn pick_client(&mut self) -> Option<u16> {
+        let ports: Vec<u16> = self.clients.keys().copied().collect();
+        self.pick(&ports)
+    }
+
+    fn client_acts(&mut self) -> Result<(), Violation> {
+        let Some(port) = self.pick_client() else { return Ok(()) };
+        let Some(client) = self.clients.get_mut(&port) else { return Ok(()) };
+        self.to_portal.extend(client.act(&mut self.random));
+        clients::check(&self.watch, client)
+    }
+
+    fn client_repeats(&mut self) -> Result<(), Violation> {
+        let Some(port) = self.pick_client() else { return Ok(()) };
+        let Some(client) = self.clients.get_mut(&port) else { return Ok(()) };
+        self.to_portal.extend(client.tcp.repeat());
+        Ok(())
+    }
+
+    fn client_resets(&mut self) -> Result<(), Violation> {
+        let Some(port) = self.pick_client() else { return Ok(()) };
+        let Some(client) = self.clients.get_mut(&port).filter(|client| !client.is_over()) else {
+            return Ok(());
+        };
+        self.to_portal.push_back(client.reset());
+        Ok(())
+    }
+
+    /// A new one, from a port that may have been used before by one that is over.
+    fn new_client(&mut self) {
+        if self.clients_made >= CLIENTS_MAX {
+            return;
+        }
+        let port = 40_000 + self.below(PORTS) as u16;
+        if self.clients.get(&port).is_some_and(|client| !client.is_over()) {
+            return;
+        }
+        self.clients_made += 1;
+        let client = Client::new(self.clients_made, port, &mut self.random);
+        self.trace(|| std::format!("client {} at {:?}", client.number, ends(port)));
+        self.to_portal.push_back(client.tcp.hello());
+        self.clients.insert(port, client);
+    }
+
+    fn link_or_unlink(&mut self, node: NodeId, nodes: &[NodeId]) -> Result<(), Violation> {
+        let Some(other) = self.pick(nodes).filter(|other| *other != node) else { return Ok(()) };
+        if self.links.contains_key(&(node, other)) {
+            self.trace(|| std::format!("unlink {node:?} {other:?}"));
+            self.links.remove(&(node, other));
+            self.links.remove(&(other, node));
+            self.replica(node, |node, _| node.replica.handle_unlinked(other))?;
+            self.replica(other, |other, _| other.replica.handle_unlinked(node))
+        } else {
+            self.link(node, other)
+        }
+    }
+
+    fn link(&mut self, node: NodeId, other: NodeId) -> Result<(), Violation> {
+        self.links.insert((node, other), VecDeque::new());
+        self.links.insert((other, node), VecDeque::new());
+        self.replica(node, |node, now_ms| node.replica.handle_linked(other, now_ms))?;
+        self.replica(other, |other, now_ms| other.replica.handle_linked(node, now_ms))
+    }
+
+    fn link_all(&mut self) {
+        let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
+        for (at, node) in nodes.iter().enumerate() {
+            for other in &nodes[at + 1..] {
+                if !self.links.contains_key(&(*node, *other)) {
+                    self.link(*node, *other).ok();
+                }
+            }
+        }
+    }
+
+    fn kill(&mut self, node: NodeId) {
+        self.trace(|| std::format!("kill {node:?}"));
+        self.nodes.remove(&node);
+        self.links.retain(|(from, to), _| *from != node && *to != node);
+        for other in self.nodes.values_mut() {
+            other.replica.handle_unlinked(node);
+        }
+    }
+
+    fn learn_view(&mut self, node: NodeId) -> Result<(), Violation> {
+        let Some(state) = self.nodes.get_mut(&node) else { return Ok(()) };
+        let Some(view) = self.views.get(state.views).cloned() else { return Ok(()) };
+        state.views += 1;
+        self.trace(|| std::format!("{node:?} learns {view:?}"));
+        self.replica(node, |node, now_ms| node.replica.handle_view(view, now_ms))
+    }
+
+    /// Consensus decides: with any members, for any reason, also while the primary is well.
+    fn decide_view(&mut self) {
+        let Some(before) = self.views.last().cloned() else { return };
+        let mut members: Vec<NodeId> = Vec::new();
+        for node in before.members {
+            if self.below(6) > 0 {
+                members.push(node);
+            }
+        }
+        let living: Vec<NodeId> =
+            members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
+        let Some(primary) = self.pick(&living) else { return };
+        let view = View { epoch: before.epoch + 1, primary, members };
+        self.trace(|| std::format!("decided {view:?}"));
+        self.views.push(view);
+    }
+
+    /// Nothing breaks from now on, and a member that lives leads the others. Every client has to get all, and every server the same.
+    fn heal(mut self) -> Result<Outcome, Violation> {
+        let differing = self.nodes.values().filter(|node| node.may_differ()).map(|node| node.me);
+        for node in differing.collect::<Vec<_>>() {
+            self.kill(node);
+        }
+        let Some(before) = self.views.last().cloned() else { return Ok(Outcome::AllDead) };
+        let members: Vec<NodeId> =
+            before.members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
+        let Some(primary) = self.pick(&members) else { return Ok(Outcome::AllDead) };
+        let view = View { epoch: before.epoch + 1, primary, members: members.clone() };
+        self.trace(|| std::format!("healing: {view:?}"));
+        self.views.push(view);
+        self.link_all();
+        for round in 0..HEALING_ROUNDS {
+            if round == LOSING_ROUNDS {
+                (self.character.lost, self.character.twice, self.character.overtaking) = (0, 0, 0);
+            }
+            self.now_ms += 5;
+            for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+                self.learn_view(node)?;
+                self.with(node, Node::restore)?;
+                self.with(node, Node::look)?;
+                self.with(node, Node::serve)?;
+                self.replica(node, |node, now_ms| node.replica.flush(now_ms))?;
+                self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms))?;
+            }
+            for _ in 0..8 {
+                self.deliver_message()?;
+                self.deliver_packet()?;
+            }
+            self.client_acts()?;
+            if round % 16 == 15 {
+                for node in members.clone() {
+                    self.with(node, Node::repeat)?;
+                    self.with(node, Node::announce)?;
+                }
+                let clients: Vec<u16> = self.clients.keys().copied().collect();
+                for port in clients {
+                    let repeated = self.clients.get_mut(&port).and_then(|client| client.tcp.repeat());
+                    self.to_portal.extend(repeated);
+                }
+            }
+            if round > LOSING_ROUNDS && self.clients.values().all(Client::is_over) && self.is_quiet(&members)
+            {
+                break;
+            }
+        }
+        for client in self.clients.values() {
+            progress::check(client)?;
+            acknowledged::check(&self.watch, client, &members)?;
+        }
+        Ok(Outcome::Healed)
+    }
+
+    /// The members have delivered the same, and their servers have worked it off.
+    fn is_quiet(&self, members: &[NodeId]) -> bool {
+        let mut delivered = members.iter().map(|node| self.nodes[node].replica.order().delivered());
+        let first = delivered.next();
+        delivered.all(|index| Some(index) == first)
+            && members.iter().all(|node| self.nodes[node].server.inbox.is_empty())
+    }
+}
