@@ -61,8 +61,11 @@ pub enum Entry {
     },
 }
 
-/// What an entry takes beside its bytes, about.
-const ENTRY_BYTES: usize = 64;
+/// Of bytes in one entry.
+pub const DATA_BYTES_MAX: usize = 256 << 10;
+
+/// What an entry takes beside its bytes, at the most on the wire and about in memory.
+const ENTRY_BYTES: usize = 96;
 
 impl Weigh for Entry {
     fn weight_bytes(&self) -> usize {

@@ -29,13 +29,18 @@ mod replica;
 #[cfg(test)]
 mod simulation;
 mod view;
+pub mod wire;
 
+/// What must hold for all bytes that others may send: the bodies of fuzz targets.
 #[cfg(any(test, feature = "fuzzing"))]
-pub use connection::fuzzing;
+pub mod fuzzing {
+    pub use crate::connection::fuzzing::packet;
+    pub use crate::wire::fuzzing::order;
+}
 pub use connection::{
     Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,
 };
-pub use entry::{ConnectionId, Entry};
+pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 pub use log::Ordered;
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};

@@ -276,12 +276,12 @@ mod tests {
         }
         for entry in std::fs::read_dir(&folder).unwrap() {
             let packet = std::fs::read(entry.unwrap().path()).unwrap();
-            crate::fuzzing::packet(&packet);
+            crate::connection::fuzzing::packet(&packet);
             for at in 0..packet.len() {
                 for value in 0..=255 {
                     let mut changed = packet.clone();
                     changed[at] = value;
-                    crate::fuzzing::packet(&changed);
+                    crate::connection::fuzzing::packet(&changed);
                 }
             }
         }

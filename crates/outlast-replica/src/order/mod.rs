@@ -93,6 +93,8 @@ pub enum NotTaken<E> {
     NotPrimary(E),
     /// Too much is not acknowledged: once some of it is, there is room.
     Full(E),
+    /// It is longer than one may be.
+    Long(E),
 }
 
 /// One node's part in ordering entries of type `E`.

@@ -2,7 +2,7 @@
 
 use super::{Replica, Role};
 use crate::connection::Ends;
-use crate::entry::{ConnectionId, Entry};
+use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 use crate::{NotTaken, is_mutant};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -45,7 +45,7 @@ impl Replica {
     /// The client has sent this.
     ///
     /// # Errors
-    /// This node does not serve, or there is no room at present: the bytes stay where they are.
+    /// This node does not serve, there is no room at present, or these are more than [`DATA_BYTES_MAX`]: the bytes stay where they are.
     pub fn handle_input(
         &mut self,
         connection: ConnectionId,
@@ -57,6 +57,9 @@ impl Replica {
         };
         if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX {
             return Err(NotTaken::Full(bytes));
+        }
+        if bytes.len() > DATA_BYTES_MAX {
+            return Err(NotTaken::Long(bytes));
         }
         let (offset, length) = (state.input.proposed, bytes.len() as u64);
         match self.order.propose(Entry::Data { connection, offset, bytes }, now_ms) {

@@ -14,7 +14,7 @@ use std::vec::Vec;
 extern crate std;
 
 const LIMITS: Limits =
-    Limits { log_bytes_max: 1_500, message_bytes_max: 300, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
+    Limits { log_bytes_max: 2_000, message_bytes_max: 400, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
 /// Of one schedule.
 const STEPS: u64 = 700;
 const CLIENTS_MAX: u64 = 6;
