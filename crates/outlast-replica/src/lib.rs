@@ -44,7 +44,7 @@ pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 pub use log::Ordered;
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
-pub use replica::{Action, LastAck, PacketId, Replica, Restore};
+pub use replica::{Action, Known, LastAck, PacketId, Replica, Restore, Snapshot};
 pub use view::{NodeId, View};
 
 /// Whether this is the fault that a test has put in.

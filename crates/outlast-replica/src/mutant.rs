@@ -76,6 +76,10 @@ pub(crate) enum Mutant {
     ClientIsNotTold,
     /// A server gets what comes after the primary's server has ended the stream.
     ServerHearsMore,
+    /// A node that joins does not get the answers that clients may lack.
+    SnapshotForgetsAnswers,
+    /// A node that joins does not know the connections that were there.
+    SnapshotForgetsConnections,
     /// Connections that are over are forgotten at once.
     ForgetsTimeWait,
     /// An older connection of the same client takes the place of a newer one.

@@ -2,6 +2,7 @@
 
 use super::handshake::Handshake;
 use super::segment::Segment;
+use crate::replica::Known;
 use alloc::collections::VecDeque;
 
 /// What a kernel may have sent, or may take, ahead of what is acknowledged: the largest window (RFC 7323, section 2.3).
@@ -76,8 +77,10 @@ pub(crate) struct Answers {
     pub(crate) sent: u64,
     /// At the primary: the kernel was told of the end.
     pub(crate) end_written: bool,
-    /// At the primary: the end, or a reset, has an index.
+    /// At the primary: the end has an index.
     pub(crate) end_proposed: bool,
+    /// At the primary: the reset has an index.
+    pub(crate) abort_proposed: bool,
     /// At the primary: the others were told, or are being told, that the client has all before this.
     pub(crate) acked_proposed: u64,
     /// At the primary: the client has all before this.
@@ -97,6 +100,27 @@ impl Connection {
             input: Input::default(),
             answers: Answers::default(),
         }
+    }
+
+    /// One that is older than the snapshot that this node began with.
+    pub(crate) fn known(known: &Known, now_ms: u64) -> Self {
+        let mut state = Self::new(known.handshake, true, now_ms.saturating_sub(known.age_ms));
+        (state.input.delivered, state.input.ended) = (known.delivered, known.ended);
+        state.is_aborted = known.is_aborted;
+        let answers = &mut state.answers;
+        answers.produced = known.produced;
+        answers.acked = known.produced.saturating_sub(known.unacked.len() as u64);
+        answers.kept = known.unacked.iter().copied().collect();
+        (answers.server_ended, answers.end) = (known.server_ended, known.end);
+        answers.ended_first = known.ended_first;
+        state.forget_proposals();
+        state
+    }
+
+    /// The server of this node has reset the connection before it has said all.
+    pub(crate) fn is_lost(&self) -> bool {
+        let answers = &self.answers;
+        answers.server_reset && answers.end.is_none_or(|end| answers.produced.max(answers.acked) < end)
     }
 
     /// Whether this is the SYN-ACK of this connection.
@@ -167,7 +191,7 @@ impl Connection {
     pub(crate) fn forget_proposals(&mut self) {
         let (input, answers) = (&mut self.input, &mut self.answers);
         (input.proposed, input.end_proposed) = (input.delivered, input.ended);
-        answers.end_proposed = answers.end.is_some() || self.is_aborted;
+        (answers.end_proposed, answers.abort_proposed) = (answers.end.is_some(), self.is_aborted);
         (answers.acked_proposed, answers.acked_seen) = (answers.acked, answers.acked);
         (self.is_restored, self.is_accepted, self.ahead_until_ms) = (false, false, 0);
         (answers.written, answers.end_written) = (answers.acked, false);

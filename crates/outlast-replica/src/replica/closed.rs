@@ -9,7 +9,7 @@ const TIME_WAIT_MS: u64 = 60_000;
 /// Linux keeps 4 to 8 times as many at the most (`tcp_max_tw_buckets`), where it has much memory.
 const CLOSED_MAX: usize = 65_536;
 
-/// What is said to a client that ends its stream once more, as it has not heard that this came.
+/// What is said to a client that says again what has come, as it has not heard that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastAck {
     /// How the connection began.
@@ -48,13 +48,25 @@ impl Closed {
             ack: handshake.client.number(state.input.delivered).wrapping_add(1),
             opened_at_ms: state.opened_at_ms,
         };
-        self.known.insert(handshake.ends, last_ack);
-        self.until_ms.push_back((now_ms + TIME_WAIT_MS, handshake.ends));
+        self.remember(last_ack, now_ms);
+    }
+
+    /// One that is over.
+    pub(super) fn remember(&mut self, last_ack: LastAck, now_ms: u64) {
+        let ends = last_ack.handshake.ends;
+        self.known.insert(ends, last_ack);
+        self.until_ms.push_back((now_ms + TIME_WAIT_MS, ends));
+    }
+
+    /// All that are known.
+    pub(super) fn all(&self) -> impl Iterator<Item = LastAck> {
+        self.known.values().copied()
     }
 
     /// The answer to a client that has not heard that all is over.
     pub(super) fn answer(&self, segment: &Segment) -> Option<LastAck> {
         let last_ack = self.known.get(&segment.ends)?;
-        (segment.flags.fin && !segment.flags.syn && !segment.flags.rst).then_some(*last_ack)
+        let says = segment.flags.fin || segment.payload_bytes > 0;
+        (says && !segment.flags.syn && !segment.flags.rst).then_some(*last_ack)
     }
 }

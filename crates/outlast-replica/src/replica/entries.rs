@@ -58,7 +58,7 @@ impl Replica {
             Entry::Reset { connection } | Entry::Closed { connection } => {
                 if let Some(state) = self.connections.get(&connection) {
                     self.actions.push_back(Action::CloseServer { connection });
-                    if self.role != Role::Serving && !is_mutant!(self, ForgetsTimeWait) {
+                    if !is_mutant!(self, ForgetsTimeWait) {
                         self.closed.push(state, now_ms);
                     }
                 }
@@ -74,7 +74,7 @@ impl Replica {
             }
             Entry::Abort { connection } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
-                (state.is_aborted, state.answers.end_proposed) = (true, true);
+                (state.is_aborted, state.answers.abort_proposed) = (true, true);
                 self.actions.push_back(Action::CloseServer { connection });
                 if self.role == Role::Serving {
                     self.actions.push_back(Action::ResetClient { connection });
@@ -94,6 +94,9 @@ impl Replica {
     /// not work on what comes then: nor may this one, so its connection ends as well.
     fn feed(&mut self, connection: ConnectionId, action: Action) {
         let Some(state) = self.connections.get_mut(&connection) else { return };
+        if state.answers.server_reset {
+            return;
+        }
         let hears = state.hears() || is_mutant!(self, ServerHearsMore);
         if hears {
             self.actions.push_back(action);

@@ -2,6 +2,7 @@
 
 mod closed;
 mod entries;
+mod joining;
 mod packets;
 mod streams;
 mod take_over;
@@ -17,6 +18,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
+pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
 
 /// A packet that waits for a verdict: the number that the kernel has given it.
@@ -42,6 +44,12 @@ pub enum Action {
     },
     /// Connect to the server of this node.
     ConnectServer {
+        /// For this client.
+        connection: ConnectionId,
+    },
+    /// Connect to the server of this node, which began with a snapshot, and bring the connection into the state in which the other server
+    /// had it. What the server says to that is not handed in.
+    ReconnectServer {
         /// For this client.
         connection: ConnectionId,
     },
@@ -150,7 +158,7 @@ pub struct Replica {
     /// SYNs whose answers have not been seen, oldest first.
     opening: VecDeque<Segment>,
     held: BTreeMap<(ConnectionId, PacketId), (Direction, Segment)>,
-    /// Connections that ended under earlier primaries: the kernel here does not know them.
+    /// Connections that have ended: a kernel knows only those that it had itself.
     closed: Closed,
     /// Packets of connections that are not known here, and the no-op that they wait for, once it has an index.
     strays: Vec<(PacketId, Segment)>,
@@ -171,8 +179,15 @@ impl Replica {
     /// A member of the first view.
     #[must_use]
     pub fn new(me: NodeId, view: View, limits: Limits) -> Self {
-        let mut replica = Self {
-            order: Order::new(me, 0, view, limits),
+        let mut replica = Self::after(Order::new(me, 0, view, limits));
+        replica.handle_role();
+        replica.begin_take_over();
+        replica
+    }
+
+    fn after(order: Order<Entry>) -> Self {
+        Self {
+            order,
             role: Role::Backup,
             connections: BTreeMap::new(),
             by_ends: BTreeMap::new(),
@@ -188,10 +203,7 @@ impl Replica {
             actions: VecDeque::new(),
             #[cfg(test)]
             mutant: None,
-        };
-        replica.handle_role();
-        replica.begin_take_over();
-        replica
+        }
     }
 
     /// The order of entries, to be looked at.

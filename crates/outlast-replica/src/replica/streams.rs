@@ -160,15 +160,15 @@ impl Replica {
     pub(super) fn propose_end(&mut self, connection: ConnectionId, now_ms: u64) {
         let serving = self.role == Role::Serving;
         let Some(state) = self.connections.get_mut(&connection).filter(|_| serving) else { return };
-        let answers = &mut state.answers;
-        if answers.end_proposed || !answers.server_ended && !answers.server_reset {
-            return;
-        }
-        answers.end_proposed = true;
-        let entry = if answers.server_reset {
+        let (is_lost, answers) = (state.is_lost(), &mut state.answers);
+        let entry = if is_lost && !answers.abort_proposed {
+            answers.abort_proposed = true;
             Entry::Abort { connection }
-        } else {
+        } else if answers.server_ended && !answers.server_reset && !answers.end_proposed {
+            answers.end_proposed = true;
             Entry::End { connection, offset: answers.produced }
+        } else {
+            return;
         };
         self.propose(entry, now_ms);
     }

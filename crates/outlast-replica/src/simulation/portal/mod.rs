@@ -15,7 +15,7 @@ use world::{Outcome, World};
 extern crate std;
 
 /// In one run of the tests. `OUTLAST_SCHEDULES` says another number.
-const SCHEDULES: u64 = 5_000;
+const SCHEDULES: u64 = 4_000;
 /// Within so many schedules each fault has to be found.
 const MUTANT_SCHEDULES: u64 = 40_000;
 
@@ -32,7 +32,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 13] = [
+const MUTANTS: [(Mutant, &[&str]); 15] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -42,6 +42,8 @@ const MUTANTS: [(Mutant, &[&str]); 13] = [
     (Mutant::TakesOverEarly, &["progress", "clients", "acknowledged"]),
     (Mutant::ClientIsNotTold, &["progress"]),
     (Mutant::ServerHearsMore, &["same answers", "clients"]),
+    (Mutant::SnapshotForgetsAnswers, &["progress", "clients"]),
+    (Mutant::SnapshotForgetsConnections, &["progress", "clients", "same input", "same answers"]),
     (Mutant::KeepsUnopened, &["progress", "clients"]),
     (Mutant::KeepsProposed, &["progress"]),
     (Mutant::EndsAreForgotten, &["progress"]),

@@ -64,12 +64,22 @@ pub struct Node {
 
 impl Node {
     pub fn new(me: NodeId, view: View, limits: Limits, mutant: Option<Mutant>) -> Self {
-        let mut replica = Replica::new(me, view, limits);
+        Self::with(me, Replica::new(me, view, limits), Server::default(), mutant)
+    }
+
+    /// With a copy of this one's server, which has worked off all that it was given.
+    pub fn join(&self, me: NodeId, (view, views): (View, usize), limits: Limits, now_ms: u64) -> Self {
+        let snapshot = self.replica.snapshot(now_ms);
+        let replica = Replica::join(me, &snapshot, view, limits, now_ms);
+        Self { views, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
+    }
+
+    fn with(me: NodeId, mut replica: Replica, server: Server, mutant: Option<Mutant>) -> Self {
         replica.set_mutant(mutant);
         Self {
             me,
             replica,
-            server: Server::default(),
+            server,
             out: Out::default(),
             views: 1,
             excluded: false,
@@ -81,6 +91,11 @@ impl Node {
             differs: false,
             traces: std::env::var_os("OUTLAST_TRACE").is_some(),
         }
+    }
+
+    /// Its server has not worked off all that it was given, or does what no other does.
+    pub fn is_busy(&self) -> bool {
+        !self.server.inbox.is_empty() || self.may_differ() || self.excluded
     }
 
     /// What its server has done is not stable.
@@ -126,6 +141,8 @@ impl Node {
                         Direction::In => self.kernel_receives(&packet, random, now_ms),
                     }
                 }
+                // The copy of the server has it.
+                Action::ReconnectServer { .. } => {}
                 Action::ConnectServer { connection } => {
                     self.server.inbox.push_back((connection, Request::Connect));
                 }

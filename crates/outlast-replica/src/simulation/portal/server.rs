@@ -25,7 +25,7 @@ pub enum Answer {
     Reset,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Server {
     /// What has come and was not looked at yet.
     pub inbox: VecDeque<(ConnectionId, Request)>,

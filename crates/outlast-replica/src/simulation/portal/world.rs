@@ -9,7 +9,7 @@ use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
 use crate::{Entry, Limits, Message};
 use outlast_stream::SplitMix64;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
 extern crate std;
 
@@ -18,6 +18,7 @@ const LIMITS: Limits =
 /// Of one schedule.
 const STEPS: u64 = 700;
 const CLIENTS_MAX: u64 = 6;
+const NODES_MAX: u64 = 6;
 /// Clients share so few ports that one is used again.
 const PORTS: u64 = 4;
 /// Rounds after all is whole again, before it counts as standing still.
@@ -41,6 +42,8 @@ enum Action {
     Link,
     LearnView,
     DecideView,
+    Promote,
+    Join,
     Kill,
     Restore,
     Timeout,
@@ -49,7 +52,7 @@ enum Action {
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
 struct Character {
-    weights: [(u64, Action); 17],
+    weights: [(u64, Action); 19],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
     lost: u64,
     twice: u64,
@@ -74,7 +77,9 @@ impl Character {
             (8, Action::Link),
             (60, Action::LearnView),
             (14, Action::DecideView),
-            (3, Action::Kill),
+            (20, Action::Promote),
+            (6, Action::Join),
+            (4, Action::Kill),
             (60, Action::Restore),
             (40, Action::Timeout),
         ];
@@ -103,6 +108,9 @@ pub struct World {
     views: Vec<View>,
     /// Who has taken the portal's address, the last one last: the network may still bring packets to an earlier one.
     owners: Vec<NodeId>,
+    nodes_made: u64,
+    /// A primary has asked for this node in the view after that epoch, and may.
+    promoted: BTreeSet<(u64, NodeId)>,
     to_portal: VecDeque<Packet>,
     to_clients: VecDeque<Packet>,
     clients: BTreeMap<u16, Client>,
@@ -137,6 +145,8 @@ impl World {
             links: BTreeMap::new(),
             views: std::vec![view],
             owners: Vec::new(),
+            nodes_made: count,
+            promoted: BTreeSet::new(),
             to_portal: VecDeque::new(),
             to_clients: VecDeque::new(),
             clients: BTreeMap::new(),
@@ -196,6 +206,8 @@ impl World {
             Action::Flush => self.replica(node, |node, now_ms| node.replica.flush(now_ms)),
             Action::Timeout => self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms)),
             Action::LearnView => self.learn_view(node),
+            Action::Promote => self.promote(),
+            Action::Join => self.join(node),
             Action::DecideView => {
                 self.decide_view();
                 Ok(())
@@ -393,17 +405,67 @@ impl World {
     fn decide_view(&mut self) {
         let Some(before) = self.views.last().cloned() else { return };
         let mut members: Vec<NodeId> = Vec::new();
-        for node in before.members {
+        for node in before.members.clone() {
             if self.below(6) > 0 {
                 members.push(node);
             }
         }
         let living: Vec<NodeId> =
             members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
-        let Some(primary) = self.pick(&living) else { return };
+        let stays = self.below(2) == 0 && living.contains(&before.primary);
+        let Some(primary) = (if stays { Some(before.primary) } else { self.pick(&living) }) else { return };
+        if primary == before.primary {
+            let promoted = self.promoted.iter().filter(|(epoch, _)| *epoch == before.epoch);
+            members.extend(promoted.map(|(_, node)| *node));
+        }
+        members.sort_unstable();
+        members.dedup();
         let view = View { epoch: before.epoch + 1, primary, members };
         self.trace(|| std::format!("decided {view:?}"));
         self.views.push(view);
+    }
+
+    /// A primary that has a node which has caught up may ask for it.
+    fn promote(&mut self) -> Result<(), Violation> {
+        let leading = self.nodes.values().filter(|node| node.replica.order().is_primary());
+        let pairs: Vec<(NodeId, NodeId)> = leading
+            .flat_map(|node| {
+                let others = self.nodes.keys().filter(|other| !node.replica.order().view().has(**other));
+                others.map(|other| (node.me, *other))
+            })
+            .collect();
+        let Some((node, other)) = self.pick(&pairs) else { return Ok(()) };
+        let mut asked = None;
+        self.replica(node, |node, _| {
+            asked = node.replica.promote(other).then(|| node.replica.order().view().epoch);
+        })?;
+        self.promoted.extend(asked.map(|epoch| (epoch, other)));
+        Ok(())
+    }
+
+    /// A new node begins with a snapshot of this one, if its server has worked off all.
+    fn join(&mut self, donor: NodeId) -> Result<(), Violation> {
+        if self.nodes_made >= NODES_MAX || self.nodes.get(&donor).is_none_or(|node| node.is_busy()) {
+            return Ok(());
+        }
+        self.nodes_made += 1;
+        let me = NodeId(self.nodes_made);
+        let leading =
+            self.nodes.values().filter(|node| node.replica.order().is_primary()).map(|node| node.me);
+        for primary in leading.collect::<Vec<_>>() {
+            self.replica(primary, |node, _| _ = node.replica.expect(me))?;
+        }
+        let Some(state) = self.nodes.get(&donor) else { return Ok(()) };
+        let view = state.replica.order().view().clone();
+        let node = state.join(me, (view, state.views), LIMITS, self.now_ms);
+        self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
+        self.watch.join(me, donor);
+        self.nodes.insert(me, node);
+        let others: Vec<NodeId> = self.nodes.keys().copied().filter(|other| *other != me).collect();
+        for other in others {
+            self.link(me, other)?;
+        }
+        Ok(())
     }
 
     /// Nothing breaks from now on, and a member that lives leads the others. Every client has to get all, and every server the same.

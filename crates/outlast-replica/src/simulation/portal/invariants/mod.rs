@@ -24,7 +24,7 @@ pub struct Stream {
 }
 
 /// How far the server of one node is.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Position {
     read: usize,
     said: usize,
@@ -40,6 +40,13 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// A node has begun with a copy of another one's server.
+    pub fn join(&mut self, node: NodeId, donor: NodeId) {
+        let copied = self.positions.iter().filter(|((at, _), _)| *at == donor);
+        let copied: Vec<_> = copied.map(|((_, connection), at)| ((node, *connection), *at)).collect();
+        self.positions.extend(copied);
+    }
+
     /// A server has worked.
     pub fn served(
         &mut self,
