@@ -43,7 +43,7 @@ bench: ## Measure, briefly; the long forms are in `outlast-bench --help`
 soak: deps ## Break links and crash servers 100,000 times, and simulate millions of schedules (hours)
 	OUTLAST_BREAKAGES=100000 OUTLAST_SCHEDULES=250000 ./tools/test.py --timeout 86400 --jobs 3 \
 		outlast-session::breakages outlast-session::simulation
-	OUTLAST_SCHEDULES=2000000 ./tools/test.py --timeout 86400 --jobs 1 outlast-replica::simulation
+	OUTLAST_SCHEDULES=2000000 ./tools/test.py --timeout 86400 --jobs 1 outlast-replica::simulation outlast-replica::lease
 	OUTLAST_CRASHES=50000 OUTLAST_KILLS=20000 OUTLAST_GENERATIONS=100000 ./tools/test.py --timeout 86400 --jobs 2 \
 		outlast-restart:: outlast-kv:: outlast-c::
 	./tools/deps.sh --soak

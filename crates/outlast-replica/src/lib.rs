@@ -21,6 +21,7 @@ extern crate alloc;
 
 mod connection;
 mod entry;
+mod lease;
 mod log;
 #[cfg(test)]
 mod mutant;
@@ -41,6 +42,7 @@ pub use connection::{
     Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,
 };
 pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
+pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};

@@ -94,4 +94,18 @@ pub(crate) enum Mutant {
     EndsAreForgotten,
     /// Packets pass before all connections are restored.
     ServesTooEarly,
+    /// What was acknowledged in an earlier term counts for the lease.
+    KeepsPromisesOfOtherTerms,
+    /// A voter elects another leader as soon as it is asked.
+    PromisesNothing,
+    /// The lease is as long as the promise.
+    NoMargin,
+    /// Half of the voters are a majority.
+    HalfIsEnough,
+    /// A leader elects another one while it holds the lease.
+    LeaderVotes,
+    /// All that is left of a lease is lent, to a clock that may be slower.
+    LendsAll,
+    /// A leader names another primary while it has lent its lease.
+    NamesTwo,
 }

@@ -24,12 +24,12 @@ const SCHEDULES: u64 = 20_000;
 /// Within so many schedules each fault has to be found.
 const MUTANT_SCHEDULES: u64 = 60_000;
 
-fn number(name: &str, default: u64) -> u64 {
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 /// The seed of the first schedule: another one in each run. `OUTLAST_SCHEDULE` says it, to repeat one.
-fn first_seed() -> u64 {
+pub(crate) fn first_seed() -> u64 {
     number("OUTLAST_SCHEDULE", number("OUTLAST_SEED", 1).wrapping_mul(1_000_003))
 }
 

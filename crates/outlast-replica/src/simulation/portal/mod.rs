@@ -17,7 +17,7 @@ extern crate std;
 /// In one run of the tests. `OUTLAST_SCHEDULES` says another number.
 const SCHEDULES: u64 = 4_000;
 /// Within so many schedules each fault has to be found.
-const MUTANT_SCHEDULES: u64 = 40_000;
+const MUTANT_SCHEDULES: u64 = 150_000;
 
 #[test]
 fn clients_get_what_one_server_would_have_said_whatever_dies() {
@@ -37,16 +37,16 @@ const MUTANTS: [(Mutant, &[&str]); 15] = [
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
     (Mutant::EndsBeforeItIsStable, &["clients", "progress"]),
-    (Mutant::SynIsNotAnswered, &["progress"]),
+    (Mutant::SynIsNotAnswered, &["progress", "clients"]),
     (Mutant::RestoresNoAnswers, &["progress", "clients"]),
     (Mutant::TakesOverEarly, &["progress", "clients", "acknowledged"]),
     (Mutant::ClientIsNotTold, &["progress"]),
-    (Mutant::ServerHearsMore, &["same answers", "clients"]),
+    (Mutant::ServerHearsMore, &["same answers", "clients", "same input"]),
     (Mutant::SnapshotForgetsAnswers, &["progress", "clients"]),
     (Mutant::SnapshotForgetsConnections, &["progress", "clients", "same input", "same answers"]),
-    (Mutant::KeepsUnopened, &["progress", "clients"]),
-    (Mutant::KeepsProposed, &["progress"]),
-    (Mutant::EndsAreForgotten, &["progress"]),
+    (Mutant::KeepsUnopened, &["progress", "clients", "same answers", "same input"]),
+    (Mutant::KeepsProposed, &["progress", "clients"]),
+    (Mutant::EndsAreForgotten, &["progress", "clients"]),
     (Mutant::ServesTooEarly, &["clients", "progress"]),
 ];
 

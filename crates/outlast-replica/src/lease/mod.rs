@@ -1,0 +1,167 @@
+//! Who may serve, and until when.
+//!
+//! A leader of the consensus holds a *lease* as long as a quorum of voters has promised, by acknowledging what it sent, to elect nobody else for
+//! a time (Gray and Cheriton 1989; Raft: Ongaro 2014, section 6.4.1). Voters count that time from when they heard the leader, the leader
+//! from when it began to say it, which was before: so its lease ends first, whatever happens to messages and processes in between. What
+//! remains is that clocks run at other speeds: the lease is shorter by [`MARGIN_MS`].
+//!
+//! The leader need not be the primary: then the primary borrows what is left of the lease, and the leader names no other primary before
+//! that is over.
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use crate::is_mutant;
+use crate::view::NodeId;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+/// Clocks of two machines may differ by so much in the time of a promise, and reading one may take so long.
+pub const MARGIN_MS: u64 = 5;
+
+/// What one node knows of the lease. All times are its own clock's, which never goes back (`CLOCK_MONOTONIC`).
+#[derive(Debug)]
+pub struct Lease {
+    me: NodeId,
+    promise_ms: u64,
+    term: u64,
+    leads: bool,
+    /// An entry of this term is committed and applied: the leader knows all that was decided before.
+    applied: bool,
+    /// Each of these sets has to have a majority: two while members change (joint consensus, Ongaro 2014, section 4.3).
+    voters: Vec<Vec<NodeId>>,
+    /// When the last thing was sent that this voter has acknowledged in this term.
+    acked_ms: BTreeMap<NodeId, u64>,
+    /// When this node last heard the leader: it has promised to elect nobody else for a time.
+    heard_ms: Option<u64>,
+    /// To which node, and until when.
+    lent: Option<(NodeId, u64)>,
+    /// Until when.
+    borrowed_ms: Option<u64>,
+    #[cfg(test)]
+    pub(crate) mutant: Option<crate::mutant::Mutant>,
+}
+
+impl Lease {
+    /// All voters of a group have to promise for the same time.
+    #[must_use]
+    pub fn new(me: NodeId, promise_ms: u64) -> Self {
+        Self {
+            me,
+            promise_ms,
+            term: 0,
+            leads: false,
+            applied: false,
+            voters: Vec::new(),
+            acked_ms: BTreeMap::new(),
+            heard_ms: None,
+            lent: None,
+            borrowed_ms: None,
+            #[cfg(test)]
+            mutant: None,
+        }
+    }
+
+    /// The consensus has a new term, or this node leads in it.
+    pub fn handle_term(&mut self, term: u64, leads: bool) {
+        if term < self.term || (term, leads) == (self.term, self.leads) {
+            return;
+        }
+        if !is_mutant!(self, KeepsPromisesOfOtherTerms) {
+            self.acked_ms.clear();
+        }
+        (self.term, self.leads, self.applied) = (term, leads, false);
+    }
+
+    /// Who votes: one set, or two while members change.
+    pub fn handle_voters(&mut self, voters: Vec<Vec<NodeId>>) {
+        self.voters = voters;
+    }
+
+    /// An entry that this node has proposed as the leader of this term is applied.
+    pub fn handle_applied(&mut self, term: u64) {
+        self.applied |= term == self.term && self.leads;
+    }
+
+    /// A voter has acknowledged what was sent to it in this term; the clock was read before it was sent.
+    pub fn handle_acked(&mut self, voter: NodeId, term: u64, sent_ms: u64) {
+        if term == self.term && self.leads {
+            let newest = self.acked_ms.entry(voter).or_insert(sent_ms);
+            *newest = sent_ms.max(*newest);
+        }
+    }
+
+    /// The leader of this term says something. To be said before it is answered.
+    pub fn handle_heard(&mut self, term: u64, now_ms: u64) {
+        self.handle_term(term, self.leads && term == self.term);
+        if term == self.term && !is_mutant!(self, PromisesNothing) {
+            self.heard_ms = Some(now_ms);
+        }
+    }
+
+    /// Until when this node holds the lease as the leader; none where it does not lead.
+    #[must_use]
+    pub fn until_ms(&self) -> Option<u64> {
+        if !self.leads || !self.applied || self.voters.is_empty() {
+            return None;
+        }
+        let margin_ms = if is_mutant!(self, NoMargin) { 0 } else { MARGIN_MS };
+        let oldest = self.voters.iter().map(|set| self.newest_of_majority(set)).min().flatten()?;
+        Some((oldest + self.promise_ms).saturating_sub(margin_ms))
+    }
+
+    /// What a majority of these has acknowledged was sent then, or later. This node itself elects nobody while it holds the lease.
+    fn newest_of_majority(&self, set: &[NodeId]) -> Option<u64> {
+        let acked = |voter: &NodeId| {
+            if *voter == self.me { Some(u64::MAX) } else { self.acked_ms.get(voter).copied() }
+        };
+        let mut acked: Vec<u64> = set.iter().filter_map(acked).collect();
+        acked.sort_unstable_by(|one, other| other.cmp(one));
+        let majority = if is_mutant!(self, HalfIsEnough) { set.len() / 2 } else { set.len() / 2 + 1 };
+        let at = acked.get(majority.checked_sub(1)?).copied()?;
+        // A set of this node alone has nobody to wait for: what others think of it is not asked.
+        Some(if at == u64::MAX { u64::MAX / 2 } else { at })
+    }
+
+    /// Whether this node may elect another leader now, or stand for it: nobody has its promise any more, and it does not hold the lease.
+    #[must_use]
+    pub fn may_vote(&self, now_ms: u64) -> bool {
+        let promised = self.heard_ms.is_some_and(|heard_ms| now_ms < heard_ms + self.promise_ms);
+        let holds = self.until_ms().is_some_and(|until_ms| now_ms < until_ms);
+        !promised && (!holds || is_mutant!(self, LeaderVotes))
+    }
+
+    /// The primary, another node, asks for what is left of the lease: how long that is. It counts from before it asked, with a clock of its
+    /// own, which may be slower.
+    pub fn lend(&mut self, to: NodeId, now_ms: u64) -> Option<u64> {
+        if !self.may_name(to, now_ms) {
+            return None;
+        }
+        let until_ms = self.until_ms().filter(|until_ms| now_ms < *until_ms)?;
+        self.lent = Some((to, until_ms));
+        let margin_ms = if is_mutant!(self, LendsAll) { 0 } else { MARGIN_MS };
+        Some((until_ms - now_ms).saturating_sub(margin_ms))
+    }
+
+    /// Whether the leader may name this node as the primary now: no other one serves by its lease.
+    #[must_use]
+    pub fn may_name(&self, primary: NodeId, now_ms: u64) -> bool {
+        let is_free = |(to, until_ms): (NodeId, u64)| to == primary || now_ms >= until_ms;
+        self.lent.is_none_or(is_free) || is_mutant!(self, NamesTwo)
+    }
+
+    /// What was left of the leader's lease when it was asked, at this time or later.
+    pub fn handle_borrowed(&mut self, asked_ms: u64, left_ms: u64) {
+        self.borrowed_ms = self.borrowed_ms.max(Some(asked_ms + left_ms));
+    }
+
+    /// Whether this node may serve now, if it is the primary. To be asked after the work and right before its result is sent: a process may be
+    /// stopped at any instruction.
+    #[must_use]
+    pub fn may_serve(&self, now_ms: u64) -> bool {
+        let own = self.until_ms().filter(|_| self.may_name(self.me, now_ms));
+        own.max(self.borrowed_ms).is_some_and(|until_ms| now_ms < until_ms)
+    }
+}
