@@ -133,6 +133,8 @@ pub(crate) struct Engine {
     udp: udp::UdpState,
     /// Where the peer's frames say that an urgent byte is.
     urgent_offset: AtomicU64,
+    /// How often a task that read was asked to come back at once.
+    asked_again: AtomicU32,
 }
 
 /// What changes with the link.
@@ -273,6 +275,7 @@ impl Engine {
             blocked_us: AtomicU64::new(0),
             udp: udp::UdpState::default(),
             urgent_offset: AtomicU64::new(urgent::NO_URGENT),
+            asked_again: AtomicU32::new(0),
         })
     }
 

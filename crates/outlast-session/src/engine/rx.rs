@@ -253,7 +253,7 @@ impl Engine {
         loop {
             steps += 1;
             if steps > STEPS_MAX && matches!(waiting, Waiting::Task(_)) {
-                return Ok(Self::ask_again(waiting));
+                return Ok(self.ask_again(waiting));
             }
             if rx.backlog.is_empty()
                 && rx.inbox.is_empty()
@@ -309,12 +309,12 @@ impl Engine {
                 drop(rx);
                 let urgent = matches!(control, Control::Urgent { .. });
                 self.handle_control(control, acked_offset);
-                return (urgent && self.looks_for_urgent(waiting)).then(|| Self::ask_again(waiting));
+                return (urgent && self.looks_for_urgent(waiting)).then(|| self.ask_again(waiting));
             }
             Step::Handshake(link, end) => {
                 drop(rx);
                 self.handshake_ended(&link, *end);
-                return self.looks_for_urgent(waiting).then(|| Self::ask_again(waiting));
+                return self.looks_for_urgent(waiting).then(|| self.ask_again(waiting));
             }
         }
         None

@@ -74,11 +74,17 @@ impl Engine {
     }
 
     /// The task that reads comes back at once, and looks what is next before it reads on.
-    pub(super) fn ask_again(waiting: &Waiting<'_, '_>) -> Progress<usize> {
+    pub(super) fn ask_again(&self, waiting: &Waiting<'_, '_>) -> Progress<usize> {
+        self.asked_again.fetch_add(1, Ordering::Relaxed);
         if let Waiting::Task(context) = waiting {
             context.waker().wake_by_ref();
         }
         Progress::Stalled
+    }
+
+    /// How often a task that read was sent away, and has to come back at once: then there may be more to read.
+    pub(crate) fn asked_again(&self) -> u32 {
+        self.asked_again.load(Ordering::Relaxed)
     }
 
     /// PROTOCOL 11.4: a frame has announced an urgent byte.

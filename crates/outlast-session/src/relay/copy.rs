@@ -3,6 +3,7 @@
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
 use super::{Destination, Local, SETTLE_TIMEOUT, reasons};
+use crate::engine::UrgentAhead;
 use crate::error::Error;
 use crate::proto::Detached;
 use crate::tokio::Session;
@@ -352,10 +353,17 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         if up_ended && let Poll::Ready(Err(_)) = pump.poll_up(cx, session, local) {
             return Poll::Ready(Moved::Not);
         }
+        let asked_again = session.asked_again();
         match pump.poll_down(cx, session, local) {
             Poll::Ready(Ok(())) => Poll::Ready(Moved::ToTheEnd),
             Poll::Ready(Err(_)) => Poll::Ready(Moved::Not),
             Poll::Pending if pump.broken_to_the_end() => Poll::Ready(Moved::ToTheEnd),
+            // It comes back at once, and there may be more.
+            Poll::Pending
+                if session.asked_again() != asked_again || session.urgent_ahead() == UrgentAhead::Next =>
+            {
+                Poll::Pending
+            }
             Poll::Pending if pump.is_drained() && !up_ended => Poll::Ready(Moved::SoFar),
             Poll::Pending => Poll::Pending,
         }

@@ -267,6 +267,11 @@ impl Session {
         self.poll_commit_with(cx, 1, fill, Engine::commit_urgent)
     }
 
+    /// How often a read was pending though there may be more: [`Engine::asked_again`].
+    pub(crate) fn asked_again(&self) -> u32 {
+        self.engine.asked_again()
+    }
+
     /// Whether, and where, the peer's stream has an urgent byte that was not read yet.
     pub(crate) fn urgent_ahead(&self) -> UrgentAhead {
         self.engine.urgent_ahead()

@@ -151,6 +151,57 @@ fn much_behind_an_urgent_byte_arrives() {
     }
 }
 
+/// The session has no room for what is behind it, and the program waits for an answer: nothing more comes from there.
+#[test]
+fn what_is_behind_an_urgent_byte_is_read_when_there_is_room() {
+    let sent = pattern(40_000 + 1_001 + 60_000);
+    for mode in ["inband", "udp"] {
+        let folder = folder();
+        let service = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = service.local_addr().unwrap().to_string();
+        let pair = Pair::start(folder.path(), &to, &["--ack", mode], &["--ack", mode, "--retain", "64K"]);
+        let (mut program, mut served) = opened(pair.address, &service);
+        read_inline(&served);
+        let (first, rest) = sent.split_at(40_000);
+        let (before, behind) = rest.split_at(1_000);
+        pair.server.signal("STOP");
+        program.write_all(first).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        pair.client.signal("STOP");
+        program.write_all(before).unwrap();
+        send_urgent(&program, behind[0]);
+        program.write_all(&behind[1..]).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        pair.client.signal("CONT");
+        std::thread::sleep(Duration::from_millis(300));
+        pair.server.signal("CONT");
+        let mut received = vec![0; sent.len()];
+        served.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let read = served.read_exact(&mut received);
+        assert!(read.is_ok() && received == sent, "{mode}: {read:?}");
+    }
+}
+
+/// A relay whose program was reset throws away what the service says, its urgent bytes, too.
+#[test]
+fn a_service_goes_on_behind_an_urgent_byte_for_a_program_that_was_reset() {
+    for mode in MODES {
+        let folder = folder();
+        let (pair, service) = pair(folder.path(), mode);
+        let (mut program, mut served) = opened(pair.address, &service);
+        // All buffers are full: the relay does not hear of anything else that the program does.
+        program.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        while program.write(&[7; 65_536]).is_ok() {}
+        socket2::SockRef::from(&program).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(program);
+        std::thread::sleep(Duration::from_millis(200));
+        send_urgent(&served, b'!');
+        served.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        let written = served.write_all(&vec![8; 30 << 20]);
+        assert!(written.is_ok(), "{mode}: {written:?}");
+    }
+}
+
 /// Urgent bytes between others, in the middle of what is spliced and of what is not.
 fn send_with_urgent_bytes(to: &mut TcpStream, sent: &[u8], pieces: &[usize], pause: Duration) {
     let mut rest = sent;

@@ -153,6 +153,8 @@ impl Link {
             };
             let mut ready = ready?;
             if self.stops_at_urgent() {
+                // Who asks what is next gets the byte alone. Others read on, and lose its mark.
+                self.input_may_be_hidden();
                 context.waker().wake_by_ref();
                 return Err(io::ErrorKind::WouldBlock.into());
             }

@@ -57,7 +57,6 @@ impl Pump {
                         ready!(self.poll_urgent_up(cx, session, local))?;
                         continue;
                     }
-                    let unasked = !std::mem::replace(&mut self.asked, true);
                     match readable {
                         Poll::Ready(readable) => {
                             readable.map_err(Failure::Local)?;
@@ -65,10 +64,12 @@ impl Pump {
                                 session.join_next_write();
                             }
                             ready!(self.poll_fill(cx, session, &mut |space| local.try_read(space), local))?;
+                            self.asked = true;
                         }
-                        Poll::Pending if unasked => {
+                        Poll::Pending if !self.asked => {
                             let mut read = |space: &mut [u8]| local.try_read_early(space);
-                            // Behind an urgent byte much may wait of which the reactor has told before.
+                            // Behind an urgent byte much may wait of which the reactor has told before. Where the session has no room now,
+                            // that is still to be asked.
                             self.asked = !ready!(self.poll_fill(cx, session, &mut read, local))?;
                         }
                         Poll::Pending => {
