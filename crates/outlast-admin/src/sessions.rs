@@ -107,7 +107,7 @@ pub struct Totals {
     pub opened: u64,
     /// Sessions that ended with everything delivered.
     pub completed: u64,
-    /// Sessions that ended by an error.
+    /// Sessions that ended by an error: their own, or a reset by the program or the service.
     pub failed: u64,
     /// Links lost and replaced, or not replaced in time.
     pub outages: u64,

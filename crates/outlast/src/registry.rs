@@ -48,6 +48,7 @@ struct Relay {
 pub struct Totals {
     pub opened: u64,
     pub completed: u64,
+    /// By an error of the session, or because a local program or `outlast kill` ended them.
     pub failed: u64,
     /// Killed or stopped by us, so that the peers have to hear of it.
     pub ended_early: u64,
@@ -230,13 +231,18 @@ impl Place {
         totals.add(info);
         match outcome {
             Outcome::Completed => totals.completed += 1,
-            Outcome::SessionFailed(_) => totals.failed += 1,
+            Outcome::SessionFailed(_) | Outcome::LocalFailed(_) | Outcome::Misdirected(_) => {
+                totals.failed += 1
+            }
             Outcome::Stopped { delivered } => {
                 totals.ended_early += 1;
                 totals.undelivered += u64::from(!delivered);
             }
-            Outcome::Killed => totals.ended_early += 1,
-            Outcome::LocalFailed(_) | Outcome::Detached(_) | Outcome::Misdirected(_) => {}
+            Outcome::Killed => {
+                totals.ended_early += 1;
+                totals.failed += 1;
+            }
+            Outcome::Detached(_) => {}
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::{Output, is_mutant};
 impl Replica {
     /// What the order says is done, or passed on.
     pub(super) fn take_outputs(&mut self, now_ms: u64) {
+        self.check_leadership(now_ms);
         while let Some(output) = self.order.poll_output() {
             match output {
                 Output::Send { to, message } => self.actions.push_back(Action::Send { to, message }),

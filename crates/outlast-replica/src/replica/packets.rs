@@ -151,28 +151,23 @@ impl Replica {
             return;
         }
         self.strays.push((packet, *segment));
-        self.check_leadership(now_ms);
         self.take_outputs(now_ms);
     }
 
-    fn check_leadership(&mut self, now_ms: u64) {
+    pub(super) fn check_leadership(&mut self, now_ms: u64) {
         let strays = self.strays.len();
         if strays == 0 || self.leadership_check.is_some() || self.role != Role::Serving {
             return;
         }
-        // Where there is no room the next one asks again.
+        // Where there is no room it is asked again when something happens.
         self.leadership_check =
             self.order.propose(Entry::NoOp, now_ms).ok().map(|index| LeadershipCheck { index, strays });
     }
 
     /// A no-op is stable.
     pub(super) fn answer_strays(&mut self, index: u64, now_ms: u64) {
-        let Some(leadership_check) =
-            self.leadership_check.take_if(|leadership_check| leadership_check.index == index)
-        else {
-            return;
-        };
-        let rest = self.strays.split_off(leadership_check.strays);
+        let Some(check) = self.leadership_check.take_if(|check| check.index == index) else { return };
+        let rest = self.strays.split_off(check.strays);
         for (packet, segment) in core::mem::replace(&mut self.strays, rest) {
             let passes = !self.by_ends.contains_key(&segment.ends);
             self.actions.push_back(Action::Verdict { packet, passes });

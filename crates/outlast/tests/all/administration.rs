@@ -314,6 +314,15 @@ fn ordinary_ends_are_no_outages() {
                 let page = String::from_utf8(curl(&[url]).stdout).unwrap();
                 assert!(page.contains("outlast_outages_total 0"), "{page}");
                 if !page.contains("outlast_sessions{") {
+                    // Each has ended in one way or another, whichever side has ended it.
+                    let count = |kind: &str| {
+                        let name = format!("outlast_sessions_{kind}_total ");
+                        let value = page.lines().find_map(|line| line.strip_prefix(&name));
+                        value.and_then(|value| value.parse::<u64>().ok()).unwrap()
+                    };
+                    assert_eq!(count("opened"), 20, "{page}");
+                    assert_eq!(count("completed") + count("failed"), 20, "{page}");
+                    assert!(count("failed") >= 10, "{page}");
                     break;
                 }
                 assert!(Instant::now() < deadline, "{page}");
