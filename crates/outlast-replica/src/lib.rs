@@ -20,6 +20,7 @@
 extern crate alloc;
 
 mod connection;
+mod election;
 mod entry;
 mod lease;
 mod log;
@@ -41,6 +42,7 @@ pub mod fuzzing {
 pub use connection::{
     Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,
 };
+pub use election::{Elector, Step};
 pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;

@@ -108,4 +108,8 @@ pub(crate) enum Mutant {
     LendsAll,
     /// A leader names another primary while it has lent its lease.
     NamesTwo,
+    /// A node stands for election without having asked.
+    StandsUnasked,
+    /// All nodes wait for the same time before they ask.
+    SameDelay,
 }

@@ -9,6 +9,7 @@
 )]
 
 use super::Lease;
+use crate::election::{Elector, Step};
 use crate::mutant::Mutant;
 use crate::simulation::{first_seed, number};
 use crate::view::NodeId;
@@ -23,6 +24,8 @@ const SCHEDULES: u64 = 1_000;
 const MUTANT_SCHEDULES: u64 = 20_000;
 const STEPS: u64 = 3_000;
 const PROMISE_MS: u64 = 100;
+/// So long an election may take, with promises to others that are in force before, and one that is not settled.
+const HEALED_US: u64 = 600_000;
 
 /// What is decided: a leader proposes it in its term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,17 +37,48 @@ struct Value {
 
 #[derive(Clone, Copy, Debug)]
 enum Message {
-    Vote { term: u64, last: Value },
-    Voted { term: u64 },
-    Append { term: u64, value: Value, committed: u64, sent_ms: u64 },
-    Appended { term: u64, value: Value, sent_ms: u64 },
-    Lend { asked_ms: u64 },
-    Lent { asked_ms: u64, left_ms: u64 },
+    Ask {
+        round: u64,
+        last: Value,
+    },
+    Answer {
+        round: u64,
+    },
+    Vote {
+        term: u64,
+        last: Value,
+    },
+    Voted {
+        term: u64,
+    },
+    /// To a leader of an earlier term: it is none any more.
+    Newer {
+        term: u64,
+    },
+    Append {
+        term: u64,
+        value: Value,
+        committed: u64,
+        sent_ms: u64,
+    },
+    Appended {
+        term: u64,
+        value: Value,
+        sent_ms: u64,
+    },
+    Lend {
+        asked_ms: u64,
+    },
+    Lent {
+        asked_ms: u64,
+        left_ms: u64,
+    },
 }
 
 #[derive(Debug)]
 struct Voter {
     lease: Lease,
+    elector: Elector,
     /// Its clock is ahead by so much, and runs faster by so many thousandths.
     ahead_ms: u64,
     faster: i64,
@@ -82,10 +116,13 @@ impl World {
             lease.mutant = mutant;
             lease.handle_voters(std::vec![ids.clone()]);
             let (ahead_ms, faster) = (random.next_u64() % 1_000_000, (random.next_u64() % 41) as i64 - 20);
+            let mut elector = Elector::new(*id, id.0 == count, PROMISE_MS, random.next_u64(), ahead_ms);
+            elector.mutant = mutant;
             let value = Value { term: 0, epoch: 0, primary: NodeId(0) };
             let (votes, acks) = (BTreeSet::new(), BTreeSet::new());
             let voter = Voter {
                 lease,
+                elector,
                 ahead_ms,
                 faster,
                 stopped: false,
@@ -111,7 +148,39 @@ impl World {
             world.step();
             world.check()?;
         }
+        world.heal()?;
         Ok((world.served, world.elections))
+    }
+
+    /// Nobody is stopped or cut off any more: there is a primary that serves soon, and it stays.
+    fn heal(&mut self) -> Result<(), String> {
+        self.cut.clear();
+        let ids: Vec<NodeId> = self.voters.keys().copied().collect();
+        self.voters.values_mut().for_each(|voter| voter.stopped = false);
+        let began_us = self.now_us;
+        for round in 0..4 * HEALED_US / 500 {
+            self.now_us += 500;
+            for id in &ids {
+                self.tick(*id);
+                if round.is_multiple_of(40) {
+                    self.heartbeat(*id);
+                    self.ask(*id);
+                }
+            }
+            // Each message takes half a millisecond.
+            for (from, to, message) in core::mem::take(&mut self.under_way) {
+                self.handle(from, to, message);
+            }
+            self.check()?;
+            let serves = ids.iter().any(|id| {
+                let voter = &self.voters[id];
+                voter.primary == *id && voter.lease.may_serve(self.clock_ms(*id))
+            });
+            if !serves && self.now_us > began_us + HEALED_US {
+                return Err(format!("nobody serves {} us after all was well", self.now_us - began_us));
+            }
+        }
+        Ok(())
     }
 
     fn below(&mut self, limit: u64) -> u64 {
@@ -148,7 +217,7 @@ impl World {
             0..600 => self.deliver(),
             600..850 => self.heartbeat(id),
             850..900 => self.ask(id),
-            900..940 => self.campaign(id),
+            900..940 => self.tick(id),
             940..955 => self.name(id, other),
             // Those that are stopped go on sooner than others are stopped.
             955..985 => {
@@ -189,12 +258,27 @@ impl World {
         }
     }
 
-    fn campaign(&mut self, id: NodeId) {
+    /// A node may stand for election.
+    fn tick(&mut self, id: NodeId) {
         let now_ms = self.clock_ms(id);
+        let ids: Vec<NodeId> = self.voters.keys().copied().collect();
         let voter = self.voters.get_mut(&id).unwrap();
-        if voter.stopped || voter.leads || !voter.lease.may_vote(now_ms) {
+        if voter.stopped {
             return;
         }
+        voter.elector.handle_leads(voter.leads, now_ms);
+        match voter.elector.step(voter.lease.may_vote(now_ms), &[ids], now_ms) {
+            Some(Step::Ask { round }) => {
+                let last = voter.value;
+                self.send_all(id, Message::Ask { round, last });
+            }
+            Some(Step::Stand) => self.campaign(id),
+            None => {}
+        }
+    }
+
+    fn campaign(&mut self, id: NodeId) {
+        let voter = self.voters.get_mut(&id).unwrap();
         voter.term += 1;
         voter.voted = voter.term;
         voter.votes = BTreeSet::from([id]);
@@ -242,14 +326,26 @@ impl World {
     fn handle(&mut self, from: NodeId, to: NodeId, message: Message) {
         let (now_ms, majority) = (self.clock_ms(to), self.voters.len() / 2 + 1);
         let voter = self.voters.get_mut(&to).unwrap();
+        let newest = |value: Value| (value.term, value.epoch);
         match message {
-            Message::Vote { term, last } => {
-                let newest = |value: Value| (value.term, value.epoch);
-                if term > voter.term && newest(last) >= newest(voter.value) && voter.lease.may_vote(now_ms) {
-                    (voter.term, voter.voted, voter.leads) = (term, term, false);
-                    voter.lease.handle_term(term, false);
-                    self.send(to, from, Message::Voted { term });
-                }
+            Message::Ask { round, last }
+                if newest(last) >= newest(voter.value) && voter.lease.may_vote(now_ms) =>
+            {
+                self.send(to, from, Message::Answer { round });
+            }
+            Message::Answer { round } => {
+                voter.elector.handle_answer(from, round, true);
+                self.tick(to);
+            }
+            Message::Vote { term, last }
+                if term > voter.term
+                    && newest(last) >= newest(voter.value)
+                    && voter.lease.may_vote(now_ms) =>
+            {
+                (voter.term, voter.voted, voter.leads) = (term, term, false);
+                voter.lease.handle_term(term, false);
+                voter.elector.handle_heard(now_ms);
+                self.send(to, from, Message::Voted { term });
             }
             Message::Voted { term } if term == voter.term && voter.voted == term && !voter.leads => {
                 voter.votes.insert(from);
@@ -264,15 +360,24 @@ impl World {
                     self.elections += 1;
                 }
             }
-            Message::Append { term, value, committed, sent_ms } if term >= voter.term => {
+            Message::Newer { term } if term > voter.term => {
+                (voter.term, voter.leads) = (term, false);
+                voter.lease.handle_term(term, false);
+            }
+            Message::Append { term, .. } if term < voter.term => {
+                let term = voter.term;
+                self.send(to, from, Message::Newer { term });
+            }
+            Message::Append { term, value, committed, sent_ms } => {
                 if term > voter.term {
                     (voter.term, voter.leads) = (term, false);
                 }
                 voter.lease.handle_heard(term, now_ms);
+                voter.elector.handle_heard(now_ms);
                 if value >= voter.value {
                     voter.value = value;
                 }
-                if committed == value.epoch && committed > voter.epoch {
+                if committed == value.epoch && committed >= voter.epoch {
                     (voter.epoch, voter.primary) = (committed, value.primary);
                 }
                 self.send(to, from, Message::Appended { term, value, sent_ms });
@@ -312,7 +417,7 @@ fn nobody_serves_beside_another_whatever_stops() {
 }
 
 /// Rarer ones have tests of their own.
-const MUTANTS: [Mutant; 3] = [Mutant::PromisesNothing, Mutant::HalfIsEnough, Mutant::NamesTwo];
+const MUTANTS: [Mutant; 2] = [Mutant::HalfIsEnough, Mutant::NamesTwo];
 
 #[test]
 fn every_fault_of_the_lease_is_found() {

@@ -43,6 +43,16 @@ fn who_holds_the_lease_elects_nobody() {
 }
 
 #[test]
+fn who_has_heard_the_leader_elects_nobody_else_for_a_time() {
+    only_finds(Mutant::PromisesNothing, |mutant| {
+        let mut voter = Lease::new(NodeId(2), PROMISE_MS);
+        voter.mutant = mutant;
+        voter.handle_heard(7, 1_000);
+        !voter.may_vote(1_099) && voter.may_vote(1_100)
+    });
+}
+
+#[test]
 fn promises_of_an_earlier_term_count_no_more() {
     only_finds(Mutant::KeepsPromisesOfOtherTerms, |mutant| {
         let mut lease = leading(mutant);
