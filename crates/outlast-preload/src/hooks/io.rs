@@ -19,7 +19,10 @@ fn reading<'a>(
 ) -> ssize_t {
     let result = call();
     if marks::is_marked(descriptor) && flags & libc::MSG_PEEK == 0 {
-        marks::on_read(descriptor, filled(), result);
+        // With these the kernel gives other bytes than the next ones, or throws them away and leaves the buffer as it was: there need not
+        // even be one (tcp(7), MSG_TRUNC).
+        let is_ordinary = flags & (libc::MSG_TRUNC | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
+        marks::on_read(descriptor, if is_ordinary { filled() } else { None }, result);
     }
     result
 }

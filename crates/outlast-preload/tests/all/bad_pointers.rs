@@ -24,6 +24,20 @@ const PROGRAM: &str = r#"
     if (how) { FILE *file = fopen(path, "a"); fprintf(file, "%s died of %d\n", #call, how); fclose(file); } \
 } while (0)
 
+/* tcp(7): what came is thrown away, and the buffer is not touched. */
+static long discard(char *nowhere) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    static char bytes[1000];
+    int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (void *)&address, length) || listen(listener, 1)) return -2;
+    getsockname(listener, (void *)&address, &length);
+    if (connect(client, (void *)&address, length) || write(client, bytes, sizeof bytes) != sizeof bytes) return -3;
+    int server = accept(listener, 0, 0);
+    long count = recv(server, nowhere, sizeof bytes, MSG_TRUNC);
+    return recv(server, 0, 1, MSG_TRUNC | MSG_DONTWAIT) < 0 ? count : -4;
+}
+
 int main(int count, char **arguments) {
     extern char **environ;
     const char *path = arguments[1];
@@ -47,6 +61,7 @@ int main(int count, char **arguments) {
     TELL(bind(s, (void *)far, 16));
     TELL(bind(s, (void *)(end - 8), 16));
     TELL(write(s, list, -1) < 0);
+    TELL(discard(end - 1));
     rename(path, arguments[2]);
     return 0;
 }
@@ -68,6 +83,7 @@ fn the_kernel_says_that_memory_is_not_there() {
     };
     let bare = told(false);
     assert!(bare.contains("connect(-1, (void *)near, 16) = -1 9"), "{bare}");
+    assert!(bare.contains("discard(end - 1) = 1000 "), "{bare}");
     assert_eq!(told(true), bare);
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -17,6 +17,11 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Connections that can be in the table. Those that find no place in it are not kept.
 pub const SLOTS: usize = 1 << 16;
+/// Of the ring of announcements.
+#[allow(clippy::cast_possible_truncation, reason = "it is 65,536")]
+const RING_PLACES: u32 = SLOTS as u32;
+/// Where so many were announced since, a place that is not written never will be.
+const LATE_PLACES: u32 = 64;
 /// So many places are looked at for a new connection.
 const PROBES: usize = 64;
 /// Places for addresses that are in custody.
@@ -308,16 +313,25 @@ impl Table {
     }
 
     /// The slots that were announced since this was called last with the same `head`.
+    ///
+    /// A place may be about to be written, or never will: whoever was to was killed. Those behind it do not wait for that.
     pub fn take_new(&self, head: &mut u32, found: &mut Vec<u32>) {
-        while *head != self.tail.load(Ordering::SeqCst) {
-            let Some(place) = self.ring.get(*head as usize % SLOTS) else { return };
+        // Once, and not believed: the program can write there.
+        let tail = self.tail.load(Ordering::SeqCst);
+        if tail.wrapping_sub(*head) > RING_PLACES {
+            *head = tail.wrapping_sub(RING_PLACES);
+        }
+        let (mut at, mut all_written) = (*head, true);
+        while at != tail {
+            let Some(place) = self.ring.get(at as usize % SLOTS) else { return };
             match place.swap(0, Ordering::SeqCst) {
-                // It is about to be written, or never will: whoever was to was killed.
-                0 if self.tail.load(Ordering::SeqCst).wrapping_sub(*head) < 64 => return,
-                0 => {}
+                0 => all_written &= tail.wrapping_sub(at) >= LATE_PLACES,
                 number => found.push(number - 1),
             }
-            *head = head.wrapping_add(1);
+            at = at.wrapping_add(1);
+            if all_written {
+                *head = at;
+            }
         }
     }
 
@@ -358,6 +372,46 @@ mod tests {
         slot.free();
         assert_eq!(table.claim(5 * SLOTS as u64, 7, 8, Phase::Untouched), Some(found[3]));
         assert_eq!(table.slot(found[3]).unwrap().phase(), Phase::Untouched);
+    }
+
+    #[test]
+    fn connections_behind_a_place_that_is_never_written_are_found_at_once() {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let (mut head, mut found) = (0, Vec::new());
+        table.announce(1);
+        // A process is killed before it writes.
+        table.tail.fetch_add(1, Ordering::SeqCst);
+        for number in 2..=200 {
+            table.announce(number);
+            table.take_new(&mut head, &mut found);
+        }
+        assert_eq!(found, (1..=200).collect::<Vec<_>>());
+        // One that was only slow is found, too.
+        let place = table.tail.fetch_add(1, Ordering::SeqCst);
+        table.announce(300);
+        table.take_new(&mut head, &mut found);
+        table.ring[place as usize % SLOTS].store(400 + 1, Ordering::SeqCst);
+        table.take_new(&mut head, &mut found);
+        assert_eq!(found[200..], [300, 400]);
+    }
+
+    #[test]
+    fn a_wild_write_costs_no_time_and_hides_nothing_later() {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let (mut head, mut found) = (0, Vec::new());
+        for wild in [u32::MAX - 999, 1 << 31, 7] {
+            table.announce(1);
+            table.take_new(&mut head, &mut found);
+            table.tail.fetch_add(wild, Ordering::SeqCst);
+            let began = std::time::Instant::now();
+            table.take_new(&mut head, &mut found);
+            // It was minutes, or for ever.
+            assert!(began.elapsed() < std::time::Duration::from_secs(2), "{wild}");
+            found.clear();
+            table.announce(5);
+            table.take_new(&mut head, &mut found);
+            assert_eq!(found, [5], "{wild}");
+        }
     }
 
     #[test]
