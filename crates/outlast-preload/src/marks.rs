@@ -29,11 +29,14 @@ const GREETED: u32 = u32::MAX;
 const WATCHED: u32 = u32::MAX - 1;
 /// It is a connection of the internet.
 const OF_INTERNET: u64 = 1;
+/// It has a slot, and is no connection of the internet: the kernel does not count what passes through it.
+const OF_UNIX: u32 = u32::MAX - 2;
 
 struct Mark {
     /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
     what: AtomicU32,
-    /// With [`ACCEPTED`]: 0, [`GREETED`], [`WATCHED`], or its slot with 1 added. With [`LISTENS`]: the process that has accepted clients there.
+    /// With [`ACCEPTED`]: 0, [`GREETED`], [`WATCHED`], or its slot with 1 added. With a slot: [`OF_UNIX`], or anything else.
+    /// With [`LISTENS`]: the process that has accepted clients there.
     beside: AtomicU32,
     /// Of the connection in that slot; without one, [`OF_INTERNET`] if that is known; for one that listens, [`FORKS`] when it
     /// began.
@@ -204,14 +207,14 @@ fn wake(table: &Table) {
     }
 }
 
-/// Another process may have a connection on which nothing was said yet: it is not kept, unless that one keeps it.
+/// Another process may have a connection from here on: it is not kept, unless that one keeps it.
 pub fn passed_on(descriptor: RawFd) {
-    if let Some(mark) = mark(descriptor)
-        && mark.what.load(Ordering::Relaxed) == ACCEPTED
-        && is_own()
-    {
+    let Some(mark) = mark(descriptor).filter(|_| is_own()) else { return };
+    if mark.what.load(Ordering::Relaxed) == ACCEPTED {
         let _errno = sys::Errno::keep();
         give_up(descriptor, mark);
+    } else if let Some(slot) = slot_of(descriptor) {
+        slot.set_phase(Phase::Unclear);
     }
 }
 
@@ -301,6 +304,8 @@ pub fn has_shared(descriptor: RawFd) -> bool {
 /// A connection that was held has come, which has this slot.
 pub fn given(descriptor: RawFd, slot: u32, cookie: u64) {
     if let Some(mark) = mark(descriptor) {
+        let beside = if sys::is_internet(descriptor) { 0 } else { OF_UNIX };
+        mark.beside.store(beside, Ordering::Relaxed);
         mark.cookie.store(cookie, Ordering::Relaxed);
         mark.what.store(slot.saturating_add(SLOT), Ordering::Relaxed);
     }
@@ -326,13 +331,16 @@ fn slot_of(descriptor: RawFd) -> Option<&'static Slot> {
 }
 
 fn exchange(slot: &Slot) -> Exchange {
-    Exchange::from_numbers(slot.exchange.each_ref().map(|number| number.load(Ordering::Relaxed)))
+    let sides = slot.sides.each_ref().map(|number| number.load(Ordering::Relaxed));
+    Exchange::from_numbers(sides, slot.queue.load(Ordering::Relaxed))
 }
 
 fn set_exchange(slot: &Slot, exchange: Exchange) {
-    for (place, number) in slot.exchange.iter().zip(exchange.to_numbers()) {
+    let (sides, queue) = exchange.to_numbers();
+    for (place, number) in slot.sides.iter().zip(sides) {
         place.store(number, Ordering::Relaxed);
     }
+    slot.queue.store(queue, Ordering::Relaxed);
 }
 
 fn phase(verdict: Verdict) -> Phase {
@@ -340,6 +348,32 @@ fn phase(verdict: Verdict) -> Phase {
         Verdict::Busy => Phase::Busy,
         Verdict::Answered => Phase::Idle,
         Verdict::Unclear | Verdict::Switched => Phase::Unclear,
+    }
+}
+
+/// A call is about to read from a connection that waits for a request. Of one of the internet the kernel counts what it takes;
+/// of another one it is noted before, as the process may end within the call. A call that waits for the next request is as good
+/// as none: only if that comes, and the process ends before the call has returned, nobody knows. Whether it was noted:
+/// [`has_read_nothing`] is to follow, or [`on_read`].
+pub fn before_read(descriptor: RawFd, flags: libc::c_int) -> bool {
+    let Some(mark) = mark(descriptor).filter(|mark| mark.beside.load(Ordering::Relaxed) == OF_UNIX) else {
+        return false;
+    };
+    let has_slot = !matches!(mark.what.load(Ordering::Relaxed), NOTHING | ACCEPTED | LISTENS);
+    let Some(slot) = slot_of(descriptor).filter(|slot| has_slot && slot.phase() == Phase::Idle) else {
+        return false;
+    };
+    let is_noted = !is_silent() && is_own() && sys::may_read_now(descriptor, flags);
+    if is_noted {
+        slot.set_phase(Phase::Busy);
+    }
+    is_noted
+}
+
+/// It has not.
+pub fn has_read_nothing(descriptor: RawFd) {
+    if let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() == Phase::Busy) {
+        slot.set_phase(Phase::Idle);
     }
 }
 
@@ -377,6 +411,9 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         table.note_speaks_http();
         let claim = || claim(descriptor, mark, table, Phase::Busy);
         let Some(number) = early.map(|(number, _)| number).or_else(claim) else { return };
+        if early.is_none() && !sys::is_internet(descriptor) {
+            mark.beside.store(OF_UNIX, Ordering::Relaxed);
+        }
         mark.what.store(number.saturating_add(SLOT), Ordering::Relaxed);
         if let Some(slot) = table.slot(number) {
             set_exchange(slot, Exchange::default());
@@ -394,7 +431,7 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
     let mut exchange = exchange(slot);
     let verdict = filled.map_or(Verdict::Unclear, |filled| exchange.on_read(filled.until(count)));
     set_exchange(slot, exchange);
-    slot.set_phase(phase(verdict));
+    slot.on_read(phase(verdict), count);
     if verdict == Verdict::Unclear
         && !exchange.has_begun()
         && let Some(table) = holder::table()
@@ -419,7 +456,7 @@ pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
         None => exchange.on_write_unseen(count as u64),
     };
     set_exchange(slot, exchange);
-    slot.set_phase(phase(verdict));
+    slot.on_write(phase(verdict), count);
     if verdict == Verdict::Switched
         && let Some(table) = holder::table()
     {

@@ -385,6 +385,21 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether a call with these flags may take something before it waits, or without waiting.
+pub fn may_read_now(descriptor: RawFd, flags: c_int) -> bool {
+    let _errno = Errno::keep();
+    if flags & (libc::MSG_DONTWAIT | libc::MSG_WAITALL) != 0 {
+        return true;
+    }
+    let mut unread: c_int = 0;
+    // SAFETY: integers; fills a local.
+    unsafe {
+        libc::fcntl(descriptor, libc::F_GETFL) & libc::O_NONBLOCK != 0
+            || libc::ioctl(descriptor, libc::FIONREAD, &raw mut unread) < 0
+            || unread > 0
+    }
+}
+
 /// Whether it is a socket of IPv4 or IPv6.
 pub fn is_internet(descriptor: RawFd) -> bool {
     matches!(option(descriptor, libc::SO_DOMAIN), Some(libc::AF_INET | libc::AF_INET6))

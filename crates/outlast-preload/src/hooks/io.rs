@@ -17,8 +17,12 @@ fn reading<'a>(
     call: impl FnOnce() -> ssize_t,
     filled: impl FnOnce() -> Option<Parts<'a>>,
 ) -> ssize_t {
+    let takes = flags & libc::MSG_PEEK == 0;
+    let is_noted = takes && marks::before_read(descriptor, flags);
     let result = call();
-    if marks::is_marked(descriptor) && flags & libc::MSG_PEEK == 0 {
+    if is_noted && result <= 0 {
+        marks::has_read_nothing(descriptor);
+    } else if takes && marks::is_marked(descriptor) {
         // With these the kernel gives other bytes than the next ones, or throws them away and leaves the buffer as it was: there need not
         // even be one (tcp(7), MSG_TRUNC).
         let is_ordinary = flags & (libc::MSG_TRUNC | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;

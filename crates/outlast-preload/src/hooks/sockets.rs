@@ -14,6 +14,14 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
     to
 }
 
+/// The same, by a request of fcntl(2).
+fn duplicated_by(request: c_int, from: c_int, result: c_int) -> c_int {
+    match request {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(from, result),
+        _ => result,
+    }
+}
+
 /// What seccomp(2) is asked for to forbid system calls; its other operations ask.
 const STRICT: u32 = libc::SECCOMP_SET_MODE_STRICT;
 const FILTER: u32 = libc::SECCOMP_SET_MODE_FILTER;
@@ -86,6 +94,11 @@ hooks! {
         }
         duplicated(fd, next(fd, to, flags))
     };
+    // Of most requests there are fewer arguments: what is passed on then is not looked at.
+    fn fcntl(fd: c_int, request: c_int, one: c_ulong) -> c_int, next =>
+        duplicated_by(request, fd, next(fd, request, one));
+    fn fcntl64(fd: c_int, request: c_int, one: c_ulong) -> c_int, next =>
+        duplicated_by(request, fd, next(fd, request, one));
     // Before the number is free for something else.
     fn close(fd: c_int) -> c_int, next => {
         marks::forget(fd);

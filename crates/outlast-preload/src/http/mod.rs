@@ -123,18 +123,18 @@ pub struct Exchange {
 
 impl Exchange {
     /// As five numbers, for shared memory.
-    pub fn to_numbers(self) -> [u64; 5] {
+    pub fn to_numbers(self) -> ([u64; 4], u32) {
         let ([request, request_rest], [answer, answer_rest]) =
             (self.request.to_numbers(), self.answer.to_numbers());
-        let queue = u64::from(self.queue.count)
-            | u64::from(self.queue.only_heads) << 8
-            | u64::from(self.queue.has_last) << 24
-            | u64::from(self.queue.has_begun) << 25;
-        [request, request_rest, answer, answer_rest, queue]
+        let queue = u32::from(self.queue.count)
+            | u32::from(self.queue.only_heads) << 8
+            | u32::from(self.queue.has_last) << 24
+            | u32::from(self.queue.has_begun) << 25;
+        ([request, request_rest, answer, answer_rest], queue)
     }
 
     /// From [`to_numbers`](Self::to_numbers).
-    pub fn from_numbers([request, request_rest, answer, answer_rest, queue]: [u64; 5]) -> Self {
+    pub fn from_numbers([request, request_rest, answer, answer_rest]: [u64; 4], queue: u32) -> Self {
         let (count, only_heads) = ((queue & 0xff) as u8, (queue >> 8 & 0xffff) as u16);
         Self {
             request: Side::from_numbers([request, request_rest]),

@@ -22,6 +22,7 @@ mod crashed_masters;
 mod forbid;
 mod forbidden_calls;
 mod gone_clients;
+mod half_read;
 mod inner_connections;
 mod inner_talk;
 mod jumps;

@@ -4,7 +4,7 @@ mod offers;
 mod strays;
 
 use super::address::Address;
-use super::table::{NEW, Phase, Slot, TAKEN, Table};
+use super::table::{FREE, NEW, Phase, Slot, TAKEN, Table};
 use crate::sys::process::Pid;
 use crate::sys::tcp::{self, Positions};
 use crate::sys::{custody as sys, descriptors, local};
@@ -82,8 +82,9 @@ pub(super) struct Connections {
     next_untouched: u32,
     /// Slots of which there is no copy yet.
     new: Vec<u32>,
-    /// Slots of which there will never be one; some are free, or of other connections, by now.
-    unclear: BTreeSet<u32>,
+    /// Slots of which there will never be one; some are free, or of other connections, by now. Those that are not are free when
+    /// their process ends.
+    uncopied: BTreeSet<u32>,
     head: u32,
     looked_at: u32,
     /// Those that looked closed when they were looked at last.
@@ -128,7 +129,7 @@ impl Connections {
             given_up: 0,
             next_untouched: UNTOUCHED,
             new: Vec::new(),
-            unclear: BTreeSet::new(),
+            uncopied: BTreeSet::new(),
             head: 0,
             looked_at: 0,
             doubtful: Vec::new(),
@@ -200,7 +201,7 @@ impl Connections {
             }
             match slot.phase() {
                 Phase::Unclear => {
-                    self.unclear.insert(number);
+                    self.uncopied.insert(number);
                     return false;
                 }
                 Phase::Busy => return true,
@@ -215,17 +216,27 @@ impl Connections {
                 self.silent[0].insert(cookie);
                 return true;
             }
-            let Some(process) = known(owner).filter(|_| self.make_room()) else { return false };
+            let Some(process) = known(owner).filter(|_| self.make_room()) else {
+                self.uncopied.insert(number);
+                return false;
+            };
             let copy = sys::copy_of(process, at).ok();
             if copy.is_none() && sys::is_exiting(owner) {
                 // It is lost, and counts as closed when the end of its process is heard of.
                 return true;
             }
-            // Closed meanwhile, the number may stand for another one.
-            let copy = copy.filter(|copy| cookie != 0 && sys::cookie(copy.as_fd()) == cookie);
-            if let Some(socket) = copy
-                && slot.advance(NEW, TAKEN)
-            {
+            let Some(socket) = copy else {
+                self.uncopied.insert(number);
+                return false;
+            };
+            // Closed meanwhile in a way that is not seen: the number stands for another one.
+            if cookie == 0 || sys::cookie(socket.as_fd()) != cookie {
+                if slot.advance(NEW, FREE) {
+                    slot.free();
+                }
+                return false;
+            }
+            if slot.advance(NEW, TAKEN) {
                 let address = Address::parse(&sys::local_address(socket.as_fd()));
                 let state = State::Served;
                 let got_at = Instant::now();
@@ -422,7 +433,7 @@ impl Connections {
             })
         };
         self.new.retain(|number| is_lost(number).is_none());
-        self.unclear.retain(|number| is_lost(number).is_none());
+        self.uncopied.retain(|number| is_lost(number).is_none());
         (kept, closed)
     }
 
@@ -431,12 +442,15 @@ impl Connections {
         self.table.accepting.may(pid)
     }
 
+    /// Whether its process has read all of the requests that it has answered, and nothing behind them: it may have died
+    /// within the call that read the next one, or have read in a way that is not seen. The kernel's counters tell. Those of a
+    /// UNIX socket do not exist: its process writes down before it reads that it does.
     fn is_idle(table: &Table, number: u32, held: &Connection) -> bool {
-        let unread = || local::unread(held.socket.as_raw_fd()).unwrap_or(0);
-        let waits = match table.slot(number).map(Slot::phase) {
-            Some(Phase::Idle) => tcp::waits_for_request(held.socket.as_fd(), unread),
-            Some(Phase::Untouched) => tcp::is_untouched(held.socket.as_fd()),
-            _ => false,
+        let Some(slot) = table.slot(number) else { return false };
+        let waits = match slot.phase() {
+            Phase::Idle => tcp::positions(held.socket.as_fd()).map_or(true, |at| slot.is_at(at)),
+            Phase::Untouched => tcp::is_untouched(held.socket.as_fd()),
+            Phase::Busy | Phase::Unclear => false,
         };
         waits && !is_over(held.socket.as_fd())
     }

@@ -11,6 +11,7 @@ pub use shut_down::ShutDown;
 use super::address::Address;
 use crate::sys::memfd;
 use crate::sys::shared::AllZeroes;
+use crate::sys::tcp::Positions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -108,9 +109,23 @@ pub struct Slot {
     pub descriptor: AtomicU32,
     /// [`FREE`], [`NEW`] or [`TAKEN`].
     pub state: AtomicU32,
-    phase: AtomicU32,
+    /// The phase in the lowest bits, and above it how many bytes the program was seen to read, as far as that fits.
+    phase_and_read_bytes: AtomicU32,
+    /// How many bytes it was seen to write, as far as that fits.
+    written_bytes: AtomicU32,
     /// How far its requests and answers have come, for the program alone.
-    pub exchange: [AtomicU64; 5],
+    pub queue: AtomicU32,
+    /// The same.
+    pub sides: [AtomicU64; 4],
+}
+
+/// Of [`Slot`]'s first word.
+const PHASE_BITS: u32 = 2;
+const PHASE: u32 = (1 << PHASE_BITS) - 1;
+
+#[allow(clippy::cast_possible_truncation, reason = "the lowest bits are what is kept")]
+fn low_bits(bytes: u64) -> u32 {
+    bytes as u32
 }
 
 // One line of the processor's cache: two connections never share one.
@@ -119,14 +134,44 @@ const _: () = assert!(size_of::<Slot>() == 64);
 impl Slot {
     /// As it was set last.
     pub fn phase(&self) -> Phase {
-        Phase::from_number(self.phase.load(Ordering::Acquire))
+        Phase::from_number(self.phase_and_read_bytes.load(Ordering::Acquire) & PHASE)
     }
 
     /// From here on. Two times for each request: a store that waits for all that were before it would take longer than all
     /// else here. The holder looks whether somebody waits for an answer when the process has ended, and sees all its stores
     /// by then; before that, it takes no more than a copy.
     pub fn set_phase(&self, phase: Phase) {
-        self.phase.store(phase as u32, Ordering::Release);
+        self.on_read(phase, 0);
+    }
+
+    /// So many bytes were read, and this is the phase from here on: both at once.
+    pub fn on_read(&self, phase: Phase, bytes: usize) {
+        let before = self.phase_and_read_bytes.load(Ordering::Relaxed) >> PHASE_BITS;
+        let read_bytes = before.wrapping_add(low_bits(bytes as u64));
+        self.phase_and_read_bytes.store(phase as u32 | read_bytes << PHASE_BITS, Ordering::Release);
+    }
+
+    /// So many bytes were written, and this is the phase from here on. The phase first: between the two the connection is not
+    /// where it is said to be, and not kept.
+    pub fn on_write(&self, phase: Phase, bytes: usize) {
+        self.set_phase(phase);
+        let written_bytes = self.written_bytes.load(Ordering::Relaxed);
+        self.written_bytes.store(written_bytes.wrapping_add(low_bits(bytes as u64)), Ordering::Release);
+    }
+
+    /// It has come so far, and this is its phase from here on.
+    pub(super) fn begin_at(&self, phase: Phase, at: Positions) {
+        self.written_bytes.store(low_bits(at.written_bytes), Ordering::Release);
+        self.phase_and_read_bytes
+            .store(phase as u32 | low_bits(at.read_bytes) << PHASE_BITS, Ordering::Release);
+    }
+
+    /// Whether all that has passed through the connection was seen.
+    pub(super) fn is_at(&self, at: Positions) -> bool {
+        let read_bytes = self.phase_and_read_bytes.load(Ordering::Acquire) >> PHASE_BITS;
+        let written_bytes = self.written_bytes.load(Ordering::Acquire);
+        (read_bytes, written_bytes)
+            == (low_bits(at.read_bytes) << PHASE_BITS >> PHASE_BITS, low_bits(at.written_bytes))
     }
 
     /// From one state to another; false if it is in neither.
@@ -295,7 +340,7 @@ impl Table {
             })
         })?;
         let slot = self.slots.get(number)?;
-        slot.set_phase(phase);
+        slot.begin_at(phase, Positions::default());
         slot.owner.store(owner, Ordering::SeqCst);
         slot.descriptor.store(descriptor, Ordering::SeqCst);
         slot.state.store(NEW, Ordering::SeqCst);

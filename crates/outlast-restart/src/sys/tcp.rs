@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// What has passed through a socket since it was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Positions {
     /// Bytes that were read from it.
     pub(crate) read_bytes: u64,
@@ -96,18 +96,6 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// Whether nothing was read of a connection since something was written to it, by a process that has died. True of what
-/// is no TCP connection. What is `unread` is asked for last: a request that comes meanwhile would look as if it had been read.
-///
-/// A client may end its side behind a request: that is one as long as it is unread.
-pub(crate) fn waits_for_request(socket: BorrowedFd<'_>, unread: impl FnOnce() -> u64) -> bool {
-    info(socket).map_or(true, |info| match info.state {
-        ESTABLISHED => info.last_data_sent_ms <= info.last_data_received_ms || unread() > 0,
-        CLOSE_WAIT => unread() > 0,
-        _ => false,
-    })
-}
-
 /// How many connections wait at a listening socket of TCP. None: it is none.
 pub(crate) fn queued_count(socket: BorrowedFd<'_>) -> Option<u32> {
     const LISTEN: u8 = 10;
@@ -116,7 +104,7 @@ pub(crate) fn queued_count(socket: BorrowedFd<'_>) -> Option<u32> {
 
 /// Whether nothing was read of a connection since it was accepted, or written to it. False of what is no TCP connection.
 pub(crate) fn is_untouched(socket: BorrowedFd<'_>) -> bool {
-    positions(socket).is_ok_and(|positions| positions == Positions { read_bytes: 0, written_bytes: 0 })
+    positions(socket).is_ok_and(|positions| positions == Positions::default())
 }
 
 /// Whether somebody seems to wait for what a process has to say on a connection of which nobody knows more: its client was

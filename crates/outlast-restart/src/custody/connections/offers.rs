@@ -294,9 +294,10 @@ impl Connections {
         self.change(number, State::Served);
         slot.owner.store(owner.cast_unsigned(), SeqCst);
         slot.descriptor.store(at.cast_unsigned(), SeqCst);
-        slot.set_phase(Phase::Busy);
         let held = self.all.get_mut(&number)?;
-        held.given = tcp::positions(held.socket.as_fd()).ok().map(|positions| (positions, since));
+        let positions = tcp::positions(held.socket.as_fd()).ok();
+        slot.begin_at(Phase::Busy, positions.unwrap_or_default());
+        held.given = positions.map(|positions| (positions, since));
         (held.owner, held.number) = (owner, at);
         (held.got_at, held.looks_closed) = (Instant::now(), false);
         Some(Given { socket, slot: number, cookie: held.cookie })
@@ -441,6 +442,31 @@ mod tests {
         assert_eq!(reads(given.unwrap()), "hello");
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn places_without_a_copy_are_free_when_their_process_ends_or_at_once_if_it_was_closed() {
+        let mut scene = scene(1);
+        scene.connections.set_limit(2);
+        let (table, accepted) =
+            (scene.connections.table, TcpStream::connect(scene.listener.local_addr().unwrap()).unwrap());
+        let (us, at) = (process::pid(), accepted.as_raw_fd());
+        let known = process::open(us).unwrap();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let is_free = |number: u32| table.slot(number).unwrap().cookie.load(SeqCst) == 0;
+        let claim =
+            |cookie: u64| table.claim(cookie, us.cast_unsigned(), at.cast_unsigned(), Phase::Idle).unwrap();
+        // The program has no such process.
+        let number = claim(sys::cookie(accepted.as_fd()));
+        scene.connections.take(|_| None);
+        assert!(!is_free(number));
+        assert_eq!(scene.connections.ended(us, true, &epoll, |_| Vec::new()), (0, 1));
+        assert!(is_free(number));
+        // Another connection has that number by now.
+        let number = claim(u64::MAX);
+        scene.connections.take(|_| Some(known.as_fd()));
+        assert!(is_free(number));
+        assert_eq!(scene.connections.ended(us, true, &epoll, |_| Vec::new()), (0, 0));
     }
 
     #[test]
