@@ -128,7 +128,10 @@ pub fn listen(args: &ListenArgs) -> Result<ListenPlan> {
         return Err(Failure::usage("--deny-to is for --to-any: sessions to one service cannot go elsewhere"));
     }
     let target = match (&args.to, args.to_any) {
-        (Some(service), _) => Target::Fixed(service.clone()),
+        (Some(service), _) => {
+            self_loop::refuse_service(address, service)?;
+            Target::Fixed(service.clone())
+        }
         (None, true) => {
             let guarded = matches!(config.security, Security::Psk(_))
                 || args.tls_client_ca.is_some()
@@ -375,6 +378,8 @@ mod tests {
             ("listen 127.0.0.1:0 --to a:1 --psk-file /nowhere", "/nowhere: no such file"),
             ("listen fe80::1%lo:7000 --to a:1", "[fe80::1%eth0]:port"),
             ("listen [fe80::1%nothing0]:7000 --to a:1", "no interface called \"nothing0\""),
+            ("listen 127.0.0.1:7000 --to 127.0.0.1:7000", "which itself listens on 127.0.0.1:7000"),
+            ("listen [::]:7000 --to localhost:7000", "leads back to this process"),
             ("connect 127.0.0.1:1 --via 127.0.0.1:1", "leads back to this process"),
             ("connect 127.0.0.1:1 --via b:1,localhost:1", "leads back to this process"),
             ("connect --socks5 [::]:1 --via *.x=127.0.0.1:1", "which itself listens on [::]:1"),

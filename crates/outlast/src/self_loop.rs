@@ -1,10 +1,12 @@
-//! A client whose server is the client itself: every session that it opens would come in as a program that wants one more.
+//! A client whose server is the client itself, or a server whose service is the server itself: every session would bring one
+//! more.
 
 use crate::exit::Failure;
 use crate::plan::FrontPlan;
 use anyhow::Result;
 use outlast_session::Scoped;
 use outlast_session::relay::Routes;
+use outlast_session::relay::dial::Service;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Refuses servers whose addresses are those of this process's own listeners, as far as that shows without asking for names.
@@ -20,6 +22,23 @@ pub fn refuse(fronts: &[FrontPlan], routes: &Routes) -> Result<()> {
                  `outlast listen`"
             )));
         }
+    }
+    Ok(())
+}
+
+/// Refuses a service that is the server's own listener, as far as that shows without asking for names.
+pub fn refuse_service(listens: SocketAddr, service: &Service) -> Result<()> {
+    let is_own = match service {
+        Service::Unix(_) => false,
+        Service::Tcp(_) | Service::Scoped(_) => {
+            literal(&service.to_string()).into_iter().any(|at| leads_to(at, listens))
+        }
+    };
+    if is_own {
+        return Err(Failure::usage(format!(
+            "--to {service} leads back to this process, which itself listens on {listens}: give the address of \
+             the service"
+        )));
     }
     Ok(())
 }

@@ -65,7 +65,8 @@ pub async fn run(args: &StatusArgs, process: &ProcessArgs) -> Result<Code> {
             };
         }
         drop(out);
-        let complete = answers.complete();
+        // Who asks for one that has answered is told of no others.
+        let complete = which.map_or_else(|| answers.complete(), |_| Ok(()));
         if !args.watch {
             return complete.map(|()| Code::Ok);
         }

@@ -92,6 +92,8 @@ fn a_stopped_instance_is_named_and_the_others_are_shown() {
     assert_eq!(json.status.code(), Some(7));
     let answers: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(answers.as_array().map(Vec::len), Some(1));
+    let one = output(folder.path(), &["status", &servers[2].pid().to_string()]);
+    assert!(one.status.success() && one.stderr.is_empty(), "one that answers is asked for: {one:?}");
     let kill = output(folder.path(), &["kill", "0123"]);
     assert_eq!(kill.status.code(), Some(7), "the session may be where nobody answers: {kill:?}");
     for server in &servers[..2] {
