@@ -88,6 +88,10 @@ pub fn on_receive(descriptor: RawFd) {
 
 /// Puts a connection that is held in the place of what was accepted, if that stands for one.
 fn swap(descriptor: RawFd) -> bool {
+    // The kernel would throw it away. Without a question it is offered again.
+    if !sys::has_room_for_one_more(descriptor) {
+        return false;
+    }
     let Some(address) = AddressBytes::new(sys::name(descriptor, true).as_ref()) else { return false };
     let question = Message { descriptor, address, ..Message::new(Verb::Swap) };
     let Some((answer, Some(held))) = holder::ask(&question, None) else { return false };

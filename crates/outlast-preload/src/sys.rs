@@ -385,6 +385,18 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Whether this process can have one more descriptor.
+pub fn has_room_for_one_more(like: RawFd) -> bool {
+    // SAFETY: integers.
+    let copy = unsafe { libc::syscall(libc::SYS_fcntl, like, libc::F_DUPFD_CLOEXEC, 0) };
+    RawFd::try_from(copy).is_ok_and(|copy| {
+        copy >= 0 && {
+            close(copy);
+            true
+        }
+    })
+}
+
 /// Whether a call with these flags may take something before it waits, or without waiting.
 pub fn may_read_now(descriptor: RawFd, flags: c_int) -> bool {
     let _errno = Errno::keep();

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, PYTHON, Server, eventually, folder, free_port, is_installed, is_root, kill, python, script,
-    wait_until_held,
+    Client, PYTHON, Server, eventually, folder, free_port, has_ended, is_installed, is_root, kill, python,
+    script, wait_until_held,
 };
 use std::io::Write;
 use std::path::PathBuf;
@@ -52,6 +52,27 @@ else:
     open(folder + "/first", "w").close()
 threading.Thread(target=serve, args=(b,), daemon=True).start()
 serve(a)
+"#;
+
+/// The second start accepts with its last descriptor, once.
+const FULL_SERVER: &str = r#"
+import os, resource, socket, sys
+folder, port = sys.argv[1], int(sys.argv[2])
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("127.0.0.1", port)); s.listen(9)
+kept = []
+if os.path.exists(folder + "/first"):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    while True:
+        try: kept.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError: break
+    os.close(kept.pop())
+else:
+    os.close(os.open(folder + "/first", os.O_CREAT))
+while True:
+    c = s.accept()[0]
+    while c.recv(4096): c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    while kept: os.close(kept.pop())
+    c.close()
 "#;
 
 /// From another address, with the port that is told.
@@ -104,6 +125,24 @@ fn a_held_connection_is_not_given_for_one_with_the_same_port_or_to_a_stranger() 
     let other = String::from_utf8(other.wait_with_output().unwrap().stdout).unwrap();
     assert_eq!((said.as_str(), other.as_str()), ("nothing", "connected\nHTTP/1.1 200 OK\n"));
     assert!(kept.answered().is_some());
+    assert!(kept.get("/"));
+    assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_held_connection_for_which_the_program_has_no_descriptor_is_given_later() {
+    if !is_installed(PYTHON) {
+        return;
+    }
+    let (folder, port) = (folder("full-server"), free_port());
+    let server = Server::start(&python(&folder, FULL_SERVER, &[port]), true);
+    let mut kept = Client::connect(port);
+    assert!(kept.get("/"));
+    wait_until_held(&server, [&kept]);
+    let first = server.main();
+    kill(first, libc::SIGKILL);
+    eventually("it does not end", || has_ended(first).then_some(()));
     assert!(kept.get("/"));
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     std::fs::remove_dir_all(folder).unwrap();
