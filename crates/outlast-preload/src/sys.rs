@@ -186,6 +186,10 @@ pub fn tell_peer(
     }
 }
 
+/// From where on a number is none that a program counts on, as it does on 0 to 2, or on the lowest free one. Which of them
+/// are allowed depends on its limit of descriptors.
+const HIGH_NUMBERS: [RawFd; 4] = [900, 200, 50, 10];
+
 /// A socket to talk with the holder, which is tried for so long. Its number is high, and programs do not inherit it.
 pub fn connect(address: &[u8], milliseconds: u32) -> io::Result<RawFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -197,9 +201,10 @@ pub fn connect(address: &[u8], milliseconds: u32) -> io::Result<RawFd> {
     unsafe {
         let low = libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0);
         let low = RawFd::try_from(low).ok().filter(|low| *low >= 0).ok_or_else(io::Error::last_os_error)?;
-        let high = libc::fcntl(low, libc::F_DUPFD_CLOEXEC, 900);
-        let socket = if high < 0 { low } else { high };
-        if high >= 0 {
+        let high = HIGH_NUMBERS.iter().map(|from| libc::fcntl(low, libc::F_DUPFD_CLOEXEC, *from));
+        let high = high.into_iter().find(|high| *high >= 0);
+        let socket = high.unwrap_or(low);
+        if high.is_some() {
             close(low);
         }
         for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {

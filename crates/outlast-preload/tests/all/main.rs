@@ -18,6 +18,7 @@ mod closes;
 mod common;
 mod connections;
 mod crashed_masters;
+mod descriptor_numbers;
 #[path = "../../../outlast-restart/tests/all/common/forbid.rs"]
 mod forbid;
 mod forbidden_calls;
