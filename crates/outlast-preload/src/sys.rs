@@ -478,6 +478,7 @@ pub fn has_epoll() -> bool {
 
 /// What a program has given as an address, whose length it tells. Empty where the kernel will say that it is none.
 pub fn address<'a>(address: *const libc::sockaddr, length: libc::socklen_t) -> &'a [u8] {
+    let _errno = Errno::keep();
     if length as usize > size_of::<libc::sockaddr_storage>()
         || !given::Given::new().has(address.cast(), length as usize)
     {

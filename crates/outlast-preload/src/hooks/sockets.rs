@@ -69,15 +69,17 @@ hooks! {
         result
     };
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int, next => {
-        let room = sys::waiting::room(length);
-        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length));
-        accepted::on_accept(fd, accepted, address, length, room);
+        let its = sys::waiting::length_of(address, length);
+        let room = sys::waiting::room(its);
+        let accepted = accepted::accept(fd, (its, room), || next(fd, address, length));
+        accepted::on_accept(fd, accepted, address, its, room);
         accepted
     };
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int, next => {
-        let room = sys::waiting::room(length);
-        let accepted = accepted::accept(fd, (length, room), || next(fd, address, length, flags));
-        accepted::on_accept(fd, accepted, address, length, room);
+        let its = sys::waiting::length_of(address, length);
+        let room = sys::waiting::room(its);
+        let accepted = accepted::accept(fd, (its, room), || next(fd, address, length, flags));
+        accepted::on_accept(fd, accepted, address, its, room);
         accepted
     };
 

@@ -50,6 +50,11 @@ pub fn is_over_unsaid(connection: RawFd) -> bool {
     count == 0 || (count < 0 && super::errno() == libc::ECONNRESET)
 }
 
+/// Where the program has the length of its room for an address, if it has any: without room the kernel does not look there.
+pub fn length_of(address: *const libc::sockaddr, length: *mut libc::socklen_t) -> *mut libc::socklen_t {
+    if address.is_null() { std::ptr::null_mut() } else { length }
+}
+
 /// How much room the program has for an address.
 pub fn room(length: *const libc::socklen_t) -> libc::socklen_t {
     // SAFETY: null, or what the program has given to the C library.
