@@ -44,6 +44,7 @@ mod small_stacks;
 mod strays;
 mod swaps;
 mod told_by_shutdown;
+mod unasked_strangers;
 mod unix_files;
 mod unkept_sessions;
 mod untold_parts;

@@ -96,11 +96,20 @@ pub(super) struct Connections {
 
 /// How the peer has ended the connection, or broken it off, if it has.
 fn end_of(socket: BorrowedFd<'_>) -> PollFlags {
-    let mut asked = [PollFd::new(&socket, PollFlags::RDHUP)];
     let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    found(socket, PollFlags::RDHUP) & ends
+}
+
+/// Whether the peer has sent something, or has ended the connection.
+fn has_news(socket: BorrowedFd<'_>) -> bool {
+    !found(socket, PollFlags::IN | PollFlags::RDHUP).is_empty()
+}
+
+fn found(socket: BorrowedFd<'_>, asked: PollFlags) -> PollFlags {
+    let mut asked = [PollFd::new(&socket, asked)];
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     let _ = poll(&mut asked, Some(&zero));
-    asked.iter().fold(PollFlags::empty(), |all, asked| all | asked.revents()) & ends
+    asked.iter().fold(PollFlags::empty(), |all, asked| all | asked.revents())
 }
 
 /// Whether it has.

@@ -354,7 +354,8 @@ impl Holder {
             let serves_since = self.serves_since.filter(|_| self.main_ended_at.is_none());
             self.connections.offer(&self.listeners, serves_since, now);
         }
-        if now.duration_since(self.watched_at) < self.watch_interval(now) {
+        let sweeps = now.duration_since(self.swept_at) >= SWEEP;
+        if now.duration_since(self.watched_at) < self.watch_interval(now) && !sweeps {
             return;
         }
         let processes = family::below_this();
@@ -368,7 +369,7 @@ impl Holder {
                 self.report(Report::NotKept(kind));
             }
         }
-        if now.duration_since(self.swept_at) < SWEEP {
+        if !sweeps {
             return;
         }
         (self.swept_at, self.doubted_at) = (now, now);

@@ -151,6 +151,8 @@ pub(super) struct Machine {
     run: u32,
     in_a_row: u32,
     was_ready: bool,
+    /// The program has said that it serves: that was not only assumed.
+    was_told: bool,
     /// Whoever is started goes on in the background, as far as is known.
     daemonizes: bool,
     /// When it was told to end for good.
@@ -174,6 +176,7 @@ impl Machine {
             run: 0,
             in_a_row: 0,
             was_ready: false,
+            was_told: false,
             daemonizes: false,
             told_ms: None,
             actions: Vec::new(),
@@ -274,7 +277,8 @@ impl Machine {
 
     fn assumed_ready_ms(&self, running: &Running) -> Option<u64> {
         let waiting = !running.ready && running.ending.is_none();
-        let time = self.settings.assume_ready_after.filter(|_| waiting)?;
+        // What has once said so says so again, also where another binary takes its place: without that it does not serve.
+        let time = self.settings.assume_ready_after.filter(|_| waiting && !self.was_told)?;
         Some(running.began_ms.saturating_add(ms(time)))
     }
 
@@ -300,7 +304,10 @@ impl Machine {
                 let interrupted = Some(Interrupt { number, at_ms: now_ms, by_itself: true });
                 self.phase = Phase::Running(Running { interrupted, ..running });
             }
-            (Input::Ready, Phase::Running(running)) => self.ready(running, now_ms),
+            (Input::Ready, Phase::Running(running)) => {
+                self.was_told = true;
+                self.ready(running, now_ms);
+            }
             (Input::SignOfLife, Phase::Running(running)) => {
                 self.phase = Phase::Running(Running { heard_ms: now_ms, ..running });
             }

@@ -109,10 +109,16 @@ impl Rest {
         &self.spared
     }
 
+    /// Those that the program has not started.
+    pub(super) fn of_others(&self) -> Vec<Pid> {
+        let mut others = self.spared.pids(|pids| pids.clone());
+        others.extend(&self.others);
+        others
+    }
+
     fn find(&self) -> Vec<Pid> {
         let us = process::pid();
-        let mut roots = self.spared.pids(|pids| pids.clone());
-        roots.extend(&self.others);
+        let mut roots = self.of_others();
         roots.extend(self.remains.finishing.iter().chain(&self.remains.sessions));
         let others = family::and_below_each(&roots);
         let is_rest = |pid: &Pid| *pid != us && !others.contains(pid) && left::outlives(*pid) != Some(true);

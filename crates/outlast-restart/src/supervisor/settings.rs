@@ -76,7 +76,7 @@ pub struct Settings {
     pub start_timeout: Option<Duration>,
     /// When it is ready.
     pub readiness: Readiness,
-    /// A program that has not said that it is ready, and lives, is taken to be ready after so long. None: never.
+    /// A program that has never said that it is ready, and lives, is taken to be ready after so long. None: never.
     pub assume_ready_after: Option<Duration>,
     /// A program that is ready and gives no [sign of life](super::Handle::sign_of_life) for so long is killed. None: never.
     pub watchdog_timeout: Option<Duration>,

@@ -457,3 +457,32 @@ fn a_start_that_waits_for_who_is_in_the_way_is_called_off_when_it_is_told_to_end
     let end = machine.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 3);
     assert_eq!(end, [Action::End(Outcome::Stopped(Death::Signal(libc::SIGTERM)))]);
 }
+
+#[test]
+fn what_has_once_said_that_it_serves_is_not_taken_for_ready_later() {
+    let settings = || Settings {
+        readiness: Readiness::Board,
+        assume_ready_after: Some(Duration::from_secs(10)),
+        ..Settings::default()
+    };
+    let is_ready = |told: &[Action]| told.contains(&Action::Tell(Event::Ready));
+    let again = |machine: &mut Machine| {
+        machine.on(Input::Replace, 20_000);
+        machine.on(Input::Died { death: Death::Signal(libc::SIGTERM), heir: None }, 20_001);
+        machine.on(Input::Started { pid: 8 }, 20_002);
+    };
+    // One that never says so is, in each start.
+    let mut silent = machine(settings());
+    assert!(is_ready(&silent.on(Input::Time, 10_000)));
+    again(&mut silent);
+    assert!(is_ready(&silent.on(Input::Time, 30_002)));
+    // One that listens, also if that took it longer, has to listen again.
+    for (is_late, at_ms) in [(false, 5), (true, 12_000)] {
+        let mut one = machine(settings());
+        assert!(!is_late || is_ready(&one.on(Input::Time, 10_000)));
+        assert_eq!(is_ready(&one.on(Input::Ready, at_ms)), !is_late);
+        again(&mut one);
+        assert_eq!(one.deadline_ms(), None);
+        assert!(!is_ready(&one.on(Input::Time, 30_002)) && is_ready(&one.on(Input::Ready, 90_000)));
+    }
+}

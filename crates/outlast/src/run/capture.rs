@@ -15,6 +15,8 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// `outlast keep-log`.
@@ -37,6 +39,8 @@ pub const KEEP: u32 = 4;
 const CHUNK_BYTES: usize = 64 << 10;
 /// After the program's end, time for its last words to be written: others below it may hold the pipe open.
 const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Before another process that writes is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where output goes.
 #[derive(Clone, Debug)]
@@ -49,11 +53,11 @@ pub struct Place {
 /// The supervisor's side.
 #[derive(Debug)]
 pub struct Capture {
-    place: Place,
-    reader: PipeReader,
+    reader: Arc<PipeReader>,
     writer: PipeWriter,
-    keeper: Child,
-    supervisor: Handle,
+    keeper: Arc<Mutex<Child>>,
+    /// Asks for another keeper.
+    again: Sender<()>,
 }
 
 impl Capture {
@@ -63,8 +67,13 @@ impl Capture {
         let place = Place { file: std::path::absolute(&place.file).map_err(absolute)?, ..place };
         open(&place.file).map_err(|error| cannot_write(&place.file, &error))?;
         let (reader, writer) = io::pipe()?;
-        let keeper = keeper(&place, &reader, &supervisor)?;
-        Ok(Self { place, reader, writer, keeper, supervisor })
+        let keeper = Arc::new(Mutex::new(keeper(&place, &reader, &supervisor)?));
+        let (again, asked) = std::sync::mpsc::channel();
+        let reader = Arc::new(reader);
+        let replacing = Replacing { place, reader: reader.clone(), keeper: keeper.clone(), supervisor };
+        // Started now: when another process is needed, there may be no thread to be had, either.
+        std::thread::Builder::new().name("keep-log".into()).spawn(move || replacing.run(&asked))?;
+        Ok(Self { reader, writer, keeper, again })
     }
 
     /// Has the program's output go there.
@@ -74,29 +83,63 @@ impl Capture {
     }
 
     /// A child has ended: if it was the one that writes, another one does.
-    pub fn on_buried(&mut self, pid: u32) {
-        if pid != self.keeper.id() {
-            return;
-        }
-        match keeper(&self.place, &self.reader, &self.supervisor) {
-            Ok(keeper) => {
-                tracing::warn!(
-                    "the process that writes {} has ended: another one does",
-                    self.place.file.display()
-                );
-                self.keeper = keeper;
-            }
-            Err(error) => tracing::error!("nobody writes {} any more: {error}", self.place.file.display()),
+    pub fn on_buried(&self, pid: u32) {
+        if pid == lock(&self.keeper).id() {
+            let _ = self.again.send(());
         }
     }
 
     /// The program has ended for good.
     pub fn finish(self) {
-        let Self { reader, writer, mut keeper, .. } = self;
-        drop((reader, writer));
+        let Self { reader, writer, keeper, again } = self;
+        drop((reader, writer, again));
         let deadline = Instant::now() + LAST_WORDS_TIMEOUT;
-        while matches!(keeper.try_wait(), Ok(None)) && Instant::now() < deadline {
+        while matches!(lock(&keeper).try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn lock(keeper: &Mutex<Child>) -> MutexGuard<'_, Child> {
+    keeper.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread that starts another one in the place of a process that wrote. Without it the program would stand still as soon as
+/// the pipe is full: it is tried until it can be done.
+struct Replacing {
+    place: Place,
+    reader: Arc<PipeReader>,
+    keeper: Arc<Mutex<Child>>,
+    supervisor: Handle,
+}
+
+impl Replacing {
+    /// Until the program has ended for good.
+    fn run(&self, asked: &Receiver<()>) {
+        while asked.recv().is_ok() {
+            let (file, mut is_told) = (self.place.file.display(), false);
+            loop {
+                match keeper(&self.place, &self.reader, &self.supervisor) {
+                    Ok(keeper) => {
+                        tracing::warn!("the process that writes {file} has ended: another one does");
+                        *lock(&self.keeper) = keeper;
+                        break;
+                    }
+                    Err(error) if !is_told => {
+                        tracing::error!(
+                            "nobody writes {file} at present, as no process can be started for that: {}; it is tried \
+                             again each second, and the program may have to wait for it",
+                            plain(&error)
+                        );
+                        is_told = true;
+                    }
+                    Err(_) => {}
+                }
+                match asked.recv_timeout(AGAIN) {
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+                }
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::state::State;
 use crate::exit::Failure;
+use crate::sparingly::Sparingly;
 use anyhow::Result;
 use outlast_restart::credentials::{Peer, receive};
 use outlast_restart::supervisor::Handle;
@@ -13,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The longest that is read; a status is a line.
 const MESSAGE_BYTES_MAX: usize = 4096;
@@ -106,6 +108,8 @@ fn fresh_folder() -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
+static STRANGERS: Sparingly = Sparingly::new();
+
 fn hear(socket: &UnixDatagram, attempt: u32, handle: &Handle, state: &State) {
     let mut message = [0; MESSAGE_BYTES_MAX];
     loop {
@@ -117,7 +121,14 @@ fn hear(socket: &UnixDatagram, attempt: u32, handle: &Handle, state: &State) {
             Err(error) => return tracing::error!("--notify does not work any more: {error}"),
         };
         if !sender.is_some_and(may_speak) {
-            tracing::warn!(?sender, "somebody else says how the program is: that is not believed");
+            // Whoever can reach the socket can say as much as he likes.
+            if let Some(skipped) = STRANGERS.due(Instant::now()) {
+                tracing::warn!(
+                    ?sender,
+                    skipped,
+                    "somebody else says how the program is: that is not believed"
+                );
+            }
             continue;
         }
         for said in understood(message.get(..length).unwrap_or_default()) {

@@ -187,6 +187,54 @@ fn standard_input_and_output_are_the_programs_own() {
     assert_eq!((told.as_str(), ended(&mut outlast).code()), ("through a pipe", Some(0)));
 }
 
+#[test]
+fn a_program_whose_output_nobody_can_write_for_a_while_goes_on_then() {
+    let folder = folder();
+    let log = folder.path().join("log");
+    let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.01; done";
+    let arguments = ["run", "--log-to", log.to_str().unwrap(), "--", "sh", "-c", script];
+    let mut outlast = Outlast::start(folder.path(), &arguments);
+    eventually("nothing is written", || written(&log).contains("line 9\n").then_some(()));
+    let limit = |descriptors: &str| {
+        let (pid, limit) = (outlast.pid().to_string(), format!("--nofile={descriptors}"));
+        assert!(Command::new("prlimit").args(["--pid", &pid, &limit]).status().unwrap().success());
+    };
+    let listed = Command::new("pgrep").args(["-P", &outlast.pid().to_string(), "-f", "keep-log"]).output();
+    let keeper = String::from_utf8(listed.unwrap().stdout).unwrap();
+    limit("3:4096");
+    assert!(Command::new("kill").args(["-KILL", keeper.trim()]).status().unwrap().success());
+    let before = written(&log).len();
+    let said = |outlast: &mut Outlast, what: &str| {
+        eventually(what, || outlast.said_so_far().contains(what).then_some(()))
+    };
+    said(&mut outlast, "at present");
+    let pid = outlast.pid().to_string();
+    assert!(Command::new("prlimit").args(["--pid", &pid, "--nofile=4096:4096"]).status().unwrap().success());
+    said(&mut outlast, "another one does");
+    eventually("it does not go on", || (written(&log).len() > before + 100).then_some(()));
+    outlast.signal("TERM");
+    outlast.ended();
+}
+
+#[test]
+fn a_program_that_ends_in_order_is_not_waited_for_with_a_log_either() {
+    let folder = folder();
+    let log = folder.path().join("log");
+    let library = crate::run_preload::library();
+    let preload = ["--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let took = || {
+        let begin = Instant::now();
+        let arguments =
+            [&["run", "--log-to", log.to_str().unwrap()], &preload[..], &["--", "sh", "-c", "echo a"]];
+        let ran = output(folder.path(), &arguments.concat());
+        assert!(ran.status.success());
+        begin.elapsed()
+    };
+    // One of several on a busy machine; it took a second longer, each time.
+    let shortest = (0..5).map(|_| took()).min().unwrap();
+    assert!(shortest < Duration::from_secs(1), "{shortest:?}");
+}
+
 /// It is a child, too, and stays until the last word is written.
 #[test]
 fn what_writes_the_log_is_not_waited_for_as_something_left_behind() {

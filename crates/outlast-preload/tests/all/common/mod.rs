@@ -77,6 +77,11 @@ impl Server {
         eventually_or(find, || format!("no program: {:?}", self.said("")))
     }
 
+    /// The same, if there is one now.
+    pub fn main_now(&self) -> Option<u32> {
+        children(self.child.id()).first().copied()
+    }
+
     /// Told to end: how it did.
     pub fn stop(mut self) -> i32 {
         kill(self.child.id(), libc::SIGTERM);

@@ -1,6 +1,6 @@
 //! Connections that nobody serves: until their clients send something, and from then on until the program takes them.
 
-use super::{Connection, Connections, Given, State, UNTOUCHED, has_ended, is_over};
+use super::{Connection, Connections, Given, State, UNTOUCHED, has_ended, has_news, is_over};
 use crate::custody::address::Address;
 use crate::custody::listeners::{Listeners, Origin};
 use crate::custody::table::Phase;
@@ -154,7 +154,8 @@ impl Connections {
     /// The client of one that nobody has sends something, or ends it.
     pub(in crate::custody) fn on_event(&mut self, number: u32, epoll: &OwnedFd, now: Instant) {
         let Some(held) = self.all.get(&number) else { return };
-        if !matches!(held.state, State::Resting { .. }) {
+        // It may be about an earlier connection in that slot, which another process still has.
+        if !matches!(held.state, State::Resting { .. }) || !has_news(held.socket.as_fd()) {
             return;
         }
         let _ = epoll::delete(epoll, &held.socket);

@@ -19,6 +19,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// Connections that are accepted before it is others' turn. The rest is still there then.
+const ACCEPTED: usize = 32;
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
 /// After another binary was asked for, or sockets were taken over: servers have so long to end.
@@ -105,7 +107,8 @@ impl Holder {
 
     pub(super) fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        loop {
+        // Strangers can connect as fast as they are looked at.
+        for _ in 0..ACCEPTED {
             let socket = match accept_with(&self.socket, flags) {
                 Ok(socket) => socket,
                 // Whoever asks is told by an end, and goes on without an answer.

@@ -70,8 +70,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
 
     /// Whether somebody is below this process, of whom nobody knows yet what for; one that has left its session, perhaps.
     pub(super) fn is_any_left(&self, session_too: bool) -> bool {
-        let (session, earlier) = (family::session(0), self.supervisor.rest.of_earlier());
+        let (session, rest) = (family::session(0), &self.supervisor.rest);
+        let known = [rest.of_earlier(), rest.of_others()].concat();
         let is_it = |pid: &Pid| !session_too || family::session(*pid) != session;
-        family::below_this().iter().any(|pid| is_it(pid) && !earlier.contains(pid))
+        family::below_this().iter().any(|pid| is_it(pid) && !known.contains(pid))
     }
 }
