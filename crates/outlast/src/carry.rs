@@ -110,7 +110,8 @@ impl Carrier {
             manners.refuse(local, Status::NotAllowed, "no route").await;
             return None;
         };
-        let mut session = match self.open(&local, targets, true, narrator).await {
+        let has_spoken = !early.is_empty();
+        let mut session = match self.open((&local, has_spoken), targets, true, narrator).await {
             Ok(session) => session,
             Err(why) => {
                 log_no_session(&why);
@@ -127,7 +128,7 @@ impl Carrier {
         };
         let asked = tokio::select! {
             reply = remarking(preamble::ask(&mut session, &destination), silent) => reply,
-            () = manners.gave_up(&local) => return abandoned(&session, local, reasons::GAVE_UP),
+            () = manners.gave_up(&local, has_spoken) => return abandoned(&session, local, reasons::GAVE_UP),
             () = place.control.told_to_end() => {
                 return abandoned(&session, local, place.control.reason(Role::Client));
             }
@@ -175,7 +176,7 @@ impl Carrier {
             local.abort();
             return None;
         };
-        match self.open(&local, targets, true, narrator).await {
+        match self.open((&local, false), targets, true, narrator).await {
             Ok(session) => {
                 let place = self.enter(&session, targets, registry);
                 Some(Ready { local, session, early: Vec::new(), place })
@@ -188,10 +189,11 @@ impl Carrier {
         }
     }
 
-    /// Opens a session while the program waits. Network errors are retried within the patience if `retry`.
+    /// Opens a session while the program waits, of which something may have been read already. Network errors are retried within
+    /// the patience if `retry`.
     pub async fn open(
         &self,
-        local: &Local,
+        (local, has_spoken): (&Local, bool),
         targets: &Targets,
         retry: bool,
         narrator: &Narrator,
@@ -226,9 +228,10 @@ impl Carrier {
             tracing::debug!("{error}; next attempt in {}", seconds(delay));
             // Programs that only listen end their stream at once. But when there is nobody to listen to, one that
             // has ended its stream without a word has most likely given up.
+            let gave_up = async { if has_spoken { local.failed().await } else { local.hung_up().await } };
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
-                () = local.hung_up() => return Err(NoSession::Abandoned),
+                () = gave_up => return Err(NoSession::Abandoned),
             }
         }
     }

@@ -104,12 +104,13 @@ impl Front {
         format!("listening on {address}{kind}, via {}, {}", self.carrier.via(), self.carrier.security())
     }
 
-    /// Accepts local programs until dropped. A full house leaves them in the kernel's queue.
+    /// Accepts local programs until dropped. In a full house one waits here, and others in the kernel's queue: a place that is taken
+    /// before anybody has come would be one that other fronts do not have.
     pub async fn accept(self, registry: Arc<Registry>, narrator: Narrator) {
         loop {
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
             match self.next().await {
                 Ok(program) => {
+                    let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
                     let carrier = Arc::clone(&self.carrier);
                     let (registry, narrator) = (Arc::clone(&registry), narrator.clone());
                     tokio::spawn(async move {

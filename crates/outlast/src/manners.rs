@@ -15,12 +15,13 @@ pub enum Manners {
 }
 
 impl Manners {
-    /// Completes when a program that waits for an answer has gone.
-    pub async fn gave_up(self, local: &Local) {
+    /// Completes when a program that waits for an answer has gone. One that has said something along with its request may have said
+    /// all that it has to say.
+    pub async fn gave_up(self, local: &Local, has_spoken: bool) {
         match self {
-            Manners::Socks5 | Manners::HttpConnect => local.hung_up().await,
+            Manners::Socks5 | Manners::HttpConnect if !has_spoken => local.hung_up().await,
             // It may have ended its stream, to listen only.
-            Manners::Silent => local.failed().await,
+            Manners::Socks5 | Manners::HttpConnect | Manners::Silent => local.failed().await,
         }
     }
 

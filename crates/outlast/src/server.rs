@@ -133,8 +133,13 @@ impl Server {
             let sessions = if count == 1 { "session" } else { "sessions" };
             narrator.announce(&format!("going on with {count} {sessions} of the process before"));
         }
-        for Adopted { session, local, rest } in adopted {
-            let place = registry.enter(session.id(), Role::Server);
+        let enter = |adopted: Adopted| (registry.enter(adopted.session.id(), Role::Server), adopted);
+        let entered: Vec<(Place, Adopted)> = adopted.into_iter().map(enter).collect();
+        // Before a byte passes: were this process killed behind that, the next one would go on with what a keeper still has, and
+        // services would get the same bytes twice. From here on they are this process's, and end with it. A keeper that is gone
+        // gives them to nobody, either.
+        std::mem::take(&mut self.legacy).taken();
+        for (place, Adopted { session, local, rest }) in entered {
             let (target, address, outbox) = (self.target.clone(), self.address, outbox.clone());
             tokio::spawn(async move {
                 let id = session.id();
@@ -142,7 +147,6 @@ impl Server {
                 conclude(id, ended, &target, &place, address, &outbox).await;
             });
         }
-        std::mem::take(&mut self.legacy).taken();
     }
 
     /// The listener, to ask and to drain.

@@ -47,12 +47,16 @@ pub async fn run(
     })?;
     let local = Local::Stdio(stdio);
     let session = tokio::select! {
-        session = carrier.open(&local, targets, carrier.retries_stdio(), narrator) => session,
+        session = carrier.open((&local, false), targets, carrier.retries_stdio(), narrator) => session,
         request = signals.next() => return Ok(code_before_session(request)),
     };
     let session = match session {
         Ok(session) => session,
-        Err(NoSession::Abandoned) => return Ok(Code::Ok),
+        // As when that happens later: the code says that not everything was delivered.
+        Err(NoSession::Abandoned) => {
+            tracing::info!("nobody reads standard output any more, before there was a session");
+            return Ok(Code::System);
+        }
         Err(NoSession::Error(error)) => return Err(failed(&error)),
     };
     let registry = Arc::new(Registry::default());

@@ -125,7 +125,12 @@ impl End {
             }
             libc::S_IFREG => Ok(End::Ready(fd)),
             _ => {
-                let fd = reopened(fd.as_fd(), write).map_or(fd, OwnedFd::from);
+                let again = reopened(fd.as_fd(), write);
+                if !write && sys::has_ended_empty(fd.as_fd()) {
+                    // Of a named pipe that nobody writes to the kernel tells those who open it then that somebody may come.
+                    return Ok(End::Ready(fd));
+                }
+                let fd = again.map_or(fd, OwnedFd::from);
                 sys::set_nonblocking(fd.as_fd())?;
                 match registered(fd, interest) {
                     Ok(fd) => Ok(End::File(fd)),

@@ -92,6 +92,14 @@ pub(super) fn take_standard(number: libc::c_int, null: BorrowedFd<'_>) -> io::Re
     }
 }
 
+/// Whether nobody writes there any more, and nothing is left to be read.
+pub(super) fn has_ended_empty(file: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd is passed, and it outlives the call.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    count == 1 && poll.revents & libc::POLLHUP != 0 && poll.revents & libc::POLLIN == 0
+}
+
 /// Whether nobody is at the other end any more.
 pub(super) fn has_failed(file: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: 0, revents: 0 };

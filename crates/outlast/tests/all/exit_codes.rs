@@ -80,3 +80,50 @@ fn a_client_that_is_terminated_before_the_streams_have_ended_exits_with_4() {
     // Whoever ends it this way has what he wanted.
     assert_eq!(client.said(), "");
 }
+
+/// A socket that listens, and answers nobody: its queue is full.
+fn silent() -> (rustix::fd::OwnedFd, SocketAddr, Vec<TcpStream>) {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    listen(&socket, 0).unwrap();
+    let address = SocketAddr::try_from(getsockname(&socket).unwrap()).unwrap();
+    let limit = std::time::Duration::from_millis(200);
+    let queued = std::iter::from_fn(|| TcpStream::connect_timeout(&address, limit).ok()).collect();
+    (socket, address, queued)
+}
+
+#[test]
+fn who_leaves_before_there_is_a_session_is_told_that_nothing_was_delivered() {
+    let folder = folder();
+    let (_socket, address, _queued) = silent();
+    let mut command = command(folder.path(), &["connect", "--stdio", "--via", &address.to_string()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut client = Outlast::from(command);
+    client.child().stdin.take().unwrap().write_all(b"x").unwrap();
+    drop(client.child().stdout.take());
+    assert_eq!(client.ended().code(), Some(7), "{}", client.said());
+}
+
+#[test]
+fn an_empty_named_pipe_that_everybody_has_left_has_ended() {
+    let folder = folder();
+    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &echo().to_string()]);
+    let via = server.address().to_string();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for words in ["", "words"] {
+        let writer = {
+            let pipe = pipe.clone();
+            std::thread::spawn(move || std::fs::write(pipe, words).unwrap())
+        };
+        let input = std::fs::File::open(&pipe).unwrap();
+        writer.join().unwrap();
+        let mut command = command(folder.path(), &["connect", "--stdio", "--via", &via]);
+        command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut client = Outlast::from(command);
+        let mut said = String::new();
+        client.child().stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!((said.as_str(), client.ended().code()), (words, Some(0)));
+    }
+}

@@ -1,7 +1,7 @@
 //! Programs that say where they want to go, by real clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Outlast, PATIENCE, curl, folder, http, nobody, output, secret_file, speaking};
+use crate::common::{Outlast, PATIENCE, curl, echo, folder, http, nobody, output, secret_file, speaking};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -86,6 +86,44 @@ fn refusals_reach_the_program_with_their_reason() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("(2)"), "{output:?}");
     let output = curl(&["--socks5-hostname", &socks, "http://nowhere.invalid/"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("(4)"), "{output:?}");
+}
+
+#[test]
+fn a_program_that_has_said_all_along_with_its_request_is_served() {
+    let folder = folder();
+    let (_server, _client, front) = start(folder.path(), &TO_LOOPBACK, &["--http-connect", "127.0.0.1:0"]);
+    for _ in 0..10 {
+        let mut program = TcpStream::connect(&front).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\nhello", echo()).as_bytes()).unwrap();
+        program.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut said = String::new();
+        program.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200") && said.ends_with("hello"), "{said}");
+    }
+}
+
+#[test]
+fn no_front_keeps_a_place_that_nobody_uses_from_another_one() {
+    let folder = folder();
+    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &echo().to_string()]);
+    let via = server.address().to_string();
+    let path = folder.path().join("front");
+    let unix = format!("unix:{}", path.display());
+    let arguments = ["connect", &unix, "--socks5", "127.0.0.1:0", "--http-connect", "127.0.0.1:0"];
+    let limits = ["--max-sessions", "1", "--via", &via];
+    let mut client = Outlast::start(folder.path(), &[&arguments[..], &limits].concat());
+    client.wait_for("HTTP CONNECT");
+    crate::common::eventually("no front", || path.exists().then_some(()));
+    for _ in 0..5 {
+        let mut program = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        program.set_read_timeout(Some(PATIENCE)).unwrap();
+        program.write_all(b"hello").unwrap();
+        program.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut said = String::new();
+        program.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "hello");
+    }
 }
 
 #[test]
