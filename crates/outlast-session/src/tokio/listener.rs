@@ -1,7 +1,7 @@
 //! Accepting sessions with tasks.
 
 use super::Session;
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 use crate::config::Config;
 use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
@@ -304,14 +304,17 @@ async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing
     }
 }
 
-/// Aborted when it is turned away: nothing is awaited once a session is open.
+/// Aborted when it is turned away: nothing is awaited once a session is open, until that is passed on.
 async fn shake_hands(mut shaking: Shaking, conn: u64, known: bool, shared: Arc<Shared>) {
-    let shaken = shake(&mut shaking, conn, known, &shared).await;
+    let (shaken, turn) = shake(&mut shaking, conn, known, &shared).await;
     {
         let mut hall = shared.hall.lock();
         shared.tell_door(&mut hall, DoorInput::Left { conn });
     }
     shared.conclude(shaken);
+    if let Some(turn) = turn {
+        turn.pass_on().await;
+    }
 }
 
 /// As far as the first step goes.
@@ -324,22 +327,35 @@ fn register(shaking: &Shaking) -> io::Result<()> {
     shaking.link().map_or(Ok(()), |link| link.register())
 }
 
-async fn shake(shaking: &mut Shaking, conn: u64, known: bool, shared: &Shared) -> io::Result<Shaken> {
+/// What it came to, and the turn of its last step.
+async fn shake<'a>(
+    shaking: &mut Shaking,
+    conn: u64,
+    known: bool,
+    shared: &'a Shared,
+) -> (io::Result<Shaken>, Option<Turn<'a>>) {
     loop {
         let write = shaking.wants_write();
-        let Some(link) = shaking.link() else { return Ok(Shaken::Done) };
-        link.ready(write).await?;
-        let step = match &shared.turns {
-            Some(turns) => turns.take(known, || shaking.step(&shared.acceptor)).await,
-            None => shaking.step(&shared.acceptor),
+        let Some(link) = shaking.link() else { return (Ok(Shaken::Done), None) };
+        if let Err(error) = link.ready(write).await {
+            return (Err(error), None);
+        }
+        let turn = match &shared.turns {
+            Some(turns) => Some(turns.enter(known).await),
+            None => None,
         };
-        match step? {
-            Shaken::Wait => {
-                let progress = shaking.progress();
-                let mut hall = shared.hall.lock();
-                shared.tell_door(&mut hall, DoorInput::Progressed { conn, progress });
+        match shaking.step(&shared.acceptor) {
+            Ok(Shaken::Wait) => {
+                {
+                    let progress = shaking.progress();
+                    let mut hall = shared.hall.lock();
+                    shared.tell_door(&mut hall, DoorInput::Progressed { conn, progress });
+                }
+                if let Some(turn) = turn {
+                    turn.pass_on().await;
+                }
             }
-            done => return Ok(done),
+            done => return (done, turn),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of handshakes that keep a processor busy for a while, as signatures do: a few at a time. Links that are in use want
 //! the processors, too, and the reactor has to hear of what has come for them.
 
-use ::tokio::sync::Semaphore;
+use ::tokio::sync::{Semaphore, SemaphorePermit};
 use std::num::NonZero;
 
 /// Half of the processors for those who have proved nothing, and as many for the others.
@@ -23,14 +23,23 @@ impl Turns {
         Self { strangers: places(), known: places() }
     }
 
-    /// Makes a step when it is its turn.
-    pub(super) async fn take<T>(&self, known: bool, step: impl FnOnce() -> T) -> T {
+    /// Completes when a step may be made. What it came to is not to wait for the others' turn: the task may end there.
+    pub(super) async fn enter(&self, known: bool) -> Turn<'_> {
         let places = if known { &self.known } else { &self.strangers };
-        let _place = places.acquire().await;
-        let made = step();
-        // Whatever else there is to do comes before the next step of this kind.
+        Turn { _place: places.acquire().await.ok() }
+    }
+}
+
+/// One step's turn.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    _place: Option<SemaphorePermit<'a>>,
+}
+
+impl Turn<'_> {
+    /// The step is made, and what it came to was passed on: whatever else there is to do comes before the next one of this kind.
+    pub(super) async fn pass_on(self) {
         ::tokio::task::yield_now().await;
-        made
     }
 }
 
@@ -48,14 +57,18 @@ mod tests {
         let crowd: Vec<_> = (0..CROWD)
             .map(|_| {
                 let (turns, steps) = (turns.clone(), steps.clone());
-                ::tokio::spawn(
-                    async move { turns.take(false, || steps.fetch_add(1, Ordering::Relaxed)).await },
-                )
+                ::tokio::spawn(async move {
+                    let turn = turns.enter(false).await;
+                    steps.fetch_add(1, Ordering::Relaxed);
+                    turn.pass_on().await;
+                })
             })
             .collect();
         // All of them are about to take a step.
         ::tokio::task::yield_now().await;
-        let before = turns.take(true, || steps.load(Ordering::Relaxed)).await;
+        let turn = turns.enter(true).await;
+        let before = steps.load(Ordering::Relaxed);
+        turn.pass_on().await;
         assert!(before < CROWD / 2, "{before} strangers came first");
         for one in crowd {
             one.await.unwrap();
