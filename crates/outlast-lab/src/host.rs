@@ -12,11 +12,11 @@ use crate::command::{LabCommand, Process};
 use crate::error::{Context, Result};
 use crate::lab::Shared;
 use crate::link::{Link, Side};
-use crate::netlink::Socket;
 use crate::netlink::diag::{self, Connection, Connections};
 use crate::netlink::route::Routing;
 use crate::netns::{Netns, NetnsGuard};
 use crate::rest::Rest;
+use outlast_netlink::{Protocol, Socket};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
@@ -67,7 +67,7 @@ impl Host {
         let namespace = Netns::create(namespace)?;
         let inside = namespace.enter().context(|| format!("cannot enter host {name}"))?;
         let mut routing = Routing::open().context(|| "cannot open rtnetlink".to_owned())?;
-        let diag = Socket::open(libc::NETLINK_SOCK_DIAG).context(|| "cannot open sock_diag".to_owned())?;
+        let diag = Socket::open(Protocol::SocketDiag).context(|| "cannot open sock_diag".to_owned())?;
         // No link-local addresses and nothing that goes with them: a quiet network has repeatable tests.
         if let Err(error) = std::fs::write("/proc/sys/net/ipv6/conf/default/addr_gen_mode", "1") {
             tracing::debug!(%error, "hosts keep their link-local addresses");

@@ -6,7 +6,8 @@ use crate::error::{Context, Error, Result};
 use crate::firewall;
 use crate::host::Host;
 use crate::link::Link;
-use crate::netlink::{Socket, conntrack};
+use crate::netlink::conntrack;
+use outlast_netlink::{Protocol, Socket};
 
 /// Network address translation on a router. Clones are handles to the same translation.
 ///
@@ -56,8 +57,7 @@ impl Nat {
         firewall::change(router, "filter", "-A", "FORWARD", &unknown)?;
         firewall::change(router, "filter", "-A", "INPUT", &unknown)?;
         let inside = router.enter_guard()?;
-        let tracking =
-            Socket::open(libc::NETLINK_NETFILTER).context(|| "cannot open ctnetlink".to_owned())?;
+        let tracking = Socket::open(Protocol::Netfilter).context(|| "cannot open ctnetlink".to_owned())?;
         drop(inside);
         Ok(Self { router: router.clone(), tracking: Arc::new(Mutex::new(tracking)) })
     }

@@ -53,13 +53,6 @@ pub(crate) fn unmount(target: &CStr) -> io::Result<()> {
     check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }).map(drop)
 }
 
-/// Opens a netlink socket in the calling thread's network namespace.
-pub(crate) fn netlink_socket(protocol: libc::c_int) -> io::Result<File> {
-    // SAFETY: socket takes integers only.
-    let fd = check(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) })?;
-    Ok(File::from(own(fd)))
-}
-
 fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: every caller passes a descriptor that a system call has just returned and nobody else holds.
     unsafe { OwnedFd::from_raw_fd(fd) }

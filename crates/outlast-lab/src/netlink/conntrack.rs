@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Message, Socket};
+use outlast_netlink::{Message, Socket};
 
 /// Removes every entry from the connection tracking table of the namespace that `socket` was opened in.
 pub(crate) fn flush(socket: &mut Socket) -> io::Result<()> {

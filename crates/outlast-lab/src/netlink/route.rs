@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{Message, Socket, attributes, flags, u32_at};
+use outlast_netlink::{Message, Protocol, Socket, attributes, flags, u32_at};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -84,7 +84,7 @@ pub(crate) struct Routing {
 impl Routing {
     /// Opens it in the calling thread's network namespace.
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open(libc::NETLINK_ROUTE)? })
+        Ok(Self { socket: Socket::open(Protocol::Route)? })
     }
 
     /// Creates a veth pair: `here`, and `there` in the namespace `peer`.

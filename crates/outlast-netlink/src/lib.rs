@@ -1,0 +1,11 @@
+//! Requests to the Linux kernel over netlink, in this process: no program is started for them, and nothing is unsafe.
+//!
+//! [`Message`] and [`attributes`] write and read what is common to all of netlink (RFC 3549; linux/netlink.h), [`Socket`] asks
+//! and waits for the answer, and [`Queue`](queue::Queue) has packets that wait for a verdict.
+
+mod message;
+pub mod queue;
+mod socket;
+
+pub use message::{Message, Reply, attributes, flags, u32_at};
+pub use socket::{Protocol, Socket};
