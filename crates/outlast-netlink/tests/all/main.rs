@@ -1,0 +1,3 @@
+//! The real kernel, in network namespaces.
+
+mod queue;
