@@ -15,7 +15,9 @@
 //! # Purity
 //!
 //! The crate is `no_std` and uses `alloc` only: no sockets, no clock, no threads, no source of randomness.
-#![no_std]
+//!
+//! With the feature `io` there is the shell as well, [`portal`]: packets, sockets and addresses of the kernel.
+#![cfg_attr(not(feature = "io"), no_std)]
 
 extern crate alloc;
 
@@ -27,6 +29,8 @@ mod log;
 #[cfg(test)]
 mod mutant;
 mod order;
+#[cfg(feature = "io")]
+pub mod portal;
 mod replica;
 #[cfg(test)]
 mod simulation;

@@ -1,0 +1,36 @@
+//! Everything unsafe of this crate: options of sockets that no library knows.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of_val;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets an option that is a list of numbers, or one.
+pub(super) fn set(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u32]) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of_val(value)).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `length` bytes of the slice, which are there, and are integers.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
+}
+
+/// How many bytes a socket has sent, or has to send, that are not acknowledged.
+pub(super) fn unacked_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: fills a local integer.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) })?;
+    usize::try_from(bytes).map_err(io::Error::other)
+}
+
+/// Reads an option that is a number.
+pub(super) fn get(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<u32> {
+    let (mut value, mut length) = (0u32, libc::socklen_t::try_from(size_of::<u32>()).unwrap_or(4));
+    // SAFETY: the kernel writes at most `length` bytes to a local integer of that size.
+    check(unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
+    })?;
+    Ok(value)
+}

@@ -1,0 +1,4 @@
+//! The real kernel, in network namespaces.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a failed expectation is the message of a test")]
+
+mod restore;
