@@ -62,6 +62,11 @@ impl Message {
         self.attribute(kind, &value.to_ne_bytes())
     }
 
+    /// Appends a 32-bit attribute in the order of bytes of the network.
+    pub fn number_be(&mut self, kind: u16, value: u32) -> &mut Self {
+        self.attribute(kind, &value.to_be_bytes())
+    }
+
     /// Appends a NUL-terminated string attribute.
     pub fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         let mut bytes = value.as_bytes().to_vec();
@@ -111,9 +116,11 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
+/// A kind of messages.
+const ERROR: u16 = 2;
+
 /// Sorts one datagram into `replies`; true when the exchange is over.
 pub(crate) fn take(mut datagram: &[u8], sequence: u32, replies: &mut Vec<Reply>) -> io::Result<bool> {
-    const ERROR: u16 = 2;
     const DONE: u16 = 3;
     while datagram.len() >= HEADER_LEN {
         let len =
@@ -134,6 +141,21 @@ pub(crate) fn take(mut datagram: &[u8], sequence: u32, replies: &mut Vec<Reply>)
         }
     }
     Ok(false)
+}
+
+/// What a datagram says of messages that were sent: their numbers, and the error, negative, or 0.
+pub(crate) fn errors(mut datagram: &[u8]) -> Vec<(u32, i32)> {
+    let mut found = Vec::new();
+    while datagram.len() >= HEADER_LEN {
+        let len =
+            usize::try_from(u32_at(datagram, 0)).unwrap_or(usize::MAX).clamp(HEADER_LEN, datagram.len());
+        let (message, rest) = (&datagram[..len], &datagram[len.next_multiple_of(4).min(datagram.len())..]);
+        if u16::from_ne_bytes([message[4], message[5]]) == ERROR {
+            found.push((u32_at(message, 8), u32_at(message, HEADER_LEN).cast_signed()));
+        }
+        datagram = rest;
+    }
+    found
 }
 
 /// The attributes in `bytes`: kind and value.

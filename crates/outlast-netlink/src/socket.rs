@@ -1,6 +1,6 @@
 //! A socket that asks the kernel, and waits for its answer.
 
-use crate::message::{Message, Reply, flags, take};
+use crate::message::{Message, Reply, errors, flags, take};
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -105,6 +105,43 @@ impl Socket {
     /// The kernel's.
     pub fn dump(&mut self, message: Message) -> io::Result<Vec<Reply>> {
         self.exchange(message, flags::DUMP)
+    }
+
+    /// Sends messages that belong together in one datagram, and waits until the kernel has said what becomes of the last one.
+    ///
+    /// # Errors
+    /// What the kernel says of the first that it refuses.
+    pub fn request_all(&mut self, messages: Vec<Message>) -> io::Result<()> {
+        let first = self.sequence.wrapping_add(1);
+        let mut bytes = Vec::new();
+        let count = messages.len();
+        for (at, mut message) in messages.into_iter().enumerate() {
+            self.sequence = self.sequence.wrapping_add(1);
+            // Of a batch the ends are not answered, unless something is wrong with them.
+            if at > 0 && at + 1 < count {
+                message.add_flags(flags::ACK);
+            }
+            bytes.extend(message.finish(self.sequence));
+        }
+        rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
+        let (mut awaited, mut room) = (count.saturating_sub(2), vec![0; ANSWER_BYTES]);
+        let mut refused = None;
+        while awaited > 0 && refused.is_none() {
+            let received = match rustix::net::recv(&self.socket, &mut room[..], RecvFlags::empty()) {
+                Ok((received, _)) => received,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for (sequence, error) in errors(&room[..received]) {
+                if sequence.wrapping_sub(first) < u32::try_from(count).unwrap_or(u32::MAX) {
+                    awaited = awaited.saturating_sub(1);
+                    if error != 0 && refused.is_none() {
+                        refused = Some(io::Error::from_raw_os_error(-error));
+                    }
+                }
+            }
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     fn exchange(&mut self, mut message: Message, flags: u16) -> io::Result<Vec<Reply>> {

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a failed expectation is the message of a test")]
 
 use outlast_lab::{Host, Lab};
+use outlast_netlink::filter::{Rule, Table, Way};
 use outlast_netlink::queue::{Hook, Queue, Received, Settings, Verdict};
+use outlast_netlink::{Protocol, Socket};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -10,6 +12,12 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 7000;
 const QUEUE: u16 = 11;
 const SETTINGS: Settings = Settings { copy_bytes: 128, packets_max: 1000, socket_bytes: 1 << 20 };
+const MARK: u32 = 0x77;
+
+thread_local! {
+    static TABLE: Table = Table { name: "outlast-test".to_owned() };
+}
+
 /// Of the TCP header behind an IPv4 header without options.
 const FLAGS_AT: usize = 20 + 13;
 const SYN: u8 = 2;
@@ -25,12 +33,10 @@ fn scene(name: &str) -> Option<(Lab, Host, Host)> {
     let lab = Lab::new(name).unwrap();
     let (client, server) = (lab.host("client").unwrap(), lab.host("server").unwrap());
     lab.connect(&client, &server).unwrap();
-    let (port, queue) = (PORT.to_string(), QUEUE.to_string());
-    for (chain, side) in [("INPUT", "--dport"), ("OUTPUT", "--sport")] {
-        let mut rule = server.command("iptables-legacy");
-        rule.args(["-w", "-A", chain, "-p", "tcp", side, &port, "-j", "NFQUEUE", "--queue-num", &queue]);
-        assert!(rule.status().unwrap().success());
-    }
+    let address = server.socket_addr(PORT);
+    let rules = [Way::Input, Way::Output].map(|way| Rule { way, address, mark: MARK, queue: QUEUE });
+    let set = || TABLE.with(|table| table.set(&mut Socket::open(Protocol::Netfilter).unwrap(), &rules));
+    server.enter(set).unwrap().unwrap();
     Some((lab, client, server))
 }
 
