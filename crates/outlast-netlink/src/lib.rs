@@ -3,6 +3,7 @@
 //! [`Message`] and [`attributes`] write and read what is common to all of netlink (RFC 3549; linux/netlink.h), [`Socket`] asks
 //! and waits for the answer, and [`Queue`](queue::Queue) has packets that wait for a verdict.
 
+pub mod device;
 pub mod filter;
 mod message;
 pub mod queue;

@@ -4,12 +4,10 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use outlast_netlink::{Message, Protocol, Socket, attributes, flags, u32_at};
+use outlast_netlink::{Message, Protocol, Socket, attributes, device, flags, u32_at};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
-const RTM_NEWADDR: u16 = 20;
-const RTM_DELADDR: u16 = 21;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
@@ -46,8 +44,7 @@ pub(crate) struct DeviceState {
     pub(crate) running: bool,
 }
 
-/// A hardware address.
-pub(crate) type Mac = [u8; 6];
+pub(crate) use outlast_netlink::device::Mac;
 
 fn family(address: IpAddr) -> u8 {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
@@ -154,23 +151,12 @@ impl Routing {
 
     /// Gives the device `index` an address, at once (no duplicate address detection).
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
-        self.address(RTM_NEWADDR, flags::CREATE | flags::REPLACE, index, address, prefix)
+        device::add_address(&mut self.socket, index, address, prefix)
     }
 
     /// Takes an address from the device `index`.
     pub(crate) fn remove_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
-        self.address(RTM_DELADDR, 0, index, address, prefix)
-    }
-
-    fn address(&mut self, kind: u16, flags: u16, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
-        const IFA_F_NODAD: u8 = 2;
-        const IFA_ADDRESS: u16 = 1;
-        const IFA_LOCAL: u16 = 2;
-        let mut fixed = [family(address), prefix, IFA_F_NODAD, 0, 0, 0, 0, 0];
-        fixed[4..8].copy_from_slice(&index.to_ne_bytes());
-        let mut message = Message::new(kind, flags, &fixed);
-        message.attribute(IFA_LOCAL, &octets(address)).attribute(IFA_ADDRESS, &octets(address));
-        self.socket.request(message)
+        device::remove_address(&mut self.socket, index, address, prefix)
     }
 
     /// Says once and for all which hardware address `address` has, so that no outage can turn into

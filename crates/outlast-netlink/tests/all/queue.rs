@@ -6,7 +6,7 @@ use outlast_netlink::filter::{Rule, Table, Way};
 use outlast_netlink::queue::{Hook, Queue, Received, Settings, Verdict};
 use outlast_netlink::{Protocol, Socket};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 7000;
@@ -23,6 +23,10 @@ const FLAGS_AT: usize = 20 + 13;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
+fn rules(address: SocketAddr) -> [Rule; 2] {
+    [Way::Input, Way::Output].map(|way| Rule { way, address, mark: MARK, queue: QUEUE })
+}
+
 /// Two hosts; what comes to the second one's port, and what it answers, waits in a queue. None: this machine has no such thing.
 fn scene(name: &str) -> Option<(Lab, Host, Host)> {
     if let Err(missing) = Lab::available() {
@@ -34,8 +38,8 @@ fn scene(name: &str) -> Option<(Lab, Host, Host)> {
     let (client, server) = (lab.host("client").unwrap(), lab.host("server").unwrap());
     lab.connect(&client, &server).unwrap();
     let address = server.socket_addr(PORT);
-    let rules = [Way::Input, Way::Output].map(|way| Rule { way, address, mark: MARK, queue: QUEUE });
-    let set = || TABLE.with(|table| table.set(&mut Socket::open(Protocol::Netfilter).unwrap(), &rules));
+    let set =
+        || TABLE.with(|table| table.set(&mut Socket::open(Protocol::Netfilter).unwrap(), &rules(address)));
     server.enter(set).unwrap().unwrap();
     Some((lab, client, server))
 }
@@ -137,4 +141,33 @@ fn who_is_too_slow_is_told() {
         }
     }
     assert!(packets > 0 && packets < 50 && overflows > 0, "{packets} {overflows}");
+}
+
+#[test]
+fn rules_go_as_a_whole_and_others_stay() {
+    let Some((_lab, client, server)) = scene("own-rules") else { return };
+    let foreign = ["-w", "-A", "INPUT", "-p", "tcp", "--dport", "7001", "-j", "DROP"];
+    assert!(server.command("iptables-legacy").args(foreign).status().unwrap().success());
+    let _listener = server.enter(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
+    let address = server.socket_addr(PORT);
+    let connects = || {
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(300)).is_ok();
+        client.enter(connect).unwrap()
+    };
+    let change = |change: &(dyn Fn(&Table, &mut Socket) -> std::io::Result<()> + Sync)| {
+        let change = || TABLE.with(|table| change(table, &mut Socket::open(Protocol::Netfilter).unwrap()));
+        server.enter(change).unwrap().unwrap();
+    };
+    assert!(!connects(), "nobody has the queue");
+    // Once more is not twice.
+    change(&|table, socket| table.set(socket, &[]));
+    assert!(connects());
+    change(&|table, socket| table.set(socket, &rules(address)));
+    assert!(!connects());
+    for _ in 0..2 {
+        change(&|table, socket| table.remove(socket));
+        assert!(connects());
+    }
+    let left = server.command("iptables-legacy").args(["-S", "INPUT"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&left.stdout).contains("--dport 7001 -j DROP"));
 }

@@ -25,6 +25,34 @@ pub(super) fn unacked_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
     usize::try_from(bytes).map_err(io::Error::other)
 }
 
+/// Sends a packet without its Ethernet header from a device.
+pub(super) fn send_at_device(
+    socket: BorrowedFd<'_>,
+    index: u32,
+    protocol: u16,
+    to: [u8; 6],
+    packet: &[u8],
+) -> io::Result<()> {
+    let mut address = [0; 8];
+    address[..6].copy_from_slice(&to);
+    let address = libc::sockaddr_ll {
+        sll_family: libc::sa_family_t::try_from(libc::AF_PACKET).unwrap_or(0),
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: index.cast_signed(),
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 6,
+        sll_addr: address,
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(io::Error::other)?;
+    let to = (&raw const address).cast();
+    // SAFETY: the kernel reads the packet and the address, both of the lengths that are told.
+    let sent = unsafe {
+        libc::sendto(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), libc::MSG_DONTWAIT, to, length)
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Reads an option that is a number.
 pub(super) fn get(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<u32> {
     let (mut value, mut length) = (0u32, libc::socklen_t::try_from(size_of::<u32>()).unwrap_or(4));

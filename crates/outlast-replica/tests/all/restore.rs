@@ -1,12 +1,15 @@
 //! A connection that another machine's kernel had goes on here, and its client notices nothing.
 
 use outlast_lab::{Host, Lab, Link, Side};
+use outlast_netlink::filter::{Rule, Table, Way};
 use outlast_netlink::queue::{Hook, Queue, Received, Settings, Verdict};
+use outlast_netlink::{Protocol, Socket};
+use outlast_replica::portal::announce::Portal;
 use outlast_replica::portal::raw::Raw;
 use outlast_replica::portal::repair;
 use outlast_replica::{Direction, Handshake, Restore, Segment};
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const PORT: u16 = 7000;
@@ -21,6 +24,7 @@ struct Scene {
     machines: [Host; 2],
     links: [Link; 2],
     portal: SocketAddr,
+    portals: [Portal; 2],
     queue: Queue,
 }
 
@@ -33,7 +37,7 @@ fn run(host: &Host, line: &str) {
 }
 
 /// None: this machine has no such thing.
-fn scene(name: &str, portal: &str, settings: &[&str]) -> Option<Scene> {
+fn scene(name: &str, is_v4: bool, settings: &[&str]) -> Option<Scene> {
     if let Err(missing) = Lab::available() {
         assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{missing}");
         eprintln!("SKIPPED: {missing}");
@@ -45,32 +49,41 @@ fn scene(name: &str, portal: &str, settings: &[&str]) -> Option<Scene> {
     let machines = ["a", "b"].map(|name| lab.host(name).unwrap());
     lab.attach(&client, &switch).unwrap();
     let links = machines.each_ref().map(|machine| lab.attach(machine, &switch).unwrap());
-    let portal: IpAddr = portal.parse().unwrap();
-    let (program, prefix) =
-        if portal.is_ipv4() { ("iptables-legacy", 32) } else { ("ip6tables-legacy", 128) };
-    for machine in &machines {
-        run(machine, &format!("ip address add {portal}/{prefix} dev lo"));
-        for (chain, side) in [("INPUT", "-d"), ("OUTPUT", "-s")] {
-            let rule = "-p tcp -m mark ! --mark 0x77 -j NFQUEUE --queue-num 3";
-            run(machine, &format!("{program} -w -A {chain} {side} {portal} {rule}"));
-        }
-    }
+    let addresses = links[0].addresses(Side::Client).unwrap();
+    let portal = if is_v4 {
+        let [a, b, c, _] = addresses.v4.octets();
+        SocketAddr::from(([a, b, c, 250], PORT))
+    } else {
+        let mut segments = addresses.v6.segments();
+        segments[7] = 0x250;
+        SocketAddr::from((segments, PORT))
+    };
+    let portals = [0, 1].map(|number| {
+        let (machine, link): (&Host, &Link) = (&machines[number], &links[number]);
+        let rules =
+            [Way::Input, Way::Output].map(|way| Rule { way, address: portal, mark: MARK, queue: QUEUE });
+        let table = Table { name: "outlast-portal".to_owned() };
+        let open = || {
+            table.set(&mut Socket::open(Protocol::Netfilter).unwrap(), &rules).unwrap();
+            Portal::open(portal.ip(), link.device(Side::Client)).unwrap()
+        };
+        machine.enter(open).unwrap()
+    });
     for setting in settings {
         run(&client, &format!("sysctl -q -w {setting}"));
     }
     let limits = Settings { copy_bytes: 128, packets_max: 1 << 16, socket_bytes: 1 << 24 };
     let queue = machines[0].enter(|| Queue::bind(QUEUE, limits).unwrap()).unwrap();
-    let scene = Scene { _lab: lab, client, machines, links, portal: SocketAddr::new(portal, PORT), queue };
-    scene.lead_to(0);
+    let mut scene = Scene { _lab: lab, client, machines, links, portal, portals, queue };
+    scene.take(0);
     Some(scene)
 }
 
 impl Scene {
-    /// The client's packets go to this machine from here on.
-    fn lead_to(&self, machine: usize) {
-        let addresses = self.links[machine].addresses(Side::Client).unwrap();
-        let via: IpAddr = if self.portal.is_ipv4() { addresses.v4.into() } else { addresses.v6.into() };
-        run(&self.client, &format!("ip route replace {} via {via}", self.portal.ip()));
+    /// This machine has the portal's address from here on.
+    fn take(&mut self, machine: usize) {
+        self.portals[machine].take().unwrap();
+        self.portals[machine].announce().unwrap();
     }
 }
 
@@ -99,14 +112,14 @@ fn pass(queue: &mut Queue, mut until: impl FnMut() -> bool) -> Vec<Segment> {
 }
 
 fn bytes(count: usize, seed: u8) -> Vec<u8> {
-    (0..count).map(|at| seed.wrapping_add((at % 251) as u8)).collect()
+    (0..count).map(|at| seed.wrapping_add(u8::try_from(at % 251).unwrap())).collect()
 }
 
 /// In both directions some bytes are there, and some have been sent to a machine that has died before it took them in. On the second
 /// machine the connection goes on.
-fn goes_on(name: &str, portal: &str, settings: &[&str]) {
-    let Some(mut scene) = scene(name, portal, settings) else { return };
-    let (first, portal) = (&scene.machines[0], scene.portal);
+fn goes_on(name: &str, is_v4: bool, settings: &[&str]) {
+    let Some(mut scene) = scene(name, is_v4, settings) else { return };
+    let (first, portal) = (scene.machines[0].clone(), scene.portal);
     let listener = first.enter(|| TcpListener::bind(portal).unwrap()).unwrap();
     let client = scene.client.clone();
     let connecting = std::thread::spawn(move || {
@@ -148,11 +161,11 @@ fn goes_on(name: &str, portal: &str, settings: &[&str]) {
         syn_ack: None,
         age_ms: 0,
     };
-    let second = &scene.machines[1];
+    let second = scene.machines[1].clone();
     let (socket, raw) =
         second.enter(|| (repair::restore(&restore).unwrap(), Raw::open(MARK).unwrap())).unwrap();
     // Nobody has the queue there: whatever the kernel sends is dropped, so these are the packets that we write.
-    scene.lead_to(1);
+    scene.take(1);
     let limits = Settings { copy_bytes: 128, packets_max: 1 << 16, socket_bytes: 1 << 24 };
     scene.queue = second.enter(|| Queue::bind(QUEUE, limits).unwrap()).unwrap();
     repair::go_on(&socket).unwrap();
@@ -199,21 +212,21 @@ fn goes_on(name: &str, portal: &str, settings: &[&str]) {
 
 #[test]
 fn a_connection_of_ipv4_goes_on() {
-    goes_on("restore-v4", "10.99.0.1", &[]);
+    goes_on("restore-v4", true, &[]);
 }
 
 #[test]
 fn a_connection_of_ipv6_goes_on() {
-    goes_on("restore-v6", "fd99::1", &[]);
+    goes_on("restore-v6", false, &[]);
 }
 
 #[test]
 fn one_without_timestamps_goes_on() {
-    goes_on("restore-old", "10.99.0.1", &["net.ipv4.tcp_timestamps=0"]);
+    goes_on("restore-old", true, &["net.ipv4.tcp_timestamps=0"]);
 }
 
 #[test]
 fn one_without_any_option_goes_on() {
     let settings = ["net.ipv4.tcp_timestamps=0", "net.ipv4.tcp_sack=0", "net.ipv4.tcp_window_scaling=0"];
-    goes_on("restore-bare", "10.99.0.1", &settings);
+    goes_on("restore-bare", true, &settings);
 }
