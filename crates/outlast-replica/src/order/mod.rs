@@ -97,6 +97,15 @@ pub enum NotTaken<E> {
     Long(E),
 }
 
+impl<E> NotTaken<E> {
+    /// What was not taken.
+    pub fn into_inner(self) -> E {
+        match self {
+            Self::NotPrimary(entry) | Self::Full(entry) | Self::Long(entry) => entry,
+        }
+    }
+}
+
 /// One node's part in ordering entries of type `E`.
 ///
 /// What happens is handed in by `handle_*` and by [`propose`](Self::propose); [`flush`](Self::flush) is called when everything

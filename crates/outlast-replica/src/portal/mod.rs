@@ -2,6 +2,11 @@
 //! hears of it.
 
 pub mod announce;
+mod clients;
+pub mod machine;
+mod peers;
 pub mod raw;
 pub mod repair;
+mod servers;
+mod stream;
 mod sys;

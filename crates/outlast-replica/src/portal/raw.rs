@@ -1,11 +1,12 @@
 //! Packets that this process writes itself: what gets a connection going again that has just been made on this machine.
 
 use super::repair;
-use crate::connection::Ends;
-use crate::replica::Restore;
+use crate::connection::{Ends, Flags, SynOptions};
+use crate::replica::{LastAck, Restore};
 use etherparse::{PacketBuilder, TcpOptionElement};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io;
+use std::iter::repeat_n;
 use std::net::{IpAddr, SocketAddr};
 
 /// So many segments are sent again at once: about as much as a new connection begins with, several times over.
@@ -19,13 +20,38 @@ const HOPS: u8 = 64;
 const WINDOW_BYTES: u32 = 1 << 16;
 
 /// What one packet says.
+#[derive(Clone, Copy)]
 struct Said<'a> {
     sequence: u32,
     ack: u32,
     window: u16,
+    flags: Flags,
     timestamp: Option<u32>,
-    fin: bool,
+    /// The peer's timestamp. 0 echoes nothing (RFC 7323, section 3.2).
+    echo: u32,
+    /// Of a SYN.
+    options: Option<SynOptions>,
     bytes: &'a [u8],
+}
+
+const NONE: Flags = Flags { syn: false, ack: true, fin: false, rst: false };
+const FIN: Flags = Flags { fin: true, ..NONE };
+const RST: Flags = Flags { rst: true, ..NONE };
+const SYN: Flags = Flags { syn: true, ..NONE };
+
+impl Said<'_> {
+    const fn nothing() -> Self {
+        Self {
+            sequence: 0,
+            ack: 0,
+            window: 0,
+            flags: NONE,
+            timestamp: None,
+            echo: 0,
+            options: None,
+            bytes: &[],
+        }
+    }
 }
 
 /// Sends packets past the sockets of the kernel.
@@ -70,8 +96,9 @@ impl Raw {
             ack: connection.receive_sequence.wrapping_add(connection.client_ended.into()),
             window: u16::try_from(WINDOW_BYTES >> shift).unwrap_or(u16::MAX),
             timestamp,
-            fin,
+            flags: if fin { FIN } else { NONE },
             bytes,
+            ..Said::nothing()
         };
         let end = connection.send_sequence.wrapping_add(unacked_bytes);
         self.send(&connection.ends, &said(end, &[], false))?;
@@ -94,11 +121,74 @@ impl Raw {
         Ok(left_bytes)
     }
 
+    /// Ends the client's stream for the socket here: the client has said so to the machine before, and does not say it again.
+    ///
+    /// # Errors
+    /// The packet cannot be sent.
+    pub fn end_input(&self, connection: &Restore<'_>) -> io::Result<()> {
+        let said = Said {
+            sequence: connection.receive_sequence,
+            ack: connection.send_sequence,
+            flags: FIN,
+            // The kernel does not know any earlier one.
+            timestamp: connection.agreed.timestamp.map(|_| 1),
+            ..Said::nothing()
+        };
+        self.send_between(connection.ends.client, connection.ends.portal, &said)
+    }
+
+    /// Tells a client that its connection is over.
+    ///
+    /// # Errors
+    /// The packet cannot be sent.
+    pub fn reset(&self, connection: &Restore<'_>) -> io::Result<()> {
+        let (front, back) = connection.unacked;
+        let unacked_bytes = u32::try_from(front.len() + back.len()).unwrap_or(u32::MAX);
+        let sequence = connection.send_sequence.wrapping_add(unacked_bytes);
+        let ack = connection.receive_sequence.wrapping_add(connection.client_ended.into());
+        self.send(&connection.ends, &Said { sequence, ack, flags: RST, ..Said::nothing() })
+    }
+
+    /// Answers a SYN as the machine before has answered it.
+    ///
+    /// # Errors
+    /// The packet cannot be sent.
+    pub fn answer_syn(&self, connection: &Restore<'_>) -> io::Result<()> {
+        let Some(handshake) = connection.syn_ack else { return Ok(()) };
+        let (offered, asked) = (&handshake.server_options, &handshake.client_options);
+        let said = Said {
+            sequence: handshake.server.0,
+            ack: handshake.client.0.wrapping_add(1),
+            flags: SYN,
+            window: u16::MAX,
+            options: Some(*offered),
+            timestamp: repair::timestamp_at(connection),
+            echo: asked.timestamp.unwrap_or(0),
+            bytes: &[],
+        };
+        self.send(&connection.ends, &said)
+    }
+
+    /// Says once more what ended a connection.
+    ///
+    /// # Errors
+    /// The packet cannot be sent.
+    pub fn acknowledge(&self, last: &LastAck, now_ms: u64) -> io::Result<()> {
+        let age_ms = now_ms.saturating_sub(last.opened_at_ms);
+        let timestamp = last.handshake.agreed().timestamp.map(|first| repair::ahead(first, age_ms));
+        let said = Said { sequence: last.sequence, ack: last.ack, timestamp, ..Said::nothing() };
+        self.send(&last.handshake.ends, &said)
+    }
+
     fn send(&self, ends: &Ends, said: &Said<'_>) -> io::Result<()> {
-        let packet = packet(ends.portal, ends.client, said)?;
-        let (socket, to) = match ends.client.ip() {
-            IpAddr::V4(_) => (&self.v4, ends.client),
-            IpAddr::V6(_) => (self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?, ends.client),
+        self.send_between(ends.portal, ends.client, said)
+    }
+
+    fn send_between(&self, from: SocketAddr, to: SocketAddr, said: &Said<'_>) -> io::Result<()> {
+        let packet = packet(from, to, said)?;
+        let socket = match to.ip() {
+            IpAddr::V4(_) => &self.v4,
+            IpAddr::V6(_) => self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?,
         };
         // A port would be taken for the protocol.
         match socket.send_to(&packet, &SockAddr::from(SocketAddr::new(to.ip(), 0))) {
@@ -120,19 +210,41 @@ fn packet(from: SocketAddr, to: SocketAddr, said: &Said<'_>) -> io::Result<Vec<u
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
     let mut tcp = ip.tcp(from.port(), to.port(), said.sequence, said.window).ack(said.ack);
-    if let Some(timestamp) = said.timestamp {
-        // What the client has sent last is not known here: 0 echoes nothing (RFC 7323, section 3.2).
-        let options =
-            [TcpOptionElement::Noop, TcpOptionElement::Noop, TcpOptionElement::Timestamp(timestamp, 0)];
-        tcp = tcp.options(&options).map_err(io::Error::other)?;
-    }
+    tcp = tcp.options(&options(said)).map_err(io::Error::other)?;
     if !said.bytes.is_empty() {
         tcp = tcp.psh();
     }
-    if said.fin {
+    if said.flags.fin {
         tcp = tcp.fin();
+    }
+    if said.flags.syn {
+        tcp = tcp.syn();
+    }
+    if said.flags.rst {
+        tcp = tcp.rst();
     }
     let mut packet = Vec::with_capacity(tcp.size(said.bytes.len()));
     tcp.write(&mut packet, said.bytes).map_err(io::Error::other)?;
     Ok(packet)
+}
+
+/// They fill whole words.
+fn options(said: &Said<'_>) -> Vec<TcpOptionElement> {
+    use TcpOptionElement::{
+        MaximumSegmentSize, Noop, SelectiveAcknowledgementPermitted, Timestamp, WindowScale,
+    };
+    let mut options = Vec::new();
+    if let Some(offered) = &said.options {
+        options.extend(offered.segment_bytes_max.map(MaximumSegmentSize));
+        if offered.selective_acks {
+            options.extend([Noop, Noop, SelectiveAcknowledgementPermitted]);
+        }
+        if let Some(shift) = offered.window_shift {
+            options.extend([Noop, WindowScale(shift)]);
+        }
+    }
+    if let Some(timestamp) = said.timestamp {
+        options.extend(repeat_n(Noop, 2).chain([Timestamp(timestamp, said.echo)]));
+    }
+    options
 }

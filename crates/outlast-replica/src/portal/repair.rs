@@ -74,12 +74,8 @@ pub fn restore(connection: &Restore<'_>) -> io::Result<Socket> {
     socket.bind(&SockAddr::from(ends.portal))?;
     socket.connect(&SockAddr::from(ends.client))?;
     set(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS, &options(connection))?;
-    if let Some(first) = connection.agreed.timestamp {
-        let age = Duration::from_millis(connection.age_ms) + TIMESTAMP_AHEAD;
-        // It counts milliseconds, and begins anew.
-        let age_ms = u32::try_from(age.as_millis() & u128::from(u32::MAX)).unwrap_or(0);
-        let now = first.wrapping_add(age_ms);
-        option(TCP_TIMESTAMP, now & COUNTS_MILLISECONDS)?;
+    if let Some(now) = timestamp_at(connection) {
+        option(TCP_TIMESTAMP, now)?;
     }
     option(libc::TCP_REPAIR_QUEUE, TCP_SEND_QUEUE)?;
     for part in [front, back] {
@@ -98,8 +94,20 @@ pub fn restore(connection: &Restore<'_>) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// The timestamp that a connection begins with here, if it has any.
+pub(super) fn timestamp_at(connection: &Restore<'_>) -> Option<u32> {
+    connection.agreed.timestamp.map(|first| ahead(first, connection.age_ms))
+}
+
+/// The timestamp of a connection that began with `first`, and is so old: it counts milliseconds, and begins anew.
+pub(super) fn ahead(first: u32, age_ms: u64) -> u32 {
+    let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis();
+    let age_ms = u32::try_from(age_ms & u128::from(u32::MAX)).unwrap_or(0);
+    first.wrapping_add(age_ms) & COUNTS_MILLISECONDS
+}
+
 /// The portal's address may be another machine's still.
-fn make_transparent(socket: &Socket, portal: SocketAddr) -> io::Result<()> {
+pub(super) fn make_transparent(socket: &Socket, portal: SocketAddr) -> io::Result<()> {
     match portal {
         SocketAddr::V4(_) => socket.set_ip_transparent_v4(true),
         SocketAddr::V6(_) => set(socket.as_fd(), libc::IPPROTO_IPV6, IPV6_TRANSPARENT, &[1]),

@@ -53,6 +53,30 @@ pub(super) fn send_at_device(
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// How many bytes of those were not sent even once.
+pub(super) fn unsent_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    // linux/sockios.h
+    const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: fills a local integer.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) })?;
+    usize::try_from(bytes).map_err(io::Error::other)
+}
+
+/// Whether the kernel has done all that there was to do for a connection.
+pub(super) fn is_closed(socket: BorrowedFd<'_>) -> bool {
+    // The first byte of struct tcp_info is the state.
+    const TCP_CLOSE: u8 = 7;
+    let mut info = [0u8; 8];
+    let mut length = libc::socklen_t::try_from(size_of_val(&info)).unwrap_or(0);
+    // SAFETY: the kernel writes at most `length` bytes, which are there.
+    let told = check(unsafe {
+        let place = info.as_mut_ptr().cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &raw mut length)
+    });
+    told.is_ok() && info[0] == TCP_CLOSE
+}
+
 /// Reads an option that is a number.
 pub(super) fn get(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<u32> {
     let (mut value, mut length) = (0u32, libc::socklen_t::try_from(size_of::<u32>()).unwrap_or(4));

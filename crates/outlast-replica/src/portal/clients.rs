@@ -1,0 +1,298 @@
+//! The sockets of clients, at the primary.
+
+use super::machine::{Machine, note_sent};
+use super::repair;
+use super::stream::{Read1, Stream};
+use super::sys;
+use crate::connection::Ends;
+use crate::entry::{ConnectionId, DATA_BYTES_MAX};
+use mio::Token;
+use mio::net::TcpStream;
+use socket2::Socket;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// One.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) stream: Stream,
+    token: Token,
+    ends: Ends,
+    /// A restored socket counts from here.
+    base: u64,
+    /// So much was written to this socket.
+    written: u64,
+    /// Input that the core had no room for.
+    input: Option<Arc<[u8]>>,
+    input_ended: bool,
+    end_told: bool,
+    reset_told: bool,
+    end_written: bool,
+    /// Bytes of a restored socket that the client may not have.
+    kicks: bool,
+}
+
+impl Client {
+    /// Whether it is to be looked at soon, though nothing happens.
+    fn wants_look(&self) -> bool {
+        self.kicks || self.end_written && self.end_told
+    }
+
+    /// Of the answers the client has all before this, as the kernel knows it.
+    fn acked(&self) -> u64 {
+        let waiting = sys::unacked_bytes(self.stream.socket.as_fd()).unwrap_or(0);
+        (self.base + self.written + u64::from(self.end_written))
+            .saturating_sub(waiting as u64)
+            .min(self.base + self.written)
+    }
+
+    /// The kernel has sent all before this, an end counting one.
+    pub(super) fn sent(&self) -> u64 {
+        let unsent = sys::unsent_bytes(self.stream.socket.as_fd()).unwrap_or(0);
+        (self.base + self.written + u64::from(self.end_written)).saturating_sub(unsent as u64)
+    }
+
+    /// Closes it so that its client hears nothing.
+    pub(super) fn close_silently(self) {
+        let socket = into_socket(self.stream.socket);
+        if let Err(error) = repair::close_silently(socket) {
+            tracing::error!(%error, "a client may hear that its connection has ended here");
+        }
+    }
+}
+
+fn into_socket(stream: TcpStream) -> Socket {
+    Socket::from(std::os::fd::OwnedFd::from(stream))
+}
+
+impl Machine {
+    /// The kernel has a whole connection.
+    pub(super) fn add_client(&mut self, socket: TcpStream, client: SocketAddr) {
+        let Ok(portal) = socket.local_addr() else { return };
+        let ends = Ends { portal, client };
+        let Some(connection) = self.replica.handle_accepted(&ends) else { return };
+        let _ = socket.set_nodelay(true);
+        self.add(connection, socket, (ends, 0, 0));
+        self.feed_client(connection);
+    }
+
+    fn add(&mut self, connection: ConnectionId, socket: TcpStream, (ends, base, written): (Ends, u64, u64)) {
+        let token = self.new_token(connection, false);
+        let Ok(stream) = Stream::new(socket, self.registry(), token) else { return };
+        let client = Client {
+            stream,
+            token,
+            ends,
+            base,
+            written,
+            input: None,
+            input_ended: false,
+            end_told: false,
+            reset_told: false,
+            end_written: false,
+            kicks: false,
+        };
+        self.clients.insert(connection, client);
+        self.by_ends.insert(ends, connection);
+        self.dirty_clients.insert(connection);
+    }
+
+    fn remove_client(&mut self, connection: ConnectionId) -> Option<Client> {
+        let client = self.clients.remove(&connection)?;
+        self.forget_token(client.token);
+        if self.by_ends.get(&client.ends) == Some(&connection) {
+            self.by_ends.remove(&client.ends);
+        }
+        self.watched.remove(&connection);
+        Some(client)
+    }
+
+    /// The kernel has got what has passed.
+    pub(super) fn look_at_heard(&mut self) {
+        let now_ms = self.now_ms();
+        for connection in std::mem::take(&mut self.heard) {
+            if let Some(client) = self.clients.get(&connection) {
+                self.replica.handle_acked(connection, client.acked(), now_ms);
+            }
+        }
+    }
+
+    /// Makes a client's socket again, in repair mode.
+    pub(super) fn restore_client(&mut self, connection: ConnectionId) {
+        let now_ms = self.now_ms();
+        let Some(restore) = self.replica.restore(connection, now_ms) else { return };
+        if restore.is_aborted {
+            return;
+        }
+        let written = (restore.unacked.0.len() + restore.unacked.1.len()) as u64;
+        let (ends, base) = (restore.ends, self.replica.acked(connection));
+        match repair::restore(&restore) {
+            Ok(socket) => {
+                let socket = TcpStream::from_std(socket.into());
+                self.add(connection, socket, (ends, base, written));
+            }
+            Err(error) => tracing::error!(%error, ?ends, "a connection cannot be made again"),
+        }
+    }
+
+    /// It leaves repair mode.
+    pub(super) fn go_on_with(&mut self, connection: ConnectionId) {
+        let now_ms = self.now_ms();
+        let Some(restore) = self.replica.restore(connection, now_ms) else { return };
+        if restore.is_aborted {
+            note_sent(self.raw.reset(&restore));
+            self.replica.handle_closed(connection, now_ms);
+            return;
+        }
+        let Some(client) = self.clients.get_mut(&connection) else { return };
+        if let Err(error) = repair::go_on(&socket2::SockRef::from(&client.stream.socket)) {
+            tracing::error!(%error, "a connection cannot go on");
+        }
+        if restore.answers_ended {
+            client.stream.end();
+            let _ = client.stream.flush();
+            client.end_written = true;
+        }
+        client.kicks = true;
+        self.watched.insert(connection);
+        let socket = socket2::SockRef::from(&client.stream.socket);
+        if restore.client_ended {
+            note_sent(self.raw.end_input(&restore));
+        }
+        if restore.syn_ack.is_some() {
+            note_sent(self.raw.answer_syn(&restore));
+        }
+        note_sent(self.raw.kick(&restore, &socket).map(drop));
+    }
+
+    /// The same for one alone: its client has more than this node knew.
+    pub(super) fn restore_again(&mut self, connection: ConnectionId) {
+        if let Some(client) = self.remove_client(connection) {
+            client.close_silently();
+        }
+        self.restore_client(connection);
+        self.go_on_with(connection);
+    }
+
+    /// There is something for this client.
+    pub(super) fn feed_client(&mut self, connection: ConnectionId) {
+        let Some(client) = self.clients.get_mut(&connection) else { return };
+        let Some((front, back, ends)) = self.replica.client_bytes(connection) else { return };
+        let mut count = 0;
+        for part in [front, back] {
+            match client.stream.write(part) {
+                Ok(sent) => {
+                    count += sent;
+                    if sent < part.len() {
+                        break;
+                    }
+                }
+                // It is told when it is read.
+                Err(_) => break,
+            }
+        }
+        let all = count == front.len() + back.len();
+        client.written += count as u64;
+        let end_written = ends && all;
+        if end_written {
+            client.stream.end();
+            let _ = client.stream.flush();
+            client.end_written = true;
+        }
+        self.replica.handle_client_took(connection, count, end_written);
+    }
+
+    /// The server has reset the connection.
+    pub(super) fn reset_client(&mut self, connection: ConnectionId) {
+        if let Some(client) = self.remove_client(connection) {
+            let socket = into_socket(client.stream.socket);
+            let _ = socket.set_linger(Some(std::time::Duration::ZERO));
+        }
+        self.replica.handle_closed(connection, self.now_ms());
+    }
+
+    /// Reads what clients have sent, gives them what there is, and finds out what they have.
+    pub(super) fn look_at_clients(&mut self) {
+        if !self.replica.is_serving() {
+            return;
+        }
+        for connection in std::mem::take(&mut self.dirty_clients) {
+            self.look_at_client(connection);
+        }
+    }
+
+    fn look_at_client(&mut self, connection: ConnectionId) {
+        let now_ms = self.now_ms();
+        loop {
+            let Some(client) = self.clients.get_mut(&connection) else { return };
+            let input = match client.input.take() {
+                Some(input) => Some(input),
+                None if client.input_ended => None,
+                None => match client.stream.read() {
+                    Read1::Bytes(bytes) => Some(Arc::from(bytes)),
+                    Read1::Nothing => None,
+                    Read1::End => {
+                        client.input_ended = true;
+                        None
+                    }
+                    Read1::Broken => {
+                        client.input_ended = true;
+                        if !client.reset_told {
+                            client.reset_told = true;
+                            self.replica.handle_reset(connection, now_ms);
+                        }
+                        return;
+                    }
+                },
+            };
+            let Some(input) = input else { break };
+            let more = input.get(DATA_BYTES_MAX..).map(Arc::from);
+            let now =
+                if more.is_some() { Arc::from(input.get(..DATA_BYTES_MAX).unwrap_or(&input)) } else { input };
+            match self.replica.handle_input(connection, now, now_ms) {
+                Ok(()) => {
+                    if let Some(client) = self.clients.get_mut(&connection) {
+                        client.input = more;
+                    }
+                }
+                Err(not_taken) => {
+                    let bytes = not_taken.into_inner();
+                    let whole = more.map_or_else(
+                        || bytes.clone(),
+                        |more: Arc<[u8]>| Arc::from([&bytes[..], &more[..]].concat()),
+                    );
+                    if let Some(client) = self.clients.get_mut(&connection) {
+                        client.input = Some(whole);
+                        // There is room when others have acknowledged something, which is an event.
+                        self.dirty_clients.insert(connection);
+                    }
+                    break;
+                }
+            }
+        }
+        self.feed_client(connection);
+        let Some(client) = self.clients.get_mut(&connection) else { return };
+        if client.input_ended && client.input.is_none() && !client.end_told {
+            client.end_told = true;
+            self.replica.handle_input_end(connection, now_ms);
+        }
+        let acked = client.acked();
+        self.replica.handle_acked(connection, acked, now_ms);
+        let Some(client) = self.clients.get_mut(&connection) else { return };
+        if client.kicks
+            && let Some(restore) = self.replica.restore(connection, now_ms)
+        {
+            let socket = socket2::SockRef::from(&client.stream.socket);
+            client.kicks = self.raw.kick(&restore, &socket).is_ok_and(|left| left > 0);
+        }
+        if client.end_written && client.end_told && sys::is_closed(client.stream.socket.as_fd()) {
+            self.remove_client(connection);
+            self.replica.handle_closed(connection, now_ms);
+        } else if client.wants_look() {
+            self.watched.insert(connection);
+        } else {
+            self.watched.remove(&connection);
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! One node: the pure [`Replica`], and around it the kernel's packets, the sockets of clients, the connections to this node's server, and
+//! the links to the other nodes, all in one thread.
+
+use super::announce::Portal;
+use super::clients::Client;
+use super::peers::{News, Peers};
+use super::raw::Raw;
+use super::repair;
+use super::servers::Server;
+use crate::connection::{Direction, Ends, Segment};
+use crate::entry::ConnectionId;
+use crate::order::Limits;
+use crate::replica::{Action, PacketId, Replica};
+use crate::view::{NodeId, View};
+use mio::net::TcpListener;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use outlast_netlink::queue::{Hook, Queue, Received, Verdict};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const WAKER: Token = Token(0);
+const QUEUE: Token = Token(1);
+const LISTENER: Token = Token(2);
+const PEERS: Token = Token(3);
+/// Of connections: those of clients have even ones from here on, those to the server odd ones.
+const FIRST: usize = 10;
+/// Clients that wait to be accepted: as many as Linux allows by default.
+const BACKLOG: i32 = 4096;
+/// Sockets are looked at so often for what their clients have acknowledged, and restored ones are got going.
+pub(super) const LOOK: Duration = Duration::from_millis(10);
+/// The address is announced again, where an earlier primary may have said late that it is there.
+const ANNOUNCE: Duration = Duration::from_millis(500);
+
+/// How a node is to be.
+#[derive(Debug)]
+pub struct Settings {
+    /// This one.
+    pub me: NodeId,
+    /// The first view.
+    pub view: View,
+    /// Of the order.
+    pub limits: Limits,
+    /// Where clients connect to.
+    pub portal: SocketAddr,
+    /// The device that has the portal's address.
+    pub device: String,
+    /// The mark of packets that pass the rules.
+    pub mark: u32,
+    /// This node's server.
+    pub server: SocketAddr,
+    /// Where other nodes connect to this one.
+    pub peers: std::net::TcpListener,
+    /// The other nodes.
+    pub others: Vec<(NodeId, SocketAddr)>,
+}
+
+/// What a node is told by other threads.
+#[derive(Debug)]
+pub enum Command {
+    /// Consensus has decided about a view.
+    View(View),
+    /// It ends, and leaves all to the others.
+    Stop,
+}
+
+/// What is known of a running node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// It serves clients.
+    pub is_serving: bool,
+    /// Connections that it knows.
+    pub connections: usize,
+    /// Entries that were delivered.
+    pub delivered: u64,
+    /// The nodes that it has links to.
+    pub linked: BTreeSet<NodeId>,
+    /// It was a member, and is none any more.
+    pub is_excluded: bool,
+    /// How long it took to restore all connections, the last time.
+    pub restored_in: Option<Duration>,
+    /// The kernel had no room for so many packets at a time, or more.
+    pub overflows: u64,
+}
+
+/// To tell a node something, and to ask how it is.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: Sender<Command>,
+    waker: Arc<Waker>,
+    facts: Arc<Mutex<Facts>>,
+}
+
+impl Handle {
+    /// Tells it this. One that has ended hears nothing.
+    pub fn tell(&self, command: Command) {
+        let _ = self.commands.send(command);
+        let _ = self.waker.wake();
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Machine {
+    pub(super) replica: Replica,
+    pub(super) raw: Raw,
+    pub(super) clients: BTreeMap<ConnectionId, Client>,
+    pub(super) servers: BTreeMap<ConnectionId, Server>,
+    pub(super) server: SocketAddr,
+    pub(super) by_ends: BTreeMap<Ends, ConnectionId>,
+    /// Clients and connections to the server of which there may be news.
+    pub(super) dirty_clients: BTreeSet<ConnectionId>,
+    pub(super) dirty_servers: BTreeSet<ConnectionId>,
+    /// Clients whose packets have come.
+    pub(super) heard: BTreeSet<ConnectionId>,
+    /// Clients that are looked at every [`LOOK`].
+    pub(super) watched: BTreeSet<ConnectionId>,
+    looked_at: Instant,
+    poll: Poll,
+    queue: Queue,
+    listener: TcpListener,
+    portal: Portal,
+    peers: Peers,
+    commands: Receiver<Command>,
+    facts: Arc<Mutex<Facts>>,
+    known: Facts,
+    begun: Instant,
+    next_token: usize,
+    by_token: BTreeMap<Token, ConnectionId>,
+    announce_at: Option<Instant>,
+    ends: bool,
+}
+
+/// A packet that is lost does no harm.
+pub(super) fn note_sent(sent: io::Result<()>) {
+    if let Err(error) = sent {
+        tracing::debug!(%error, "a packet could not be sent");
+    }
+}
+
+/// A socket that listens where clients connect to, whoever has the address now.
+fn listen(portal: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(portal), Type::STREAM, None)?;
+    repair::make_transparent(&socket, portal)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SockAddr::from(portal))?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+impl Machine {
+    /// With a queue that the portal's packets come to. In the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// This process may not (`CAP_NET_ADMIN`, `CAP_NET_RAW`), or an address is in use.
+    pub fn new(settings: Settings, queue: Queue) -> io::Result<(Self, Handle)> {
+        let poll = Poll::new()?;
+        let registry = poll.registry();
+        let waker = Arc::new(Waker::new(registry, WAKER)?);
+        registry.register(&mut SourceFd(&queue.as_fd().as_raw_fd()), QUEUE, Interest::READABLE)?;
+        let mut listener = TcpListener::from_std(listen(settings.portal)?);
+        registry.register(&mut listener, LISTENER, Interest::READABLE)?;
+        let peers = Peers::new(settings.me, settings.peers, &settings.others, (registry, PEERS))?;
+        let (commands, receiver) = channel();
+        let facts = Arc::new(Mutex::new(Facts::default()));
+        let handle = Handle { commands, waker, facts: facts.clone() };
+        let machine = Self {
+            replica: Replica::new(settings.me, settings.view, settings.limits),
+            raw: Raw::open(settings.mark)?,
+            clients: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            server: settings.server,
+            by_ends: BTreeMap::new(),
+            dirty_clients: BTreeSet::new(),
+            dirty_servers: BTreeSet::new(),
+            heard: BTreeSet::new(),
+            watched: BTreeSet::new(),
+            looked_at: Instant::now(),
+            queue,
+            listener,
+            portal: Portal::open(settings.portal.ip(), &settings.device)?,
+            peers,
+            commands: receiver,
+            facts,
+            known: Facts::default(),
+            begun: Instant::now(),
+            next_token: FIRST,
+            by_token: BTreeMap::new(),
+            announce_at: None,
+            ends: false,
+            poll,
+        };
+        Ok((machine, handle))
+    }
+
+    /// In milliseconds since the node began.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// A token for the socket of a client, or of a connection to the server.
+    pub(super) fn new_token(&mut self, connection: ConnectionId, is_server: bool) -> Token {
+        let token = Token(self.next_token + usize::from(is_server));
+        self.next_token += 2;
+        self.by_token.insert(token, connection);
+        token
+    }
+
+    /// It is not used any more.
+    pub(super) fn forget_token(&mut self, token: Token) {
+        self.by_token.remove(&token);
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        self.poll.registry()
+    }
+
+    /// Works until it is told to end.
+    ///
+    /// # Errors
+    /// The kernel refuses what it has allowed before.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(1024);
+        while !self.ends {
+            let now = Instant::now();
+            let until = self.next_look(now);
+            self.publish();
+            match self.poll.poll(&mut events, until.map(|until| until.saturating_duration_since(now))) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                self.on_event(event.token(), event.is_readable(), event.is_writable());
+            }
+            self.work()?;
+        }
+        // The others have the clients.
+        self.fence();
+        Ok(())
+    }
+
+    fn next_look(&mut self, now: Instant) -> Option<Instant> {
+        let timeout = self.replica.poll_timeout().map(|at_ms| self.begun + Duration::from_millis(at_ms));
+        let peers = self.peers.connect(self.poll.registry(), now);
+        let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
+        [timeout, peers, looks, self.announce_at].into_iter().flatten().min()
+    }
+
+    fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
+        if self.peers.has(token) {
+            self.peers.on_event(token, (readable, writable), self.poll.registry());
+            return;
+        }
+        let Some(connection) = self.by_token.get(&token) else { return };
+        if token.0.is_multiple_of(2) {
+            if let Some(client) = self.clients.get_mut(connection) {
+                client.stream.note_ready(readable, writable);
+                self.dirty_clients.insert(*connection);
+            }
+        } else if let Some(server) = self.servers.get_mut(connection) {
+            server.stream.note_ready(readable, writable);
+            self.dirty_servers.insert(*connection);
+        }
+    }
+
+    /// Everything that can be done without waiting.
+    fn work(&mut self) -> io::Result<()> {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::View(view) => self.replica.handle_view(view, self.now_ms()),
+                Command::Stop => self.ends = true,
+            }
+        }
+        let now_ms = self.now_ms();
+        if self.replica.poll_timeout().is_some_and(|at_ms| at_ms <= now_ms) {
+            self.replica.handle_timeout(now_ms);
+        }
+        self.hear_peers();
+        self.take_packets()?;
+        self.act()?;
+        self.queue.flush()?;
+        self.look_at_heard();
+        self.accept();
+        if self.looked_at.elapsed() >= LOOK {
+            self.looked_at = Instant::now();
+            self.dirty_clients.extend(self.watched.iter().copied());
+        }
+        self.look_at_clients();
+        self.look_at_servers();
+        self.replica.flush(self.now_ms());
+        self.act()?;
+        self.queue.flush()?;
+        let mut news = Vec::new();
+        self.peers.work(&mut news);
+        self.take_news(news);
+        self.announce();
+        self.replica.flush(self.now_ms());
+        self.act()?;
+        self.queue.flush()
+    }
+
+    fn hear_peers(&mut self) {
+        let mut news = Vec::new();
+        self.peers.work(&mut news);
+        self.take_news(news);
+    }
+
+    fn take_news(&mut self, news: Vec<News>) {
+        let now_ms = self.now_ms();
+        for news in news {
+            match news {
+                News::Linked(node) => {
+                    self.known.linked.insert(node);
+                    self.replica.handle_linked(node, now_ms);
+                }
+                News::Unlinked(node) => {
+                    self.known.linked.remove(&node);
+                    self.replica.handle_unlinked(node);
+                }
+                News::Said(from, message) => self.replica.handle_message(from, message, now_ms),
+            }
+        }
+    }
+
+    fn take_packets(&mut self) -> io::Result<()> {
+        let now_ms = self.now_ms();
+        loop {
+            let drops = match self.queue.receive()? {
+                Received::Nothing => return Ok(()),
+                Received::Overflow => {
+                    self.known.overflows += 1;
+                    None
+                }
+                Received::Packet(packet) => {
+                    let direction = if packet.hook == Hook::Input { Direction::In } else { Direction::Out };
+                    match Segment::parse(packet.bytes, direction) {
+                        Ok(segment) => {
+                            if direction == Direction::In {
+                                // When the kernel has it, it may say how far the client is.
+                                self.heard.extend(self.by_ends.get(&segment.ends));
+                            }
+                            self.replica.handle_packet(PacketId(packet.id), direction, &segment, now_ms);
+                            None
+                        }
+                        Err(_) => Some(packet.id),
+                    }
+                }
+            };
+            if let Some(id) = drops {
+                self.queue.decide(id, Verdict::Drop);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((socket, client)) = self.listener.accept() {
+            self.add_client(socket, client);
+        }
+    }
+
+    /// Does what the core has decided.
+    pub(super) fn act(&mut self) -> io::Result<()> {
+        while let Some(action) = self.replica.poll_action() {
+            let now_ms = self.now_ms();
+            match action {
+                Action::Send { to, message } => self.peers.send(to, &message),
+                Action::Verdict { packet, passes } => {
+                    let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
+                    self.queue.decide(packet.0, verdict);
+                }
+                Action::ConnectServer { connection } | Action::ReconnectServer { connection } => {
+                    self.connect_server(connection);
+                }
+                Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
+                Action::EndToServer { connection } => self.end_to_server(connection),
+                Action::CloseServer { connection } => self.close_server(connection),
+                Action::ClientReady { connection } => self.feed_client(connection),
+                Action::ResetClient { connection } => self.reset_client(connection),
+                Action::AnswerSyn { connection } => {
+                    if let Some(restore) = self.replica.restore(connection, now_ms) {
+                        note_sent(self.raw.answer_syn(&restore));
+                    }
+                }
+                Action::AskSent { connection } => {
+                    let sent = self.clients.get(&connection).map_or(0, Client::sent);
+                    self.replica.handle_sent(connection, sent);
+                }
+                Action::RestoreAgain { connection } => self.restore_again(connection),
+                Action::Acknowledge(last_ack) => note_sent(self.raw.acknowledge(&last_ack, now_ms)),
+                Action::TakeOver { epoch } => self.take_over(epoch)?,
+                Action::Fence => self.fence(),
+                Action::Excluded { .. } => self.known.is_excluded = true,
+                Action::TooFar { node } => tracing::warn!(?node, "a node is too far behind"),
+                Action::Lags { node } => tracing::warn!(?node, "a node keeps the others waiting"),
+            }
+        }
+        Ok(())
+    }
+
+    /// This node leads: it makes all connections again, takes the portal's address, and goes on.
+    fn take_over(&mut self, epoch: u64) -> io::Result<()> {
+        let begun = Instant::now();
+        self.forget_clients();
+        for connection in self.replica.connections() {
+            self.restore_client(connection);
+        }
+        self.portal.take()?;
+        note_sent(self.portal.announce());
+        self.replica.handle_restored(epoch, self.now_ms());
+        self.known.restored_in = Some(begun.elapsed());
+        self.announce_at = Some(Instant::now() + ANNOUNCE);
+        for connection in self.replica.connections() {
+            self.go_on_with(connection);
+        }
+        Ok(())
+    }
+
+    /// This node does not lead any more: no client hears anything of it.
+    fn fence(&mut self) {
+        self.announce_at = None;
+        self.forget_clients();
+        if let Err(error) = self.portal.give_up() {
+            tracing::error!(%error, "the portal's address cannot be given up");
+        }
+    }
+
+    fn forget_clients(&mut self) {
+        for (_, client) in std::mem::take(&mut self.clients) {
+            client.close_silently();
+        }
+        self.by_ends.clear();
+        for set in [&mut self.dirty_clients, &mut self.heard, &mut self.watched] {
+            set.clear();
+        }
+        let servers: BTreeSet<Token> =
+            self.by_token.keys().filter(|token| token.0 % 2 == 1).copied().collect();
+        self.by_token.retain(|token, _| servers.contains(token));
+    }
+
+    fn announce(&mut self) {
+        let now = Instant::now();
+        if self.announce_at.is_some_and(|at| at <= now) {
+            self.announce_at = Some(now + ANNOUNCE);
+            note_sent(self.portal.announce());
+        }
+    }
+
+    fn publish(&mut self) {
+        self.known.is_serving = self.replica.is_serving();
+        self.known.connections = self.replica.connections().len();
+        self.known.delivered = self.replica.order().delivered();
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *facts != self.known {
+            facts.clone_from(&self.known);
+        }
+    }
+}

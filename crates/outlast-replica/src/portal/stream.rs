@@ -1,0 +1,149 @@
+//! A TCP connection that never waits: what it has for us, and what we have for it.
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+
+/// Read at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// What was read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Read1 {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// Nothing for now.
+    Nothing,
+    /// The peer has ended its stream.
+    End,
+    /// The connection is broken.
+    Broken,
+}
+
+/// One.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) socket: TcpStream,
+    /// There may be something to read.
+    pub(super) is_readable: bool,
+    /// It may take more.
+    is_writable: bool,
+    out: VecDeque<u8>,
+    ends: bool,
+    has_ended: bool,
+}
+
+impl Stream {
+    /// Events of it have this token.
+    pub(super) fn new(mut socket: TcpStream, registry: &Registry, token: Token) -> io::Result<Self> {
+        registry.register(&mut socket, token, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self {
+            socket,
+            is_readable: true,
+            is_writable: true,
+            out: VecDeque::new(),
+            ends: false,
+            has_ended: false,
+        })
+    }
+
+    /// The kernel says so.
+    pub(super) fn note_ready(&mut self, readable: bool, writable: bool) {
+        self.is_readable |= readable;
+        self.is_writable |= writable;
+    }
+
+    /// Reads what is there.
+    pub(super) fn read(&mut self) -> Read1 {
+        if !self.is_readable {
+            return Read1::Nothing;
+        }
+        let mut room = vec![0; READ_BYTES];
+        loop {
+            return match self.socket.read(&mut room) {
+                Ok(0) => {
+                    self.is_readable = false;
+                    Read1::End
+                }
+                Ok(count) => {
+                    room.truncate(count);
+                    Read1::Bytes(room)
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) =>
+                {
+                    self.is_readable = false;
+                    Read1::Nothing
+                }
+                Err(_) => {
+                    self.is_readable = false;
+                    Read1::Broken
+                }
+            };
+        }
+    }
+
+    /// Has these bytes sent, behind all others.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.out.extend(bytes);
+    }
+
+    /// Its stream ends behind what it has.
+    pub(super) fn end(&mut self) {
+        self.ends = true;
+    }
+
+    /// What waits to be sent.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Sends what it takes. How many bytes those were; an error breaks the connection.
+    pub(super) fn flush(&mut self) -> io::Result<usize> {
+        let mut sent = 0;
+        while self.is_writable && !self.out.is_empty() {
+            let (front, _) = self.out.as_slices();
+            match self.socket.write(front) {
+                Ok(count) => {
+                    self.out.drain(..count);
+                    sent += count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) =>
+                {
+                    self.is_writable = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if self.ends && self.out.is_empty() && !self.has_ended {
+            match self.socket.shutdown(Shutdown::Write) {
+                // It is connected with the next event.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
+                ended => {
+                    ended?;
+                    self.has_ended = true;
+                }
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends as much of these bytes as it takes at once. Not to be used beside [`push`](Self::push).
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut sent = 0;
+        while self.is_writable && sent < bytes.len() {
+            match self.socket.write(bytes.get(sent..).unwrap_or_default()) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_writable = false,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+}
