@@ -173,16 +173,16 @@ impl Connection {
     }
 
     /// The client has this many of the answers: what is before that need not be sent. The socket is made again so.
-    pub(crate) fn skip_to(&mut self, acked: u64) {
+    pub(crate) fn skip_to(&mut self, acked: u64, resent_bytes_max: usize) {
         let answers = &mut self.answers;
         answers.ack(answers.end.map_or(acked, |end| end.min(acked)));
-        self.restored();
+        self.restored(resent_bytes_max);
     }
 
-    /// A socket has been made, with all in its send queue that is kept.
-    pub(crate) fn restored(&mut self) {
+    /// A socket has been made, with the first of what is kept in its send queue.
+    pub(crate) fn restored(&mut self, resent_bytes_max: usize) {
         let answers = &mut self.answers;
-        answers.written = answers.produced.max(answers.acked);
+        answers.written = answers.resent_until(resent_bytes_max);
         answers.end_written = answers.end.is_some_and(|end| answers.written >= end);
         answers.sent = answers.written + u64::from(answers.end_written);
     }
@@ -228,6 +228,12 @@ impl Answers {
         self.kept.drain(..drops);
         self.acked = self.acked.max(offset);
         self.written = self.written.max(self.acked);
+    }
+
+    /// A socket that is made again takes all before this for sent.
+    pub(crate) fn resent_until(&self, resent_bytes_max: usize) -> u64 {
+        let kept = self.produced.max(self.acked) - self.acked;
+        self.acked + kept.min(resent_bytes_max as u64)
     }
 
     /// Answers end here on all nodes.

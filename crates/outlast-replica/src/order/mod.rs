@@ -36,18 +36,23 @@ pub struct Limits {
     pub heartbeat_ms: u64,
     /// A member that acknowledges nothing for so long, while there is something to acknowledge, is told of.
     pub lag_timeout_ms: u64,
+    /// A node that makes connections again takes so many bytes of their answers for sent, if the client does not have them. If more were
+    /// sent, the client says so: then its socket is made once more. With too many the client would take all that comes for
+    /// packets out of its window.
+    pub resent_bytes_max: usize,
 }
 
 impl Default for Limits {
     /// 64 MiB: what a gigabit link brings in half a second. 256 KiB: a message takes 2 ms there. 20 ms: a node that hears nothing for five of them
     /// may be suspected, below the least retransmission time-out of clients. 1 s: longer than a retransmission
-    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server.
+    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has.
     fn default() -> Self {
         Self {
             log_bytes_max: 64 << 20,
             message_bytes_max: 256 << 10,
             heartbeat_ms: 20,
             lag_timeout_ms: 1_000,
+            resent_bytes_max: 64 << 10,
         }
     }
 }
@@ -140,6 +145,11 @@ pub struct Order<E> {
 }
 
 impl<E: Clone + Weigh> Order<E> {
+    /// As they were given.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// A node that has the state after entry `index`: 0 for the members of the first view, that of its snapshot for one that joins.
     #[must_use]
     pub fn new(me: NodeId, index: u64, view: View, limits: Limits) -> Self {

@@ -8,8 +8,13 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-const LIMITS: Limits =
-    Limits { log_bytes_max: 80, message_bytes_max: 24, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
+const LIMITS: Limits = Limits {
+    log_bytes_max: 80,
+    message_bytes_max: 24,
+    heartbeat_ms: 20,
+    lag_timeout_ms: 1_000,
+    resent_bytes_max: 0,
+};
 
 fn view(epoch: u64, primary: u64, members: &[u64]) -> View {
     View { epoch, primary: NodeId(primary), members: members.iter().map(|node| NodeId(*node)).collect() }

@@ -14,6 +14,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 // linux/tcp.h, asm-generic/socket.h and linux/in6.h.
@@ -42,8 +43,11 @@ const TIMESTAMP_AHEAD: Duration = Duration::from_secs(1);
 const COUNTS_MILLISECONDS: u32 = !1;
 /// What the client is taken to have room for, until it says so with its next packet.
 const CLIENT_WINDOW_BYTES: u32 = 1 << 16;
-/// What the client was offered is not known. Less would make its next packets look as if they were out of the window.
-const WINDOW_BYTES: u32 = 1 << 16;
+/// What the client was offered is not known: less than that, and its next packets would look as if they were out of the window. No
+/// kernel offers more than it keeps for a socket, and these are all configured alike.
+const WINDOW_BYTES_MIN: u32 = 1 << 16;
+const RECEIVE_BUFFER_LIMITS: &str = "/proc/sys/net/ipv4/tcp_rmem";
+const RECEIVE_BUFFER_BYTES: u32 = 6 << 20;
 /// Room for what the kernel reckons for each segment of the send queue, beside its bytes.
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 
@@ -88,7 +92,10 @@ pub fn restore(connection: &Restore<'_>) -> io::Result<Socket> {
     let received = connection.receive_sequence;
     let before = received.wrapping_sub(1);
     // struct tcp_repair_window: where the client's window was told last, that window, its largest one; ours, and from where.
-    let windows = [before, CLIENT_WINDOW_BYTES, CLIENT_WINDOW_BYTES, WINDOW_BYTES, received];
+    let (_, shift) = connection.agreed.window_shifts.unwrap_or((0, 0));
+    let window_bytes =
+        (u32::from(u16::MAX) << shift.min(14)).min(receive_buffer_bytes()).max(WINDOW_BYTES_MIN);
+    let windows = [before, CLIENT_WINDOW_BYTES, CLIENT_WINDOW_BYTES, window_bytes, received];
     set(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, &windows)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -104,6 +111,15 @@ pub(super) fn ahead(first: u32, age_ms: u64) -> u32 {
     let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis();
     let age_ms = u32::try_from(age_ms & u128::from(u32::MAX)).unwrap_or(0);
     first.wrapping_add(age_ms) & COUNTS_MILLISECONDS
+}
+
+/// As much as the kernel keeps for a socket of TCP.
+fn receive_buffer_bytes() -> u32 {
+    static KNOWN: OnceLock<u32> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let limits = std::fs::read_to_string(RECEIVE_BUFFER_LIMITS).unwrap_or_default();
+        limits.split_whitespace().last().and_then(|most| most.parse().ok()).unwrap_or(RECEIVE_BUFFER_BYTES)
+    })
 }
 
 /// The portal's address may be another machine's still.

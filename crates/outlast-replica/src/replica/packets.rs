@@ -84,8 +84,9 @@ impl Replica {
             .collect();
         let acked = waiting.iter().filter(|(_, plausible, _)| *plausible).map(|(_, _, acks)| *acks).max();
         if let Some(acked) = acked.filter(|acked| *acked > offset) {
-            state.skip_to(acked);
+            state.skip_to(acked, self.order.limits().resent_bytes_max);
             self.actions.push_back(Action::RestoreAgain { connection });
+            self.tell_client(connection);
         }
         for (packet, plausible, acks) in waiting {
             self.held.remove(&(connection, packet));

@@ -21,8 +21,9 @@ pub struct Restore<'a> {
     pub send_sequence: u32,
     /// The number of the byte that is expected from the client.
     pub receive_sequence: u32,
-    /// All that the client may have been sent and may not have: it has to be in the send queue before the socket leaves repair mode, or the
-    /// client's acknowledgements are taken for wrong ones, for ever.
+    /// The first of what the client may have been sent and may not have ([`Limits::resent_bytes_max`](crate::Limits::resent_bytes_max)): it has
+    /// to be in the send queue before the socket leaves repair mode, or the client's acknowledgements are taken for wrong ones. The rest
+    /// is there for the socket from then on.
     pub unacked: (&'a [u8], &'a [u8]),
     /// The client's FIN is stable: its acknowledgement is repeated.
     pub client_ended: bool,
@@ -98,8 +99,12 @@ impl Replica {
         let (handshake, input, answers) = (&state.handshake, &state.input, &state.answers);
         let received = if is_mutant!(self, RestoresAtDelivered) { input.delivered } else { input.proposed };
         let nothing_came = input.delivered == 0 && !input.ended && answers.acked == 0;
-        let unacked =
-            if is_mutant!(self, RestoresNoAnswers) { (&[][..], &[][..]) } else { answers.kept.as_slices() };
+        let until = answers.resent_until(self.order.limits().resent_bytes_max);
+        let resent_bytes = usize::try_from(until - answers.acked).unwrap_or(usize::MAX);
+        let (front, back) = answers.kept.as_slices();
+        let front = front.get(..resent_bytes).unwrap_or(front);
+        let back = back.get(..resent_bytes - front.len()).unwrap_or(back);
+        let unacked = if is_mutant!(self, RestoresNoAnswers) { (&[][..], &[][..]) } else { (front, back) };
         Some(Restore {
             ends: handshake.ends,
             agreed: handshake.agreed(),
@@ -107,7 +112,7 @@ impl Replica {
             receive_sequence: handshake.client.number(received),
             unacked,
             client_ended: input.end_proposed,
-            answers_ended: answers.end.is_some_and(|end| answers.produced.max(answers.acked) >= end),
+            answers_ended: answers.end.is_some_and(|end| until >= end),
             is_aborted: state.is_aborted,
             syn_ack: nothing_came.then_some(*handshake),
             age_ms: now_ms.saturating_sub(state.opened_at_ms),
@@ -120,14 +125,16 @@ impl Replica {
             return;
         }
         self.role = Role::Serving;
+        let resent_bytes_max = self.order.limits().resent_bytes_max;
         for connection in self.connections() {
             let Some(state) = self.connections.get_mut(&connection) else { continue };
             (state.is_restored, state.is_accepted) = (true, true);
             state.ahead_until_ms = now_ms + AHEAD_MS;
-            state.restored();
+            state.restored(resent_bytes_max);
             if !is_mutant!(self, EndsAreForgotten) {
                 self.propose_end(connection, now_ms);
             }
+            self.tell_client(connection);
         }
         self.take_outputs(now_ms);
     }

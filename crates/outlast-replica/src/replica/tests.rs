@@ -200,7 +200,11 @@ fn a_client_that_has_more_than_its_server_has_said_is_waited_for() {
         let packet = group.packet(2, Direction::In, ahead);
         let is_asked = group.actions(2) == [Action::AskSent { connection }];
         group.node(2).handle_sent(connection, 3);
-        let restored = [Action::RestoreAgain { connection }, Action::Verdict { packet, passes: true }];
+        let restored = [
+            Action::RestoreAgain { connection },
+            Action::ClientReady { connection },
+            Action::Verdict { packet, passes: true },
+        ];
         let is_restored = group.actions(2) == restored;
         let restore = group.node(2).restore(connection, 0).unwrap();
         let skips = restore.send_sequence == SERVER.number(8) && restore.unacked == (&[], &[]);
@@ -218,6 +222,21 @@ fn a_socket_that_is_made_again_does_not_get_twice_what_has_an_index() {
         group.node(2).handle_sent(connection, 3);
         group.node(2).restore(connection, 0).unwrap().receive_sequence == CLIENT.number(7)
     });
+}
+
+#[test]
+fn a_socket_that_is_made_again_takes_the_first_answers_for_sent_and_gets_the_rest_later() {
+    let mut group = Group::new(2, None);
+    let connection = group.open(1);
+    let limit = Limits::default().resent_bytes_max;
+    let answers: Vec<u8> = (0..limit + 1_000).map(|at| (at % 251) as u8).collect();
+    group.node(2).handle_answer(connection, &answers);
+    group.replicas.remove(&NodeId(1));
+    group.take_over(2, 2);
+    let restore = group.node(2).restore(connection, 0).unwrap();
+    assert_eq!([restore.unacked.0, restore.unacked.1].concat(), answers[..limit]);
+    let (front, back, ends) = group.node(2).client_bytes(connection).unwrap();
+    assert_eq!(([front, back].concat(), ends), (answers[limit..].to_vec(), false));
 }
 
 #[test]

@@ -11,8 +11,13 @@ extern crate std;
 
 /// Twelve entries.
 pub const LOG_BYTES_MAX: usize = 96;
-const LIMITS: Limits =
-    Limits { log_bytes_max: LOG_BYTES_MAX, message_bytes_max: 24, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
+const LIMITS: Limits = Limits {
+    log_bytes_max: LOG_BYTES_MAX,
+    message_bytes_max: 24,
+    heartbeat_ms: 20,
+    lag_timeout_ms: 1_000,
+    resent_bytes_max: 0,
+};
 /// Of one schedule.
 const STEPS: u64 = 300;
 const NODES_MAX: u64 = 7;

@@ -13,8 +13,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
 extern crate std;
 
-const LIMITS: Limits =
-    Limits { log_bytes_max: 2_000, message_bytes_max: 400, heartbeat_ms: 20, lag_timeout_ms: 1_000 };
+const LIMITS: Limits = Limits {
+    log_bytes_max: 2_000,
+    message_bytes_max: 400,
+    heartbeat_ms: 20,
+    lag_timeout_ms: 1_000,
+    resent_bytes_max: 40,
+};
 /// Of one schedule.
 const STEPS: u64 = 700;
 const CLIENTS_MAX: u64 = 6;
