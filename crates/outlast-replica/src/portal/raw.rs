@@ -93,7 +93,7 @@ impl Raw {
         let shift = connection.agreed.window_shifts.map_or(0, |(_, portal)| portal);
         let said = |sequence: u32, bytes, fin| Said {
             sequence,
-            ack: connection.receive_sequence.wrapping_add(connection.client_ended.into()),
+            ack: connection.stable_ack,
             window: u16::try_from(WINDOW_BYTES >> shift).unwrap_or(u16::MAX),
             timestamp,
             flags: if fin { FIN } else { NONE },
@@ -145,7 +145,7 @@ impl Raw {
         let (front, back) = connection.unacked;
         let unacked_bytes = u32::try_from(front.len() + back.len()).unwrap_or(u32::MAX);
         let sequence = connection.send_sequence.wrapping_add(unacked_bytes);
-        let ack = connection.receive_sequence.wrapping_add(connection.client_ended.into());
+        let ack = connection.stable_ack;
         self.send(&connection.ends, &Said { sequence, ack, flags: RST, ..Said::nothing() })
     }
 

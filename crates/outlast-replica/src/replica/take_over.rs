@@ -21,6 +21,8 @@ pub struct Restore<'a> {
     pub send_sequence: u32,
     /// The number of the byte that is expected from the client.
     pub receive_sequence: u32,
+    /// What is stable of the client's stream, with its end: packets that pass the rules unseen acknowledge no more than that.
+    pub stable_ack: u32,
     /// The first of what the client may have been sent and may not have ([`Limits::resent_bytes_max`](crate::Limits::resent_bytes_max)): it has
     /// to be in the send queue before the socket leaves repair mode, or the client's acknowledgements are taken for wrong ones. The rest
     /// is there for the socket from then on.
@@ -110,6 +112,7 @@ impl Replica {
             agreed: handshake.agreed(),
             send_sequence: handshake.server.number(answers.acked),
             receive_sequence: handshake.client.number(received),
+            stable_ack: handshake.client.number(input.delivered).wrapping_add(input.ended.into()),
             unacked,
             client_ended: input.end_proposed,
             answers_ended: answers.end.is_some_and(|end| until >= end),

@@ -154,6 +154,7 @@ fn goes_on(name: &str, is_v4: bool, settings: &[&str]) {
         agreed: handshake.agreed(),
         send_sequence: handshake.server.number(6),
         receive_sequence: handshake.client.number(8),
+        stable_ack: handshake.client.number(8),
         unacked: rest.split_at(70_000),
         client_ended: false,
         answers_ended: false,
