@@ -229,7 +229,7 @@ fn a_socket_that_is_made_again_takes_the_first_answers_for_sent_and_gets_the_res
     let mut group = Group::new(2, None);
     let connection = group.open(1);
     let limit = Limits::default().resent_bytes_max;
-    let answers: Vec<u8> = (0..limit + 1_000).map(|at| (at % 251) as u8).collect();
+    let answers: Vec<u8> = (0..=250).cycle().take(limit + 1_000).collect();
     group.node(2).handle_answer(connection, &answers);
     group.replicas.remove(&NodeId(1));
     group.take_over(2, 2);
