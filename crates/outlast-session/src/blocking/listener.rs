@@ -231,8 +231,13 @@ impl Shared {
     /// The listener's own thread.
     fn run(&self) {
         while !self.stop.load(Ordering::Acquire) {
-            let timeout = self.timeout();
-            self.table.lock().guarded = timeout.is_some();
+            let timeout = {
+                let mut table = self.table.lock();
+                let timeout = self.timeout_of(&table);
+                // At once: a thread that puts somebody at the door in between would rely on this one.
+                table.guarded = timeout.is_some();
+                timeout
+            };
             if let Err(error) = self.turn(timeout) {
                 tracing::error!(%error, "a listener cannot wait for events");
                 break;
@@ -273,7 +278,10 @@ impl Shared {
 
     /// How long to sleep at most.
     fn timeout(&self) -> Option<Duration> {
-        let table = self.table.lock();
+        self.timeout_of(&self.table.lock())
+    }
+
+    fn timeout_of(&self, table: &Table) -> Option<Duration> {
         let due = table.door.poll_timeout().map(|at| at.saturating_sub(self.acceptor.now()));
         // Not less than the clock of a sleep can tell.
         let due = due.map(|due| due.max(Duration::from_millis(1)));

@@ -11,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
 /// Longest path of a UNIX socket: the kernel's limit without the final zero.
@@ -167,12 +168,20 @@ fn unknown(name: &str, why: &str) -> DialError {
     }
 }
 
+/// Addresses of one name are tried as long as this; each for [`DIAL_TIMEOUT`] at the most.
+const ALL_TIMEOUT: Duration = Duration::from_secs(20);
+
 async fn first_of(
     destination: &impl fmt::Display,
     addresses: Vec<SocketAddr>,
 ) -> Result<TcpLocal, DialError> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    let begun = Instant::now();
     for address in addresses {
+        // Whoever chooses a name chooses how many addresses it has.
+        if begun.elapsed() >= ALL_TIMEOUT {
+            break;
+        }
         match within(connect(address)).await {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,

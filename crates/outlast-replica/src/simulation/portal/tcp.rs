@@ -187,6 +187,11 @@ impl Tcp {
                 State::SynSent => segment.flags.ack && segment.ack == self.local.number(0),
                 _ => segment.sequence == next,
             };
+            if counts && self.fin_received && self.fin_acked {
+                // In TIME-WAIT the program has all that there was, and the kernel forgets the connection sooner (Linux:
+                // tcp_timewait_state_process).
+                return Vec::new();
+            }
             if counts {
                 self.state = State::Reset;
                 return Vec::new();
