@@ -43,8 +43,7 @@ impl Spared {
 /// Everybody below this process who was not there before the program.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// Children of whatever this process was before it executed this program.
-    others: Vec<Pid>,
+    /// With children of whatever this process was before it executed this program.
     spared: Spared,
     told: Vec<Pid>,
     killed: bool,
@@ -99,9 +98,9 @@ pub(super) fn time_before_start(limit: Option<Duration>) -> Duration {
 impl Rest {
     /// Before the program is started.
     pub(super) fn begin() -> Self {
-        let (others, spared) = (family::children(process::pid()), Spared::default());
+        let spared = Spared(Arc::new(Mutex::new(family::children(process::pid()))));
         let remains = Remains::default();
-        Self { others, spared, told: Vec::new(), killed: false, remains, quiet_until_ms: 0 }
+        Self { spared, told: Vec::new(), killed: false, remains, quiet_until_ms: 0 }
     }
 
     /// For whoever starts some.
@@ -111,9 +110,7 @@ impl Rest {
 
     /// Those that the program has not started.
     pub(super) fn of_others(&self) -> Vec<Pid> {
-        let mut others = self.spared.pids(|pids| pids.clone());
-        others.extend(&self.others);
-        others
+        self.spared.pids(|pids| pids.clone())
     }
 
     fn find(&self) -> Vec<Pid> {
