@@ -130,8 +130,9 @@ impl Raw {
             sequence: connection.receive_sequence,
             ack: connection.send_sequence,
             flags: FIN,
-            // The kernel does not know any earlier one.
-            timestamp: connection.agreed.timestamp.map(|_| 1),
+            // Whatever it were, the kernel would take the client's own for older ones where they are half a turn ahead (RFC 7323,
+            // section 5). Linux takes a packet without one.
+            timestamp: None,
             ..Said::nothing()
         };
         self.send_between(connection.ends.client, connection.ends.portal, &said)

@@ -261,7 +261,6 @@ fn connections_outlive_two_machines_of_three() {
 }
 
 #[test]
-#[ignore = "pending: one stream of eight stands still behind the second death (SPECIFICATION 6.14)"]
 fn streams_at_full_speed_outlive_two_machines_of_three() {
     outlive("streams", 3, 2);
 }
