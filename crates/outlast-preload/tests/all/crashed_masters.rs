@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{
-    Client, Server, children, eventually, family, folder, free_port, is_installed, kill, python_at,
-    wait_until_held,
+    Client, Server, children, compiled_server, eventually, family, folder, free_port, is_installed, kill,
+    python_at, wait_until_held,
 };
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -72,6 +73,31 @@ while True:
                 lock = open(sys.argv[2] + "/lock", "w"); fcntl.flock(lock, fcntl.LOCK_EX)
             c.sendall(b"%d\n" % os.getpid())
     c.close()
+"#;
+
+/// A worker that reads the second request of its only client in a way that the library does not see, and answers when the file
+/// "go" is there. Those of the next master answer whatever they read.
+const READS_UNSEEN: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+
+int main(int count, char **arguments) {
+    int listener = listening_at(arguments[1]);
+    if (listener < 0 || chdir(arguments[2])) return 1;
+    int is_first = access("begun", F_OK) != 0;
+    fclose(fopen("begun", "w"));
+    if (fork()) for (;;) pause();
+    if (!is_first) return serve_one_by_one(listener);
+    static char request[4096];
+    const char *answer = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nslow!\n";
+    int client = accept(listener, 0, 0);
+    serve(client);
+    syscall(SYS_recvfrom, client, request, sizeof request, 0, 0, 0);
+    fclose(fopen("read", "w"));
+    while (access("go", F_OK)) usleep(1000);
+    write(client, answer, strlen(answer));
+    for (;;) pause();
+}
 "#;
 
 /// Kills this master, and waits for the next one.
@@ -315,6 +341,30 @@ fn a_worker_with_more_clients_than_the_supervisor_has_descriptors_left_finishes_
     waits.0.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"67890");
     assert!(idle.iter_mut().all(|client| client.get("/")));
+    server.stop();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A request that comes just when its master dies: the worker has read it, and has had no time to write that down.
+#[test]
+fn a_worker_that_has_read_a_request_just_now_is_not_taken_for_idle() {
+    let (port, folder) = (free_port(), folder("reads-unseen"));
+    let mut command = Command::new(compiled_server(&folder, "program", READS_UNSEEN));
+    command.arg(port.to_string()).arg(&folder);
+    let server = Server::start(&command, true);
+    let mut client = Client::connect(port);
+    assert!(client.get("/"));
+    wait_until_held(&server, [&client]);
+    ask(&mut client, "/slow");
+    eventually("nothing is read", || folder.join("read").exists().then_some(()));
+    crash(&server, server.main());
+    std::fs::write(folder.join("go"), "").unwrap();
+    let (mut answer, mut room) = (Vec::new(), [0; 100]);
+    while !answer.ends_with(b"slow!\n") {
+        let count = client.0.read(&mut room).unwrap();
+        assert_ne!(count, 0, "its worker was killed");
+        answer.extend_from_slice(&room[..count]);
+    }
     server.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }

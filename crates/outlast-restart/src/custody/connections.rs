@@ -378,6 +378,10 @@ impl Connections {
         let (mut idle, mut busy) = (BTreeSet::new(), BTreeSet::new());
         for (slot, held) in held.filter_map(|(number, held)| Some((self.table.slot(*number)?, held))) {
             match slot.phase() {
+                // It has read a request just now, and is about to say so.
+                Phase::Idle if tcp::positions(held.socket.as_fd()).is_ok_and(|at| !slot.is_at(at)) => {
+                    busy.insert(slot.cookie.load(SeqCst));
+                }
                 Phase::Idle => drop(idle.insert(slot.cookie.load(SeqCst))),
                 Phase::Busy => drop(busy.insert(slot.cookie.load(SeqCst))),
                 // What was said by ways that are not seen is not known.

@@ -94,7 +94,7 @@ fn idle_clients_of_a_killed_master_are_kept_and_nobody_is_left_at_the_end() {
     let Some(mut outlast) = nginx(folder.path(), port, "off") else { return };
     let mut held = client(port);
     let killed = master(folder.path());
-    std::thread::sleep(std::time::Duration::from_millis(150));
+    until(folder.path(), "held", |now| now["connections"] == 1);
     kill(killed, "-9");
     outlast.wait_for("it is started again");
     ask(&mut held).unwrap();
@@ -113,7 +113,7 @@ fn what_goes_into_the_background_is_kept_running() {
     outlast.wait_for("web has gone into the background");
     let mut held = client(port);
     let killed = master(folder.path());
-    std::thread::sleep(std::time::Duration::from_millis(150));
+    until(folder.path(), "held", |now| now["connections"] == 1);
     kill(killed, "-9");
     outlast.wait_for("it is started again");
     ask(&mut held).unwrap();
