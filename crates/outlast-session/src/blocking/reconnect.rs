@@ -174,7 +174,13 @@ fn connect_within(
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if crate::sys::wait_writable(socket, left.min(CONNECT_LOOK))? {
-            return socket.take_error()?.map_or(Ok(()), Err);
+            if let Some(error) = socket.take_error()? {
+                return Err(error);
+            }
+            // It may have been a signal only.
+            if socket.peer_addr().is_ok() {
+                return Ok(());
+            }
         }
         if left <= CONNECT_LOOK {
             return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));

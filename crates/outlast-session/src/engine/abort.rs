@@ -6,6 +6,7 @@
 //! session as long as it keeps any.
 
 use super::client::{Begun, Shake, Verdict};
+use super::gap::{self, Gap};
 use super::{Ctl, Engine, Link, Role};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -104,16 +105,19 @@ impl Engine {
         Verdict::Fatal(error)
     }
 
-    /// The server's side: the client has proved itself and gives the session up. What it is told.
-    pub(super) fn aborted_by_peer(&self, hello: &Hello) -> Refusal {
-        {
-            let mut ctl = self.ctl();
-            // What was delivered stays readable, as after any other break.
-            self.take_link(&mut ctl);
+    /// The server's side: the client has proved itself and gives the session up. What it is told; none if the session goes on
+    /// in another process, which has to hear of it.
+    pub(super) fn aborted_by_peer(&self, hello: &Hello) -> Option<Refusal> {
+        gap::reached(Gap::GivesUp, self);
+        let mut ctl = self.ctl.lock();
+        if ctl.is_detached() {
+            return None;
         }
+        // What was delivered stays readable, as after any other break.
+        self.take_link(&mut ctl);
         let reason = hello.reason.clone().unwrap_or_else(|| NO_REASON.into());
-        self.fail(Error::Reset { id: self.id, reason });
-        Refusal::Ended { offset: self.position().next_offset }
+        self.fail_with(ctl, Error::Reset { id: self.id, reason });
+        Some(Refusal::Ended { offset: self.position().next_offset })
     }
 }
 

@@ -69,7 +69,15 @@ impl Engine {
         let (sending, receiving) = {
             let mut tx = self.tx.lock();
             let mut rx = self.rx.lock();
-            let receiving = rx.rest()?;
+            let receiving = match rx.rest() {
+                Ok(receiving) => receiving,
+                Err(error) => {
+                    drop((rx, tx));
+                    // It has no link any more, and what its peer takes for delivered cannot be read.
+                    self.fail_with(ctl, error.clone());
+                    return Err(error);
+                }
+            };
             let over = Error::Closed { id: self.id };
             rx.failure = Some(over.clone());
             tx.failure = Some(over);

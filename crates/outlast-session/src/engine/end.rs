@@ -219,8 +219,16 @@ impl Engine {
 
     /// The session cannot go on: everybody gets `error`, the link is reset, the peer hears of it if possible.
     pub(crate) fn fail(&self, error: Error) {
-        let mut ctl = self.ctl.lock();
+        self.fail_with(self.ctl.lock(), error);
+    }
+
+    /// The same, by who has looked at how it is, and lets nobody change that before.
+    pub(super) fn fail_with(&self, mut ctl: MutexGuard<'_, Ctl>, error: Error) {
         if ctl.life.is_over() {
+            return;
+        }
+        if matches!(error, Error::PatienceExhausted { .. }) && ctl.link.is_some() {
+            // It has one again since its patience was looked at.
             return;
         }
         if matches!(error, Error::PatienceExhausted { .. } | Error::Refused { .. }) && self.is_through() {

@@ -16,6 +16,10 @@ pub(crate) enum Gap {
     StartsThread,
     /// An attempt at a link begins. A test can have it fail.
     Attempts,
+    /// A client's patience is over; its session has not ended yet.
+    PatienceOver,
+    /// A client gives its session up; the server has not ended it yet.
+    GivesUp,
 }
 
 /// This end of a session has come to a gap. True if a test wants what follows to fail.

@@ -99,6 +99,16 @@ impl Job {
         }
     }
 
+    /// The same, by the helper's thread: it is where most sessions are. To ask the kernel for that may take a descriptor, and
+    /// there may be none.
+    pub(super) fn start_at_home(self) {
+        let place = self.engine.ctl().client.place.clone();
+        match place.filter(|place| place.starter.is_some()) {
+            Some(place) => place.start(self),
+            None => self.spawn(),
+        }
+    }
+
     /// In the calling thread's.
     fn spawn(self) {
         let spawned = if gap::reached(Gap::StartsThread, &self.engine) {

@@ -1,6 +1,7 @@
 //! Between a client's attempts at a link: who makes them, when, and when no more.
 
 use super::client::Verdict;
+use super::gap::{self, Gap};
 use super::{Ctl, Engine, EventKind, Helper, Link};
 use crate::config::Patience;
 use crate::error::Error;
@@ -152,6 +153,7 @@ impl Engine {
         };
         let left = self.patience_left()?;
         if left.is_zero() {
+            gap::reached(Gap::PatienceOver, self);
             let (targets, last) = *last;
             self.fail(self.give_up(targets, last));
             return None;

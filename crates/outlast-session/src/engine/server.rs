@@ -291,7 +291,8 @@ impl Acceptor {
         match engine {
             Some(engine) => {
                 engine.fail(Error::killed(*id));
-                true
+                // One that goes on in another process is not this one's.
+                !engine.ctl().is_detached()
             }
             None => false,
         }

@@ -418,6 +418,10 @@ impl Engine {
         self.happens(&mut ctl, Happening::Passivated);
         self.emit(&ctl, EventKind::Passivated);
         drop(ctl);
+        // The link may have had something after all, and nobody looks at its descriptor any more. Who reads wakes the session.
+        if self.rx.try_lock().is_some_and(|rx| rx.receiver.is_complete() || rx.backlog_bytes > 0) {
+            self.wake_reader();
+        }
         // What the link has left may have been the end.
         self.check_over();
         Ok(true)

@@ -31,5 +31,6 @@ mod pauses;
 mod round_trips;
 mod second_link;
 mod security;
+mod signals;
 mod simulation;
 mod udp_mode;

@@ -1,14 +1,17 @@
 //! What the helper thread does, tick by tick and event by event.
 
+mod repeats;
+
 use super::super::server::Acceptor;
 use super::super::silence::Silences;
-use super::super::udp::{Mailbox, REPEAT};
+use super::super::udp::Mailbox;
 use super::super::{Engine, Link, memory};
 use super::looks::Idle;
-use super::{Helper, Job, Repeated, Requests, WAKE, Watched};
+use super::{Helper, Job, Requests, WAKE, Watched};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token};
+use repeats::Repeats;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -34,13 +37,6 @@ const ROUTES: Token = Token(1);
 const FIRST_WATCH: usize = 2;
 /// Tokens of links are even, those of mailboxes odd; both follow from the descriptor, which is unique while it is open.
 const MAILBOX: usize = 1;
-
-/// What the peer has to hear of (`udp`), and when it is told next.
-struct Repeat {
-    what: Repeated,
-    repeats: u32,
-    next: Instant,
-}
 
 /// A session that nobody holds any more.
 struct Lingering {
@@ -99,7 +95,7 @@ pub(super) struct Thread {
     /// Threads to be started, and when.
     later: Vec<(Instant, Job)>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
-    repeats: Vec<Repeat>,
+    repeats: Repeats,
     silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
@@ -120,7 +116,7 @@ impl Thread {
             mailboxes_to_open: Vec::new(),
             later: Vec::new(),
             mailboxes: HashMap::new(),
-            repeats: Vec::new(),
+            repeats: Repeats::default(),
             silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
@@ -160,7 +156,7 @@ impl Thread {
         if !self.helper.requests.lock().is_empty() {
             return Some(Duration::ZERO);
         }
-        let repeat = self.repeats.iter().map(|repeat| repeat.next).min();
+        let repeat = self.repeats.next();
         let checking = !self.idle.is_empty() || !self.lingering.is_empty();
         let checks = checking.then_some(self.next_idle_check);
         // With the other checks, for which it can wait a moment. When memory is short sessions go before their time.
@@ -175,7 +171,7 @@ impl Thread {
     fn tick(&mut self) {
         let Taken { flush, pump, watch } = self.take_requests();
         self.run_jobs();
-        self.repeat_datagrams();
+        self.repeats.work();
         self.silences.look();
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
@@ -236,9 +232,7 @@ impl Thread {
         }
         self.clients.append(clients);
         self.mailboxes_to_open.append(mailboxes);
-        for what in repeats.drain(..) {
-            self.repeats.push(Repeat { what, repeats: 0, next: Instant::now() + REPEAT });
-        }
+        self.repeats.add(repeats.drain(..));
         if !listened.is_empty() {
             self.silences.add(std::mem::take(listened));
         }
@@ -256,7 +250,7 @@ impl Thread {
         }
         let now = Instant::now();
         for (_, job) in self.later.extract_if(.., |(at, _)| *at <= now) {
-            job.start();
+            job.start_at_home();
         }
     }
 
@@ -435,23 +429,6 @@ impl Thread {
             let fd = mailbox.as_fd().as_raw_fd();
             let _ = self.poll.registry().reregister(&mut SourceFd(&fd), Token(token), Interest::READABLE);
         }
-    }
-
-    fn repeat_datagrams(&mut self) {
-        if self.repeats.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        self.repeats.retain_mut(|repeat| {
-            if repeat.next > now {
-                return true;
-            }
-            repeat.repeats += 1;
-            let pause = repeat.what.again(repeat.repeats);
-            repeat.next = now + pause.unwrap_or_default();
-            pause.is_some()
-        });
-        self.repeats.shrink_to(64);
     }
 
     /// Sessions that nobody holds any more. True if any is young enough to be worth a look every tick.

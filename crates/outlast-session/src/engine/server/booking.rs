@@ -133,11 +133,11 @@ impl Acceptor {
             }
             Decision::Abort(engine) => {
                 drop(registry);
-                if engine.ctl().is_detached() {
+                let Some(refusal) = engine.aborted_by_peer(hello) else {
                     let refusal = Refusal::Draining { retry_after_ms: DRAINING_RETRY_AFTER_MS };
                     return Err(self.turn_away(Some(link), refusal));
-                }
-                say_no(link, engine.aborted_by_peer(hello));
+                };
+                say_no(link, refusal);
                 Err(Outcome::Closed)
             }
             Decision::Resume(engine) => Ok((engine, false)),

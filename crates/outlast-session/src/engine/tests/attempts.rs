@@ -7,6 +7,8 @@ use crate::error::Error;
 use crate::proto::{
     Decoded, Hello, Intent, LastWord, Message, Refusal, SecurityKind, Welcome, decode, refuse,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Weak;
 
@@ -21,6 +23,32 @@ fn a_thread_that_cannot_be_started_is_tried_again() {
         pair.round_trip(1);
         assert_eq!(pair.client.info().outages, 1);
     });
+}
+
+/// Asked where it is, the thread that starts others needs a descriptor, too. No test runs beside this one in its process.
+#[test]
+fn without_descriptors_attempts_are_made_now_and_then() {
+    within(|| {
+        let mut pair = Pair::new(quick(LinkMode::Kernel));
+        (&pair.server).write_all(b"x").unwrap();
+        let limits = getrlimit(Resource::Nofile);
+        // More than those that are open already are refused.
+        setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limits }).unwrap();
+        pair.cut();
+        std::thread::sleep(Duration::from_millis(100));
+        let before = used();
+        std::thread::sleep(Duration::from_millis(1000));
+        let used = used() - before;
+        setrlimit(Resource::Nofile, limits).unwrap();
+        assert!(used < Duration::from_millis(300), "{used:?}");
+        pair.client.read_exact(&mut [0]).unwrap();
+        pair.round_trip(1);
+    });
+}
+
+/// The processor time of this process.
+fn used() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap()
 }
 
 #[test]

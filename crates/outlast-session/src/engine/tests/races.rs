@@ -4,7 +4,9 @@ use super::by_hand::ByHand;
 use super::*;
 use crate::engine::gap::{self, Gap};
 use crate::engine::{Progress, SessionState};
+use crate::proto::Hello;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn a_session_that_has_its_next_link_is_not_booked_as_without_one() {
@@ -22,6 +24,41 @@ fn a_session_that_has_its_next_link_is_not_booked_as_without_one() {
     // And that one is lost as well.
     server.lost(&server.link().unwrap(), "cut");
     assert_eq!(pair.acceptor.registry.lock().stats().detached, 1);
+}
+
+#[test]
+fn a_session_that_has_a_link_again_outlives_the_end_of_its_patience() {
+    let patience = crate::config::Patience::For(Duration::from_millis(20));
+    let pair = Arc::new(ByHand::new(Config { patience, ..quick(LinkMode::Kernel) }));
+    let server = pair.open();
+    server.lost(&server.link().unwrap(), "cut");
+    pair.client.lost(&pair.client.link().unwrap(), "cut");
+    std::thread::sleep(Duration::from_millis(30));
+    let (resumed, other) = (Arc::new(AtomicBool::new(false)), pair.clone());
+    let is_resumed = resumed.clone();
+    gap::next_time(Gap::PatienceOver, &pair.client, move || {
+        other.resume();
+        is_resumed.store(true, Ordering::SeqCst);
+        false
+    });
+    wait_until("looked at", || {
+        pair.client.look_at_patience();
+        resumed.load(Ordering::SeqCst)
+    });
+    assert_eq!(pair.client.info().state, SessionState::Connected);
+}
+
+#[test]
+fn a_session_that_goes_on_in_another_process_is_not_ended_here() {
+    let pair = ByHand::new(quick(LinkMode::Kernel));
+    let server = pair.open();
+    let other = server.clone();
+    gap::next_time(Gap::GivesUp, &server, move || {
+        other.detach().unwrap();
+        false
+    });
+    assert!(server.aborted_by_peer(&Hello::open(server.id, LinkMode::Inband)).is_none(), "is not told there");
+    assert!(!pair.acceptor.kill(&server.id), "nor killed");
 }
 
 #[test]
