@@ -72,7 +72,9 @@ fn answer_to(question: &Message, descriptor: RawFd, address: &[u8], flags: u32) 
     let question = Message { slot: question.slot | flags, ..question.clone() };
     let folder = folder(address);
     Some(match holder::ask(&question, folder.as_ref().map(AsFd::as_fd))? {
-        (answer, Some(socket)) if answer.verb == Verb::Yes && sys::replace(descriptor, socket.as_fd()) => {
+        (answer, Some(socket))
+            if answer.verb == Verb::Yes && sys::replace_watched(descriptor, socket.as_fd()) =>
+        {
             Freed::Adopted
         }
         (answer, None) if answer.verb == Verb::Yes => Freed::Address,

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub mod children;
+pub mod epolls;
 pub mod execute;
 pub mod given;
 pub mod relatives;
@@ -388,6 +389,15 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
         let flags = if inherited & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
         libc::syscall(libc::SYS_dup3, by, descriptor, flags) >= 0
     }
+}
+
+/// The same, where the program may have had it watched already.
+pub fn replace_watched(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
+    let watches = epolls::of(descriptor);
+    watches.iter().for_each(|watch| watch.end(descriptor));
+    let is_replaced = replace(descriptor, by);
+    watches.iter().for_each(|watch| watch.begin(descriptor));
+    is_replaced
 }
 
 /// Whether this process can have one more descriptor.

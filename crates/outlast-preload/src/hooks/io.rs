@@ -31,17 +31,18 @@ fn reading<'a>(
     result
 }
 
-/// A call that writes `parts`, as far as they can be seen.
-fn writing(descriptor: c_int, parts: Option<Parts<'_>>, call: impl FnOnce() -> ssize_t) -> ssize_t {
+/// A call that writes. `parts` gives what it has written, as far as that can be seen: asked behind it, as the program may have named
+/// memory that is not there.
+fn writing<'a>(
+    descriptor: c_int,
+    call: impl FnOnce() -> ssize_t,
+    parts: impl FnOnce() -> Option<Parts<'a>>,
+) -> ssize_t {
     let result = call();
-    if marks::is_marked(descriptor) {
-        marks::on_write(descriptor, parts, result);
+    if result > 0 && marks::is_marked(descriptor) {
+        marks::on_write(descriptor, parts(), result);
     }
     result
-}
-
-fn writing_parts(descriptor: c_int, parts: Parts<'_>, call: impl FnOnce() -> ssize_t) -> ssize_t {
-    writing(descriptor, Some(parts), call)
 }
 
 fn list<'a>(list: *const iovec, count: c_int) -> Parts<'a> {
@@ -85,18 +86,18 @@ hooks! {
     };
 
     fn write(fd: c_int, buffer: *const c_void, size: size_t) -> ssize_t, next =>
-        writing_parts(fd, Parts::one(buffer, size), || next(fd, buffer, size));
+        writing(fd, || next(fd, buffer, size), || Some(Parts::one(buffer, size)));
     fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t, next => {
-        writing_parts(fd, self::list(list, count), || next(fd, list, count))
+        writing(fd, || next(fd, list, count), || Some(self::list(list, count)))
     };
     fn send(fd: c_int, buffer: *const c_void, size: size_t, flags: c_int) -> ssize_t, next =>
-        writing_parts(fd, Parts::one(buffer, size), || next(fd, buffer, size, flags));
+        writing(fd, || next(fd, buffer, size, flags), || Some(Parts::one(buffer, size)));
     fn sendto(
         fd: c_int, buffer: *const c_void, size: size_t, flags: c_int, to: *const sockaddr, length: socklen_t
     ) -> ssize_t, next =>
-        writing_parts(fd, Parts::one(buffer, size), || next(fd, buffer, size, flags, to, length));
+        writing(fd, || next(fd, buffer, size, flags, to, length), || Some(Parts::one(buffer, size)));
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t, next => {
-        let result = writing_parts(fd, Parts::of_message(message), || next(fd, message, flags));
+        let result = writing(fd, || next(fd, message, flags), || Some(Parts::of_message(message)));
         if result >= 0 && sys::has_more(message) {
             sys::received(message).into_iter().for_each(marks::passed_on);
         }
@@ -107,14 +108,16 @@ hooks! {
         next(fd, list, count, flags)
     };
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, size: size_t) -> ssize_t, next =>
-        writing(to, None, || next(to, from, offset, size));
+        writing(to, || next(to, from, offset, size), || None);
     fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, size: size_t) -> ssize_t, next =>
-        writing(to, None, || next(to, from, offset, size));
+        writing(to, || next(to, from, offset, size), || None);
     fn splice(
         from: c_int, from_at: *mut loff_t, to: c_int, to_at: *mut loff_t, size: size_t, flags: c_uint
     ) -> ssize_t, next =>
-        writing(to, None, || {
+        writing(
+            to,
             // What it is cannot be seen.
-            reading(from, 0, || next(from, from_at, to, to_at, size, flags), || None)
-        });
+            || reading(from, 0, || next(from, from_at, to, to_at, size, flags), || None),
+            || None,
+        );
 }

@@ -10,13 +10,19 @@ const DEPTH_MAX: usize = 32;
 /// Enough for the first fields of `/proc/PID/stat`: the name has at most 64 bytes.
 const STAT_BYTES: usize = 192;
 
+/// A file, to be read.
+pub fn open(path: &CStr) -> Option<RawFd> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: reads a text that ends.
+    let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    RawFd::try_from(file).ok().filter(|file| *file >= 0)
+}
+
 /// The beginning of a file: so much of the room is filled.
 pub fn read(path: &CStr, room: &mut [u8]) -> usize {
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: reads a text that ends; fills memory of the length that is told.
+    let Some(file) = open(path) else { return 0 };
+    // SAFETY: fills memory of the length that is told.
     unsafe {
-        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
-        let Some(file) = RawFd::try_from(file).ok().filter(|file| *file >= 0) else { return 0 };
         let length = libc::syscall(libc::SYS_read, file, room.as_mut_ptr(), room.len());
         close(file);
         usize::try_from(length).unwrap_or(0)

@@ -71,6 +71,8 @@ int main(int count, char **arguments) {
     TELL(bind(s, (void *)far, 16));
     TELL(bind(s, (void *)(end - 8), 16));
     TELL(write(s, list, -1) < 0);
+    TELL(sendmsg(s, (void *)far, 0));
+    TELL(sendmsg(-1, (void *)near, 0));
     TELL(discard(end - 1));
     TELL(accept_nowhere(near));
     rename(path, arguments[2]);

@@ -48,3 +48,4 @@ mod unasked_strangers;
 mod unix_files;
 mod unkept_sessions;
 mod untold_parts;
+mod watched_early;
