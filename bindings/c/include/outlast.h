@@ -162,6 +162,8 @@ int outlast_transact(int fd, size_t size, int (*change)(struct outlast_change *c
  * block has room again. Errors: EBADF (not held); as write(2), EAGAIN when it does not take more. */
 int outlast_flush(int fd);
 
+/* Within a change no connection can be used, nor another one got: the functions above give EINVAL there, and do nothing. */
+
 /* Within a change: says the answer, or more of it: up to 16 MiB. */
 void outlast_answer(struct outlast_change *change, const void *bytes, size_t size);
 

@@ -139,7 +139,7 @@ fn next(next: io::Result<Option<RawFd>>) -> c_int {
 /// See `outlast.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn outlast_next() -> c_int {
-    next(registered().map(serving::Serving::next_connection))
+    next(table::refuse_in_change().and_then(|()| registered()).map(serving::Serving::next_connection))
 }
 
 /// See `outlast.h`.
@@ -190,6 +190,9 @@ pub extern "C" fn outlast_error() -> *const c_char {
 /// See `outlast.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn outlast_hold(fd: c_int) -> c_int {
+    if let Err(error) = table::refuse_in_change() {
+        return give(Err(error));
+    }
     if !plain::is_open(fd) {
         return give(Err(io::Error::from_raw_os_error(libc::EBADF)));
     }
@@ -206,10 +209,8 @@ pub extern "C" fn outlast_hold(fd: c_int) -> c_int {
 pub unsafe extern "C" fn outlast_read(fd: c_int, buffer: *mut c_void, size: usize) -> isize {
     // SAFETY: as the caller promises.
     let buffer = unsafe { room(buffer, size) };
-    count(match table::with(fd, |connection| connection.read(buffer)) {
-        Some(result) => result,
-        None => plain::read(fd, buffer),
-    })
+    let read = table::with(fd, |connection| connection.read(buffer));
+    count(read.and_then(|read| read.unwrap_or_else(|| plain::read(fd, buffer))))
 }
 
 /// See `outlast.h`.
@@ -220,7 +221,8 @@ pub unsafe extern "C" fn outlast_read(fd: c_int, buffer: *mut c_void, size: usiz
 pub unsafe extern "C" fn outlast_write(fd: c_int, bytes: *const c_void, size: usize) -> isize {
     // SAFETY: as the caller promises.
     let bytes = unsafe { given(bytes, size) };
-    count(table::with(fd, |connection| connection.write(bytes)).unwrap_or_else(|| plain::write(fd, bytes)))
+    let written = table::with(fd, |connection| connection.write(bytes));
+    count(written.and_then(|written| written.unwrap_or_else(|| plain::write(fd, bytes))))
 }
 
 /// See `outlast.h`.
@@ -248,7 +250,7 @@ fn send_file(fd: RawFd, file: RawFd, offset: Option<&mut libc::off_t>, size: usi
     let from = unsafe { BorrowedFd::borrow_raw(file) };
     let begin = u64::try_from(*offset)
         .map_err(|_| own(libc::EINVAL, format!("offset {offset} is before the file's beginning")))?;
-    let sent = table::with(fd, |connection| connection.write_file(from, begin, size));
+    let sent = table::with(fd, |connection| connection.write_file(from, begin, size))?;
     let Some(sent) = sent else { return plain::send_file(fd, file, offset, size) };
     let sent = sent?;
     *offset += libc::off_t::try_from(sent).unwrap_or(0);
@@ -295,14 +297,19 @@ pub unsafe extern "C" fn outlast_get_note(fd: c_int, note: *mut c_void, size: us
 /// See `outlast.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn outlast_shutdown(fd: c_int, how: c_int) -> c_int {
-    let ended = (how == libc::SHUT_WR).then(|| table::with(fd, |connection| connection.shutdown_write()));
-    give(ended.flatten().unwrap_or_else(|| plain::shut_down(fd, how)).map(|()| 0))
+    let ended = match how {
+        libc::SHUT_WR => table::with(fd, |connection| connection.shutdown_write()),
+        _ => table::refuse_in_change().map(|()| None),
+    };
+    give(ended.and_then(|ended| ended.unwrap_or_else(|| plain::shut_down(fd, how))).map(|()| 0))
 }
 
 /// See `outlast.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn outlast_close(fd: c_int) -> c_int {
     // Under its lock until the number is free: the next one with it comes behind.
-    let closed = table::place(fd).is_some_and(|mut place| place.take().is_some());
-    if closed { 0 } else { give(plain::close(fd).map(|()| 0)) }
+    give(table::place(fd).and_then(|place| {
+        let was_held = place.is_some_and(|mut place| place.take().is_some());
+        if was_held { Ok(0) } else { plain::close(fd).map(|()| 0) }
+    }))
 }

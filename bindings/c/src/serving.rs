@@ -124,7 +124,7 @@ impl Serving {
     pub(crate) fn hold(&self, socket: OwnedFd) -> io::Result<RawFd> {
         let fd = socket.as_raw_fd();
         let too_large = || own(libc::EMFILE, format!("descriptor {fd}: such numbers cannot be held"));
-        let mut place = table::place(fd).ok_or_else(too_large)?;
+        let mut place = table::place(fd)?.ok_or_else(too_large)?;
         if place.is_some() {
             // It is the same one, or was closed without the table's knowledge: nothing to be closed here.
             let _ = socket.into_raw_fd();

@@ -125,7 +125,7 @@ pub unsafe extern "C" fn outlast_transact(
             let map = transaction.get(root(region)?.1)?;
             let mut under_way = Change { transaction, map, answer: Vec::new() };
             // SAFETY: as the caller promises; what it is given lives as long as the call.
-            if unsafe { change(&raw mut under_way, argument) } != 0 {
+            if table::changing(|| unsafe { change(&raw mut under_way, argument) }) != 0 {
                 return Err(Failure::Undone);
             }
             Ok(under_way.answer)

@@ -71,6 +71,28 @@ static int change(struct outlast_change *change, void *size)
     return outlast_state_put(change, "key", 3, "value", 5);
 }
 
+/* Each of these would wait for a lock that this thread has. */
+static int uses_connections(struct outlast_change *change, void *fd)
+{
+    char buffer[4];
+    int held = *(int *)fd;
+    (void)change;
+    FAILS(outlast_get_note(held, buffer, sizeof buffer), EINVAL);
+    IS(strstr(outlast_error(), "within a change"));
+    FAILS(outlast_set_note(held, "x", 1), EINVAL);
+    FAILS(outlast_read(held, buffer, 4), EINVAL);
+    FAILS(outlast_write(held, "x", 1), EINVAL);
+    FAILS(outlast_done(held, 1), EINVAL);
+    FAILS(outlast_flush(held), EINVAL);
+    FAILS(outlast_shutdown(held, SHUT_WR), EINVAL);
+    FAILS(outlast_shutdown(held, SHUT_RDWR), EINVAL);
+    FAILS(outlast_transact(held, 1, uses_connections, fd), EINVAL);
+    FAILS(outlast_close(held), EINVAL);
+    FAILS(outlast_hold(held), EINVAL);
+    FAILS(outlast_next(), EINVAL);
+    return 1;
+}
+
 /* What was not done can be done again. */
 static void changes(int fd, int peer, int with_state)
 {
@@ -83,6 +105,9 @@ static void changes(int fd, int peer, int with_state)
         return;
     }
     FAILS(outlast_transact(fd, 4, change, &mebibytes), EMSGSIZE);
+    alarm(60);
+    IS(outlast_transact(fd, 4, uses_connections, &fd) == 1);
+    alarm(0);
     IS(outlast_transact(fd, 4, change, &none) == 0);
 }
 
