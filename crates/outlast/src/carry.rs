@@ -13,7 +13,7 @@ use outlast_session::relay::reasons;
 use outlast_session::relay::socks5;
 use outlast_session::relay::{self, Destination, Ended, FRONT_TIMEOUT, Local, Outcome};
 use outlast_session::tokio::Session;
-use outlast_session::{Error, Patience, Refusal, Role, Targets};
+use outlast_session::{Error, Patience, Refusal, Role, SessionId, Targets};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -119,7 +119,7 @@ impl Carrier {
                 return None;
             }
         };
-        let place = self.enter(&session, targets, registry);
+        let mut place = self.enter(&session, targets, registry);
         let silent = || {
             let waited = seconds(REPLY_EXPECTED);
             tracing::warn!(
@@ -128,23 +128,44 @@ impl Carrier {
         };
         let asked = tokio::select! {
             reply = remarking(preamble::ask(&mut session, &destination), silent) => reply,
-            () = manners.gave_up(&local, has_spoken) => return abandoned(&session, local, reasons::GAVE_UP),
+            () = manners.gave_up(&local, has_spoken) => {
+                session.kill_with(reasons::GAVE_UP);
+                local.abort();
+                self.give_up(&session, &mut place).await;
+                return None;
+            }
             () = place.control.told_to_end() => {
-                return abandoned(&session, local, place.control.reason(Role::Client));
+                session.kill_with(place.control.reason(Role::Client));
+                local.abort();
+                // Nothing was taken from the program that would not be delivered.
+                place.ended(&session.info(), &Outcome::Stopped { delivered: true });
+                self.give_up(&session, &mut place).await;
+                return None;
             }
         };
         match asked {
             Ok(Reply { status: Status::Connected, .. }) => {
                 if local.send_all(&manners.welcome()).await.is_err() {
-                    return abandoned(&session, local, reasons::GAVE_UP);
+                    session.kill_with(reasons::GAVE_UP);
+                    local.abort();
+                    self.give_up(&session, &mut place).await;
+                    return None;
                 }
                 return Some(Ready { local, session, early, place });
             }
             Ok(Reply { status, reason }) => {
                 tracing::warn!(%destination, "{status}: {reason}");
                 manners.refuse(local, status, &reason).await;
-                let _ = session.finish().await;
                 place.failed(&session.info());
+                // The server knows that there is nothing to come; without a link it may not know that this side knows.
+                let finished = tokio::select! {
+                    finished = tokio::time::timeout(REPLY_EXPECTED, session.finish()) => matches!(finished, Ok(Ok(()))),
+                    () = place.control.told_to_end() => false,
+                };
+                if !finished {
+                    session.kill_with(reasons::GAVE_UP);
+                    self.give_up(&session, &mut place).await;
+                }
             }
             Err(PreambleFailure::Session(error)) => {
                 if is_peers_wish(&error) {
@@ -154,6 +175,7 @@ impl Carrier {
                 }
                 place.failed(&session.info());
                 manners.refuse(local, Status::Failed, "the session failed").await;
+                self.give_up(&session, &mut place).await;
             }
             Err(error) => {
                 // RP 10
@@ -161,6 +183,7 @@ impl Carrier {
                 session.kill_with(reasons::NEEDS_TO_ANY);
                 place.failed(&session.info());
                 manners.refuse(local, Status::Failed, "the outlast server takes no destinations").await;
+                self.give_up(&session, &mut place).await;
             }
         }
         None
@@ -243,12 +266,20 @@ impl Carrier {
         place
     }
 
+    /// After the end of a session whose program has had no stream yet.
+    async fn give_up(&self, session: &Session, place: &mut Place) {
+        let peer_knows = relay::peer_knows(session).await;
+        self.note_end(place, session.id(), peer_knows);
+    }
+
     /// After the end of a session: has a server that could not be reached hear of it later.
     pub fn leave(&self, place: &mut Place, ended: &Ended) {
-        if !ended.peer_knows
-            && let (Some(watch), Some(slot)) = (&self.plan.watch, place.last_word.take())
-        {
-            tracing::info!(session = %ended.info.id, "the server cannot be reached: this process, or its watcher, tells it later that the session has ended");
+        self.note_end(place, ended.info.id, ended.peer_knows);
+    }
+
+    fn note_end(&self, place: &mut Place, session: SessionId, peer_knows: bool) {
+        if !peer_knows && let (Some(watch), Some(slot)) = (&self.plan.watch, place.last_word.take()) {
+            tracing::info!(%session, "the server cannot be reached: this process, or its watcher, tells it later that the session has ended");
             watch.give_up(slot);
         }
     }
@@ -301,12 +332,6 @@ async fn remarking<T>(reply: impl Future<Output = T>, remark: impl FnOnce()) -> 
     }
     remark();
     reply.await
-}
-
-fn abandoned(session: &Session, local: Local, why: &str) -> Option<Ready> {
-    session.kill_with(why);
-    local.abort();
-    None
 }
 
 /// Relays, and notes the end.

@@ -6,7 +6,7 @@ use crate::narrate::Narrator;
 use crate::plan::{ConnectPlan, FrontPlan};
 use crate::registry::Registry;
 use crate::server::{cannot_listen, listen};
-use crate::unix_socket::bind_replacing;
+use crate::unix_socket::{FileId, bind_replacing, file_at};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
 use outlast_session::relay::transparent::TransparentListener;
@@ -31,7 +31,7 @@ pub struct Front {
 #[derive(Debug)]
 enum Socket {
     Tcp(LocalListener),
-    Unix { listener: UnixListener, path: PathBuf },
+    Unix { listener: UnixListener, path: PathBuf, file: Option<FileId> },
     Socks5(TcpListener),
     HttpConnect(TcpListener),
     Transparent(TransparentListener),
@@ -50,7 +50,10 @@ pub async fn bind(plan: ConnectPlan) -> Result<Vec<Front>> {
             FrontPlan::Socks5(address) => Socket::Socks5(tcp(address)?),
             FrontPlan::HttpConnect(address) => Socket::HttpConnect(tcp(address)?),
             FrontPlan::Transparent(address) => Socket::Transparent(transparent(address)?),
-            FrontPlan::Unix(path) => Socket::Unix { listener: unix(&path)?, path },
+            FrontPlan::Unix(path) => {
+                let listener = unix(&path)?;
+                Socket::Unix { listener, file: file_at(&path), path }
+            }
         };
         bound.push(Front { socket, carrier: Arc::clone(&carrier), places: Arc::clone(&places) });
     }
@@ -151,7 +154,10 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        if let Socket::Unix { path, .. } = &self.socket {
+        if let Socket::Unix { path, file, .. } = &self.socket
+            && file.is_some()
+            && file_at(path) == *file
+        {
             std::fs::remove_file(path).ok();
         }
     }

@@ -287,10 +287,17 @@ async fn serve(
     outbox: Outbox,
 ) {
     let id = session.id();
+    let over = session.over();
     let mut opening = Box::pin(open(&mut session, &target));
     let opened = tokio::select! {
         opened = &mut opening => Some(opened),
         () = place.control.told_to_end() => None,
+        // Nobody waits for the service any more.
+        Err(error) = over => {
+            drop(opening);
+            place.ended(&session.info(), &Outcome::SessionFailed(error.clone()));
+            return report(&error);
+        }
     };
     let opened = match opened {
         // The session can be handed over once it has its service.

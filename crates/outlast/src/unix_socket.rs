@@ -4,7 +4,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,6 +32,15 @@ pub fn bind_replacing(path: &Path) -> io::Result<UnixListener> {
         }
         other => other,
     }
+}
+
+/// A file's device and number, which no other file has while a socket listens at it.
+pub type FileId = (u64, u64);
+
+/// Of the file at this path, if there is one: another process may have put its own there since.
+pub fn file_at(path: &Path) -> Option<FileId> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Removes a socket that nobody listens on. Whether it did.

@@ -135,6 +135,8 @@ pub(crate) struct Engine {
     urgent_offset: AtomicU64,
     /// How often a task that read was asked to come back at once.
     asked_again: AtomicU32,
+    /// The helper looks at its patience now and then.
+    patience_watched: AtomicBool,
 }
 
 /// What changes with the link.
@@ -276,6 +278,7 @@ impl Engine {
             udp: udp::UdpState::default(),
             urgent_offset: AtomicU64::new(urgent::NO_URGENT),
             asked_again: AtomicU32::new(0),
+            patience_watched: AtomicBool::new(false),
         })
     }
 

@@ -10,6 +10,7 @@ use crate::targets::Targets;
 use outlast_stream::Backoff;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A loss that is noticed late, or when patience is over, is tried to be mended for so long all the same.
@@ -132,7 +133,7 @@ impl Engine {
     /// The link is lost: the session ends when its patience is over, whatever the attempts at a new one wait for. One may have begun
     /// beside the link.
     pub(crate) fn watch_patience(&self) {
-        if self.patience_left().is_some() {
+        if self.patience_left().is_some() && !self.patience_watched.swap(true, Ordering::AcqRel) {
             Helper::get().watch_patience(self);
         }
     }
@@ -140,6 +141,8 @@ impl Engine {
     /// Ends the session if its patience is over, even if an attempt is under way: that may take longer. Otherwise when to
     /// look again; none if there is no reason to.
     pub(super) fn look_at_patience(&self) -> Option<Duration> {
+        // Before: whoever loses the next link from here on has it watched anew.
+        self.patience_watched.store(false, Ordering::Release);
         let last = {
             let mut ctl = self.ctl.lock();
             if ctl.life.is_over() || ctl.link.is_some() {
@@ -159,7 +162,8 @@ impl Engine {
             return None;
         }
         self.ctl.lock().last_attempt.get_or_insert(last);
-        Some(left)
+        // Somebody may have, meanwhile.
+        (!self.patience_watched.swap(true, Ordering::AcqRel)).then_some(left)
     }
 
     /// An error about all addresses.

@@ -155,14 +155,16 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
             local.abort();
         }
     }
-    let peer_knows = match outcome {
-        Outcome::Completed => true,
-        // It was given up as the peer cannot be reached.
-        Outcome::SessionFailed(Error::PatienceExhausted { .. }) => false,
-        // The process may end with its last relay.
-        _ => Box::pin(session.kill_told(TELL_TIMEOUT)).await,
-    };
+    let peer_knows = matches!(outcome, Outcome::Completed) || Box::pin(peer_knows(&session)).await;
     Ended { info, outcome, peer_knows }
+}
+
+/// After the end of a session that was not in order: whether its peer knows. It is waited for, a moment: the process may end with its last
+/// relay.
+pub async fn peer_knows(session: &Session) -> bool {
+    // It was given up as the peer cannot be reached.
+    let is_out_of_reach = matches!(session.failure(), Some(Error::PatienceExhausted { .. }));
+    !is_out_of_reach && session.kill_told(TELL_TIMEOUT).await
 }
 
 /// Takes everything out of this process.

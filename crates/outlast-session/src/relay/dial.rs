@@ -96,7 +96,7 @@ pub async fn dial(service: &Service) -> Result<Local, DialError> {
             Ok(address) => first_of(scoped, vec![address]).await.map(Local::Tcp),
             Err(error) => Err(failed(&scoped.to_string(), &error)),
         },
-        Service::Unix(path) => match within(UnixStream::connect(path)).await {
+        Service::Unix(path) => match within(connect_unix(path)).await {
             Ok(stream) => Ok(stream.into()),
             Err(error) => Err(failed(&format!("unix:{}", path.display()), &error)),
         },
@@ -168,6 +168,9 @@ fn unknown(name: &str, why: &str) -> DialError {
     }
 }
 
+/// Between two looks at whether a UNIX socket takes one more.
+const FULL_LOOK_MIN: Duration = Duration::from_millis(2);
+const FULL_LOOK_MAX: Duration = Duration::from_millis(50);
 /// Addresses of one name are tried as long as this; each for [`DIAL_TIMEOUT`] at the most.
 const ALL_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -188,6 +191,20 @@ async fn first_of(
         }
     }
     Err(failed(&destination.to_string(), &last))
+}
+
+/// Where its queue is full, that is said at once, unlike with TCP: a program that blocks waits for room.
+async fn connect_unix(path: &std::path::Path) -> io::Result<UnixStream> {
+    let mut pause = FULL_LOOK_MIN;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(FULL_LOOK_MAX);
+            }
+            other => return other,
+        }
+    }
 }
 
 /// As tokio's, but a target on this machine, which is connected to when the call returns, is waited for neither with

@@ -49,7 +49,7 @@ pub mod transparent;
 mod turn;
 
 pub use control::Control;
-pub use copy::{DetachedRelay, Ended, Outcome, go_on, run, run_undirected};
+pub use copy::{DetachedRelay, Ended, Outcome, go_on, peer_knows, run, run_undirected};
 pub use credentials::Credentials;
 pub use destination::{Destination, DestinationError, Host};
 pub use local::{Local, LocalListener, TcpLocal, UnixLocal};

@@ -192,6 +192,11 @@ impl Session {
         ::tokio::time::timeout(timeout, self.engine.abort_told()).await.is_ok()
     }
 
+    /// Why it has ended, if it has failed.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.engine.failure()
+    }
+
     /// The right to give this session up, for a process that outlives this one: see [`say_last_word`](super::say_last_word). None at a server.
     pub fn last_word(&self) -> Option<LastWord> {
         self.engine.last_word()
@@ -315,7 +320,7 @@ impl Session {
     }
 
     /// Completes when the session is over; with its error if it has failed.
-    pub(crate) fn over(&self) -> impl Future<Output = Result<()>> + Send + use<> {
+    pub fn over(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let engine = self.engine.clone();
         async move {
             engine.over().await;

@@ -11,6 +11,7 @@ use outlast_session::relay::dial::plain;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,6 +21,11 @@ use tokio::task::JoinSet;
 /// The fields of [`Status`] that the asker notes.
 const USER: &str = "user";
 const SOCKET: &str = "admin_socket";
+
+/// Root asks so many instances of another user at the most: whoever may make sockets may make any number.
+const OF_ANOTHER_MAX: usize = 64;
+/// And hears so much of all of these together: as text it takes some twenty times the memory.
+const OF_ANOTHER_BYTES_MAX: u64 = 8 << 20;
 
 /// How the instances are that were asked.
 #[derive(Debug, Default)]
@@ -91,7 +97,7 @@ fn of_another(mut answer: Value, uid: u32) -> Value {
 }
 
 /// Asks one instance. `TimedOut` means that it is there and says nothing. If it is said whose it is, nobody else is asked.
-async fn exchange(path: &Path, of: Option<u32>, request: &[u8]) -> io::Result<Value> {
+async fn exchange(path: &Path, of: Option<u32>, request: &[u8], bytes_max: u64) -> io::Result<Value> {
     let silent = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it {SILENT}"));
     let begin = async {
         let mut stream = UnixStream::connect(path).await?;
@@ -105,8 +111,11 @@ async fn exchange(path: &Path, of: Option<u32>, request: &[u8]) -> io::Result<Va
         io::Result::Ok((stream, answer))
     };
     let (stream, mut answer) = tokio::time::timeout(ANSWER_TIMEOUT, begin).await.map_err(silent)??;
-    let mut stream = stream.take(ANSWER_BYTES_MAX);
+    let mut stream = stream.take(bytes_max);
     tokio::time::timeout(EXCHANGE_TIMEOUT, stream.read_to_end(&mut answer)).await.map_err(silent)??;
+    if stream.limit() == 0 {
+        return Err(io::Error::other(format!("it says more than {bytes_max} bytes")));
+    }
     Ok(serde_json::from_slice(&answer)?)
 }
 
@@ -124,7 +133,7 @@ pub async fn one<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<
 
 /// The same, also where that is no answer to this request.
 pub async fn anything(path: &Path, request: &Request) -> Result<Value> {
-    exchange(path, None, &line_of(request)?).await.map_err(|error| {
+    exchange(path, None, &line_of(request)?, ANSWER_BYTES_MAX).await.map_err(|error| {
         let why = plain(&error);
         Failure::system(format!("no outlast instance answers at {}: {why}", path.display()))
     })
@@ -159,10 +168,27 @@ async fn some(path: Option<&Path>, of_everybody: bool) -> Result<Answers> {
     let line = line_of(&Request::Status {})?;
     let mut asked = JoinSet::new();
     let own_uid = admin_folder::own_uid();
-    for Socket { path, uid } in admin_folder::sockets(of_everybody)? {
+    let sockets = admin_folder::sockets(of_everybody)?;
+    let mut counts = BTreeMap::<u32, usize>::new();
+    sockets.iter().for_each(|socket| *counts.entry(socket.uid).or_default() += 1);
+    for (uid, count) in counts.iter().filter(|(uid, count)| **uid != own_uid && **count > OF_ANOTHER_MAX) {
+        tracing::warn!("user {uid} has {count} instances: {OF_ANOTHER_MAX} of them are asked");
+    }
+    let mut chosen = BTreeMap::<u32, usize>::new();
+    for Socket { path, uid } in sockets {
         let line = line.clone();
+        let number = chosen.entry(uid).or_default();
+        *number += 1;
+        let bytes_max = if uid == own_uid {
+            ANSWER_BYTES_MAX
+        } else if *number > OF_ANOTHER_MAX {
+            continue;
+        } else {
+            let count = counts.get(&uid).copied().unwrap_or(1).clamp(1, OF_ANOTHER_MAX);
+            OF_ANOTHER_BYTES_MAX / count as u64
+        };
         asked.spawn(async move {
-            let answer = exchange(&path, Some(uid), &line).await;
+            let answer = exchange(&path, Some(uid), &line, bytes_max).await;
             let answer = if uid == own_uid { answer } else { answer.map(|answer| of_another(answer, uid)) };
             (path, uid, answer)
         });

@@ -5,11 +5,11 @@ pub mod ask;
 use crate::admin_folder;
 use crate::cli::ProcessArgs;
 use crate::exit::Failure;
+use crate::unix_socket::{FileId, file_at};
 use anyhow::Result;
 use outlast_admin::{Answer, Request, Status};
 use outlast_session::relay::dial::plain;
 use rustix::process::Pid;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub fn socket(process: &ProcessArgs, without: &str) -> Result<Option<AdminSocket
 pub struct AdminSocket {
     path: PathBuf,
     /// What is at the path as long as the socket is: somebody may have removed it, and another process may listen there.
-    file: Option<File>,
+    file: Option<FileId>,
     /// In the folder of all instances, which goes with the last.
     shares_folder: bool,
     listener: UnixListener,
@@ -117,14 +117,6 @@ impl Drop for AdminSocket {
             std::fs::remove_file(&self.path).ok();
         }
     }
-}
-
-/// A file's device and number, which no other file has while a socket listens at it.
-type File = (u64, u64);
-
-fn file_at(path: &Path) -> Option<File> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
 }
 
 async fn answer(mut stream: UnixStream, instance: &impl Administered) -> Result<()> {

@@ -212,10 +212,11 @@ impl Watcher {
                     break;
                 }
             };
-            // Dropping the stream, at the latest when this process ends, is what the watcher waits for.
-            let ended = attend(stream).await;
+            let ended = attend(&stream).await;
             let pid = child.id();
             let reaped = tokio::task::spawn_blocking(move || child.wait()).await;
+            // Its end, at the latest with this process, is what the watcher waits for: as long as there is one, it has to stay open.
+            drop(stream);
             let how = match (ended, reaped) {
                 (Err(error), _) => plain(&error),
                 (_, Ok(Ok(status))) => status.to_string(),
@@ -257,9 +258,9 @@ impl Watcher {
 }
 
 /// Waits for the end of the process at the other end, which says nothing.
-async fn attend(stream: UnixStream) -> std::io::Result<()> {
+async fn attend(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
-    let mut stream = tokio::net::UnixStream::from_std(stream)?;
+    let mut stream = tokio::net::UnixStream::from_std(stream.try_clone()?)?;
     while stream.read(&mut [0]).await? > 0 {}
     Ok(())
 }

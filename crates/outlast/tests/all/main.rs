@@ -75,6 +75,7 @@ mod splice;
 mod stopping;
 mod strangers;
 mod transparent;
+mod unix_ends;
 mod unreachable;
 mod urgent;
 mod versions;

@@ -87,6 +87,45 @@ fn a_service_goes_on_with_its_sessions_whatever_becomes_of_its_folder() {
     assert_eq!(said.matches("going on with").count(), 2, "{said}");
 }
 
+/// Another user has more sockets than instances, each of which says more than is good for whoever reads it.
+const FLOODED: &str = r#"
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mount -t tmpfs -o mode=755 tmpfs /run
+unset XDG_RUNTIME_DIR RUNTIME_DIRECTORY
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+"$OUTLAST" --log info listen 127.0.0.1:0 --to 127.0.0.1:9 2>/tmp/log &
+until grep -q 'listening on' /tmp/log; do sleep 0.05; done
+cat >/tmp/flood.py <<'END'
+import os, socket, threading
+os.mkdir("/tmp/outlast-54321", 0o700)
+def serve(s):
+    while True:
+        c = s.accept()[0]
+        try:
+            c.recv(1000); c.sendall(b"[" + b"0," * (8 << 20) + b"0]"); c.close()
+        except OSError: pass
+for n in range(70):
+    s = socket.socket(socket.AF_UNIX); s.bind("/tmp/outlast-54321/%d-x.sock" % (n + 1)); s.listen(10)
+    threading.Thread(target=serve, args=(s,)).start()
+open("/tmp/outlast-54321/ready", "w").close()
+END
+setpriv --reuid 54321 --regid 54321 --clear-groups python3 /tmp/flood.py &
+until [ -e /tmp/outlast-54321/ready ]; do sleep 0.05; done
+ulimit -v 1500000
+"$OUTLAST" status 2>&1
+echo "exited with $?"
+exit 0
+"#;
+
+#[test]
+fn no_user_floods_the_status_that_root_asks_for() {
+    let Some(said) = in_a_world_of_its_own(FLOODED) else { return };
+    assert!(said.contains("user 54321 has 70 instances: 64 of them are asked"), "{said}");
+    assert_eq!(said.matches("says more than 131072 bytes").count(), 64, "{said}");
+    assert!(said.contains("process ") && said.contains("127.0.0.1:9"), "{said}");
+    assert!(said.contains("exited with 0"), "{said}");
+}
+
 /// The program is where every user may execute it, and nothing is mounted over it, wherever it was built.
 const BEGIN: &str = r#"
 set -eu

@@ -28,6 +28,16 @@ impl Scene {
         Self { _server: server, service, way: Way::to(address) }
     }
 
+    /// A server that connects to whatever its clients name.
+    fn to_any(runtime: &Path) -> Self {
+        let service = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = nobody();
+        let any = ["listen", &address.to_string(), "--to-any", "--allow-to", "127.0.0.1"];
+        let mut server = Outlast::start(runtime, &any);
+        server.wait_for("listening on");
+        Self { _server: server, service, way: Way::to(address) }
+    }
+
     fn accept(&self) -> TcpStream {
         let (mut served, _) = self.service.accept().unwrap();
         served.read_exact(&mut [0]).unwrap();
@@ -134,4 +144,46 @@ fn a_relay_that_has_lost_its_patience_and_lives() {
     again.write_all(b"y").unwrap();
     drop(scene.accept());
     assert!(client.child().try_wait().unwrap().is_none());
+}
+
+/// A program that asks a proxy for the service, and the service's end of it: the answer has not come, and does not.
+fn asked(scene: &mut Scene, runtime: &Path, flags: &[&str]) -> (Outlast, TcpStream, TcpStream) {
+    let front = nobody();
+    let (at, via) = (front.to_string(), scene.way.address.to_string());
+    // With other modes the server would refuse what comes by a relay, and the refusal would be lost.
+    let connect = ["connect", "--socks5", &at, "--via", &via, "--ack", "inband"];
+    let mut client = Outlast::start(runtime, &[&connect[..], flags].concat());
+    client.wait_for("listening on");
+    scene.way.mute(true);
+    let mut program = TcpStream::connect(front).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(&[5, 1, 0]).unwrap();
+    program.read_exact(&mut [0; 2]).unwrap();
+    let port = scene.service.local_addr().unwrap().port().to_be_bytes();
+    program.write_all(&[&[5, 1, 0, 1, 127, 0, 0, 1][..], &port].concat()).unwrap();
+    let (served, _) = scene.service.accept().unwrap();
+    scene.way.cut();
+    (client, program, served)
+}
+
+#[test]
+fn a_proxy_that_has_lost_its_patience_before_an_answer() {
+    let folder = folder();
+    let mut scene = Scene::to_any(folder.path());
+    let (mut client, mut program, served) = asked(&mut scene, folder.path(), &["--patience", "300ms"]);
+    let mut refused = [0; 2];
+    program.read_exact(&mut refused).unwrap();
+    assert_eq!(refused, [5, 1]);
+    client.wait_for("tells it later");
+    scene.is_told(served, "--patience");
+}
+
+#[test]
+fn a_proxy_that_is_told_to_end_before_an_answer() {
+    let folder = folder();
+    let mut scene = Scene::to_any(folder.path());
+    let (mut client, _program, served) = asked(&mut scene, folder.path(), &["--drain-timeout", "0s"]);
+    client.signal("TERM");
+    client.ended();
+    scene.is_told(served, "SIGTERM");
 }

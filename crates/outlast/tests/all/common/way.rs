@@ -2,7 +2,9 @@
 
 use super::nobody;
 use socket2::{Domain, Socket, Type};
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -13,6 +15,7 @@ pub struct Way {
     socket: Socket,
     carrying: Option<JoinHandle<()>>,
     open: Arc<Mutex<Vec<TcpStream>>>,
+    is_mute: Arc<AtomicBool>,
 }
 
 impl Way {
@@ -21,7 +24,8 @@ impl Way {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
         socket.bind(&address.into()).unwrap();
-        let mut way = Self { address, server, socket, carrying: None, open: Arc::default() };
+        let mut way =
+            Self { address, server, socket, carrying: None, open: Arc::default(), is_mute: Arc::default() };
         way.mend();
         way
     }
@@ -30,19 +34,33 @@ impl Way {
         self.socket.listen(16).unwrap();
         let listener = TcpListener::from(self.socket.try_clone().unwrap());
         let (server, open) = (self.server, Arc::clone(&self.open));
+        self.mute(false);
+        let is_mute = Arc::clone(&self.is_mute);
         self.carrying = Some(std::thread::spawn(move || {
             while let Ok((near, _)) = listener.accept() {
                 let Ok(far) = TcpStream::connect(server) else { continue };
-                for (from, to) in [(&near, &far), (&far, &near)] {
+                for (from, to, may_be_mute) in [(&near, &far, false), (&far, &near, true)] {
+                    let is_mute = Arc::clone(&is_mute);
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     open.lock().unwrap().push(from.try_clone().unwrap());
                     std::thread::spawn(move || {
-                        std::io::copy(&mut from, &mut to).ok();
+                        let mut room = [0; 1 << 16];
+                        while let Ok(count @ 1..) = from.read(&mut room) {
+                            let is_lost = may_be_mute && is_mute.load(Ordering::SeqCst);
+                            if !is_lost && to.write_all(&room[..count]).is_err() {
+                                break;
+                            }
+                        }
                         to.shutdown(Shutdown::Write).ok();
                     });
                 }
             }
         }));
+    }
+
+    /// Whether what the server says from here on is lost, until it is mended.
+    pub fn mute(&self, is_mute: bool) {
+        self.is_mute.store(is_mute, Ordering::SeqCst);
     }
 
     /// Its port stays its own.
