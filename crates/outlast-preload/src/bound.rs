@@ -71,9 +71,11 @@ fn adopt(descriptor: RawFd, address: &[u8]) -> bool {
 fn answer_to(question: &Message, descriptor: RawFd, address: &[u8], flags: u32) -> Option<Freed> {
     let question = Message { slot: question.slot | flags, ..question.clone() };
     let folder = folder(address);
+    // Before: what is answered may take the last descriptor, and to look needs one.
+    let watches = sys::epolls::of(descriptor);
     Some(match holder::ask(&question, folder.as_ref().map(AsFd::as_fd))? {
         (answer, Some(socket))
-            if answer.verb == Verb::Yes && sys::replace_watched(descriptor, socket.as_fd()) =>
+            if answer.verb == Verb::Yes && sys::replace_watched(descriptor, socket.as_fd(), &watches) =>
         {
             Freed::Adopted
         }

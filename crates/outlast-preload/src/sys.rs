@@ -391,9 +391,8 @@ pub fn replace(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// The same, where the program may have had it watched already.
-pub fn replace_watched(descriptor: RawFd, by: BorrowedFd<'_>) -> bool {
-    let watches = epolls::of(descriptor);
+/// The same, where the program has had it watched by these already.
+pub fn replace_watched(descriptor: RawFd, by: BorrowedFd<'_>, watches: &[epolls::Watch]) -> bool {
     watches.iter().for_each(|watch| watch.end(descriptor));
     let is_replaced = replace(descriptor, by);
     watches.iter().for_each(|watch| watch.begin(descriptor));
