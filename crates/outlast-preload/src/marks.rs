@@ -1,12 +1,14 @@
 //! What is known of this process's descriptors: which of them are connections with clients. In memory of this process alone;
 //! only those on which nothing was said yet, or HTTP is spoken, have a slot in the table.
 
+mod exchanges;
 mod strangers;
 
 use crate::holder;
-use crate::http::{self, Exchange, Verdict};
+use crate::http::{self, Verdict};
 use crate::memory::Parts;
 use crate::sys;
+use exchanges::Written;
 use outlast_restart::custody::message::{Message, Verb};
 use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, TAKEN, Table};
 use std::os::fd::RawFd;
@@ -310,7 +312,7 @@ pub fn given(descriptor: RawFd, slot: u32, cookie: u64) {
         mark.what.store(slot.saturating_add(SLOT), Ordering::Relaxed);
     }
     if let Some(slot) = slot_of(descriptor) {
-        set_exchange(slot, Exchange::default());
+        slot.begin();
     }
 }
 
@@ -330,27 +332,6 @@ fn slot_of(descriptor: RawFd) -> Option<&'static Slot> {
     is_its.then_some(slot)
 }
 
-fn exchange(slot: &Slot) -> Exchange {
-    let sides = slot.sides.each_ref().map(|number| number.load(Ordering::Relaxed));
-    Exchange::from_numbers(sides, slot.queue.load(Ordering::Relaxed))
-}
-
-fn set_exchange(slot: &Slot, exchange: Exchange) {
-    let (sides, queue) = exchange.to_numbers();
-    for (place, number) in slot.sides.iter().zip(sides) {
-        place.store(number, Ordering::Relaxed);
-    }
-    slot.queue.store(queue, Ordering::Relaxed);
-}
-
-fn phase(verdict: Verdict) -> Phase {
-    match verdict {
-        Verdict::Busy => Phase::Busy,
-        Verdict::Answered => Phase::Idle,
-        Verdict::Unclear | Verdict::Switched => Phase::Unclear,
-    }
-}
-
 /// A call is about to read from a connection that waits for a request. Of one of the internet the kernel counts what it takes;
 /// of another one it is noted before, as the process may end within the call. A call that waits for the next request is as good
 /// as none: only if that comes, and the process ends before the call has returned, nobody knows. Whether it was noted:
@@ -360,7 +341,7 @@ pub fn before_read(descriptor: RawFd, flags: libc::c_int) -> bool {
         return false;
     };
     let has_slot = !matches!(mark.what.load(Ordering::Relaxed), NOTHING | ACCEPTED | LISTENS);
-    let Some(slot) = slot_of(descriptor).filter(|slot| has_slot && slot.phase() == Phase::Idle) else {
+    let Some(slot) = slot_of(descriptor).filter(|slot| has_slot && exchanges::waits_for_request(slot)) else {
         return false;
     };
     let is_noted = !is_silent() && is_own() && sys::may_read_now(descriptor, flags);
@@ -372,8 +353,8 @@ pub fn before_read(descriptor: RawFd, flags: libc::c_int) -> bool {
 
 /// It has not.
 pub fn has_read_nothing(descriptor: RawFd) {
-    if let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() == Phase::Busy) {
-        slot.set_phase(Phase::Idle);
+    if let Some(slot) = slot_of(descriptor) {
+        exchanges::note_nothing_read(slot);
     }
 }
 
@@ -416,7 +397,7 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         }
         mark.what.store(number.saturating_add(SLOT), Ordering::Relaxed);
         if let Some(slot) = table.slot(number) {
-            set_exchange(slot, Exchange::default());
+            slot.begin();
         }
         if let Some((_, slot)) = early {
             slot.set_phase(Phase::Busy);
@@ -428,10 +409,7 @@ pub fn on_read(descriptor: RawFd, filled: Option<Parts<'_>>, result: isize) {
         }
     }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
-    let mut exchange = exchange(slot);
-    let verdict = filled.map_or(Verdict::Unclear, |filled| exchange.on_read(filled.until(count)));
-    set_exchange(slot, exchange);
-    slot.on_read(phase(verdict), count);
+    let (verdict, exchange) = exchanges::note_read(slot, filled, count);
     if verdict == Verdict::Unclear
         && !exchange.has_begun()
         && let Some(table) = holder::table()
@@ -450,14 +428,9 @@ pub fn on_write(descriptor: RawFd, parts: Option<Parts<'_>>, result: isize) {
         return;
     }
     let Some(slot) = slot_of(descriptor).filter(|slot| slot.phase() != Phase::Unclear) else { return };
-    let mut exchange = exchange(slot);
-    let verdict = match parts {
-        Some(parts) => exchange.on_write(parts.until(count)),
-        None => exchange.on_write_unseen(count as u64),
-    };
-    set_exchange(slot, exchange);
-    slot.on_write(phase(verdict), count);
-    if verdict == Verdict::Switched
+    let written = Written::new(slot, parts, count);
+    written.note(slot);
+    if written.verdict == Verdict::Switched
         && let Some(table) = holder::table()
     {
         table.note_not_kept(NotKept::Switched);

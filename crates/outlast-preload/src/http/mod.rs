@@ -10,7 +10,7 @@ mod tests;
 
 use body::Body;
 use head::Head;
-use outlast_restart::custody::table::NotKept;
+use outlast_restart::custody::table::{Asked, NotKept};
 
 /// The methods by which a request is known before its first line is complete. All but the first eight are WebDAV's.
 const METHODS: [&[u8]; 16] = [
@@ -86,6 +86,8 @@ impl Side {
 /// The requests whose answers are not complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Queue {
+    /// Requests that were answered before, as far as that fits.
+    answered: u8,
     count: u8,
     /// Which of them are HEAD: the lowest bit is the oldest.
     only_heads: u16,
@@ -108,10 +110,16 @@ impl Queue {
     }
 
     fn pop(&mut self) {
+        self.answered = self.answered.wrapping_add(u8::from(self.count > 0));
         self.count = self.count.saturating_sub(1);
         self.only_heads >>= 1;
     }
 }
+
+/// In [`Asked`]: there was a request.
+const BEGUN: u32 = 1 << 25;
+/// Where it has those of HEAD.
+const HEADS_AT: u32 = 8;
 
 /// One connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,30 +130,48 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// As five numbers, for shared memory.
-    pub fn to_numbers(self) -> ([u64; 4], u32) {
-        let ([request, request_rest], [answer, answer_rest]) =
-            (self.request.to_numbers(), self.answer.to_numbers());
-        let queue = u32::from(self.queue.count)
-            | u32::from(self.queue.only_heads) << 8
-            | u32::from(self.queue.has_last) << 24
-            | u32::from(self.queue.has_begun) << 25;
-        ([request, request_rest, answer, answer_rest], queue)
+    /// What who reads has to say, for shared memory.
+    pub fn asked_numbers(self) -> ([u64; 2], Asked) {
+        let Queue { answered, count, only_heads, has_last, has_begun } = self.queue;
+        // Each has its place, whoever looks from wherever.
+        let heads = only_heads.rotate_left(u32::from(answered));
+        let asked = u32::from(answered.wrapping_add(count))
+            | u32::from(heads) << HEADS_AT
+            | if has_last { Asked::LAST } else { 0 }
+            | if has_begun { BEGUN } else { 0 };
+        (self.request.to_numbers(), Asked(asked))
     }
 
-    /// From [`to_numbers`](Self::to_numbers).
-    pub fn from_numbers([request, request_rest, answer, answer_rest]: [u64; 4], queue: u32) -> Self {
-        let (count, only_heads) = ((queue & 0xff) as u8, (queue >> 8 & 0xffff) as u16);
+    /// What who writes has.
+    pub fn answer_numbers(self) -> ([u64; 2], u8) {
+        (self.answer.to_numbers(), self.queue.answered)
+    }
+
+    /// From both. Who reads may not see yet what was answered: then more seem to wait.
+    pub fn from_numbers(
+        [request, request_rest, answer, answer_rest]: [u64; 4],
+        asked: Asked,
+        answered: u8,
+    ) -> Self {
+        let count = asked.count().wrapping_sub(answered).min(Queue::MAX);
+        let heads = (asked.0 >> HEADS_AT & 0xffff) as u16;
+        let known = (1 << count) - 1;
         Self {
             request: Side::from_numbers([request, request_rest]),
             answer: Side::from_numbers([answer, answer_rest]),
             queue: Queue {
+                answered,
                 count,
-                only_heads,
-                has_last: queue >> 24 & 1 == 1,
-                has_begun: queue >> 25 & 1 == 1,
+                only_heads: heads.rotate_right(u32::from(answered)) & known,
+                has_last: asked.0 & Asked::LAST != 0,
+                has_begun: asked.0 & BEGUN != 0,
             },
         }
+    }
+
+    /// Whether the next thing to be read is a request.
+    pub fn reads_request_next(&self) -> bool {
+        self.request == Side::Between
     }
 
     /// Whether there was a request: one that looks like it at first may be none.

@@ -4,10 +4,14 @@ use Verdict::{Answered, Busy, Switched, Unclear};
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 
+fn numbers(exchange: Exchange) -> (([u64; 2], Asked), ([u64; 2], u8)) {
+    (exchange.asked_numbers(), exchange.answer_numbers())
+}
+
 /// As it is found in shared memory.
 fn restored(exchange: Exchange) -> Exchange {
-    let (sides, queue) = exchange.to_numbers();
-    Exchange::from_numbers(sides, queue)
+    let (([request, request_rest], asked), ([answer, answer_rest], answered)) = numbers(exchange);
+    Exchange::from_numbers([request, request_rest, answer, answer_rest], asked, answered)
 }
 
 /// What is understood. The last ones are not complete.
@@ -155,9 +159,9 @@ fn behind<'a>(
         if matches!(verdict, Unclear | Switched) {
             break;
         }
-        let numbers = exchange.to_numbers();
+        let before = exchange;
         exchange = restored(exchange);
-        assert_eq!(exchange.to_numbers(), numbers);
+        assert_eq!((numbers(exchange), exchange), (numbers(before), before));
     }
     (exchange, verdict)
 }
@@ -353,7 +357,8 @@ fn no_numbers_mislead_it() {
     for _ in 0..200_000 {
         let mut exchange = Exchange::from_numbers(
             std::array::from_fn(|_| random()),
-            u32::try_from(random() & u64::from(u32::MAX)).unwrap(),
+            Asked(u32::try_from(random() & u64::from(u32::MAX)).unwrap()),
+            u8::try_from(random() & 0xff).unwrap(),
         );
         for part in [&b"a\r\n"[..], GET, b"3\r\n", OK, b"\r\n\r\n"] {
             exchange.on_read([part].into_iter());

@@ -2,7 +2,7 @@
 //! descriptor. Whoever writes them is not trusted: all that a packet can do is to ask.
 
 /// Of what follows, and of the [table](super::table::Table): others are not understood.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The longest address that a socket can have (`struct sockaddr_storage`).
 pub const ADDRESS_BYTES: usize = 128;
 /// A packet's length.

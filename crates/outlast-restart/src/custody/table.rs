@@ -91,13 +91,17 @@ const LISTENERS_ONLY: u32 = 1;
 const IS_REPLACED: u32 = 2;
 
 /// No connection.
-pub const FREE: u32 = 0;
+pub const FREE: u8 = 0;
 /// Of the program alone.
-pub const NEW: u32 = 1;
+pub const NEW: u8 = 1;
 /// The holder has a copy.
-pub const TAKEN: u32 = 2;
+pub const TAKEN: u8 = 2;
 
 /// One connection.
+///
+/// A thread of the program may read the next request while another one still notes that it has written the answer to the last:
+/// who answers is ordered to who asks through the client, and not in this memory. So each word is stored by one side alone, by
+/// who reads or by who writes, and what somebody waits for is told by both together.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
@@ -108,15 +112,38 @@ pub struct Slot {
     /// Its descriptor there.
     pub descriptor: AtomicU32,
     /// [`FREE`], [`NEW`] or [`TAKEN`].
-    pub state: AtomicU32,
-    /// The phase in the lowest bits, and above it how many bytes the program was seen to read, as far as that fits.
+    pub state: AtomicU8,
+    /// Not 0: it is not kept. Anybody may say so, and nobody takes that back.
+    is_unclear: AtomicU8,
+    /// Who writes: how many answers are complete, as far as that fits.
+    answered: AtomicU8,
+    unused: AtomicU8,
+    /// Who reads: the phase, as far as reading tells it, in the lowest bits, and above it how many bytes were seen to be read, as
+    /// far as that fits.
     phase_and_read_bytes: AtomicU32,
-    /// How many bytes it was seen to write, as far as that fits.
+    /// Who writes: how many bytes were seen to be written, as far as that fits.
     written_bytes: AtomicU32,
-    /// How far its requests and answers have come, for the program alone.
-    pub queue: AtomicU32,
-    /// The same.
-    pub sides: [AtomicU64; 4],
+    /// Who reads: [`Asked`].
+    asked: AtomicU32,
+    /// How far requests and answers have come, for the program alone. Who reads has the first two, who writes the others.
+    sides: [AtomicU64; 4],
+}
+
+/// The requests of a connection, as a number: how many there were, as far as that fits; from bit 8 on, which of the last sixteen
+/// have an answer without a body; [`LAST`](Asked::LAST).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked(pub u32);
+
+impl Asked {
+    /// The connection ends with the answer to one of them.
+    pub const LAST: u32 = 1 << 24;
+
+    /// How many there were.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are what is kept")]
+    pub fn count(self) -> u8 {
+        self.0 as u8
+    }
 }
 
 /// Of [`Slot`]'s first word.
@@ -132,35 +159,100 @@ fn low_bits(bytes: u64) -> u32 {
 const _: () = assert!(size_of::<Slot>() == 64);
 
 impl Slot {
-    /// As it was set last.
+    /// As it is known now. What is late makes it busy: the answers are asked for first, and the requests last.
     pub fn phase(&self) -> Phase {
+        let answered = self.answered.load(Ordering::Acquire);
+        let reading = self.reading_phase();
+        let asked = self.asked();
+        if self.is_unclear.load(Ordering::Acquire) != 0 {
+            return Phase::Unclear;
+        }
+        match reading {
+            Phase::Idle if asked.count() != answered => Phase::Busy,
+            // Nobody waits for more than its end.
+            Phase::Idle if asked.0 & Asked::LAST != 0 => Phase::Unclear,
+            reading => reading,
+        }
+    }
+
+    /// As far as reading tells it: idle when the next thing to be read is a request, whatever was answered.
+    pub fn reading_phase(&self) -> Phase {
         Phase::from_number(self.phase_and_read_bytes.load(Ordering::Acquire) & PHASE)
     }
 
-    /// From here on. Two times for each request: a store that waits for all that were before it would take longer than all
-    /// else here. The holder looks whether somebody waits for an answer when the process has ended, and sees all its stores
-    /// by then; before that, it takes no more than a copy.
+    /// From here on, by who reads; by anybody if it is [unclear](Phase::Unclear). Once for each request: a store that waits for all
+    /// that were before it would take longer than all else here. The holder looks whether somebody waits for an answer when the
+    /// process has ended, and sees all its stores by then; before that, it takes no more than a copy.
     pub fn set_phase(&self, phase: Phase) {
-        self.on_read(phase, 0);
+        if phase == Phase::Unclear {
+            self.is_unclear.store(1, Ordering::Release);
+        } else {
+            self.on_read(phase, 0);
+        }
     }
 
-    /// So many bytes were read, and this is the phase from here on: both at once.
+    /// By who reads: so many bytes were, and this is the phase from here on, both at once.
     pub fn on_read(&self, phase: Phase, bytes: usize) {
+        if phase == Phase::Unclear {
+            self.is_unclear.store(1, Ordering::Release);
+        }
         let before = self.phase_and_read_bytes.load(Ordering::Relaxed) >> PHASE_BITS;
         let read_bytes = before.wrapping_add(low_bits(bytes as u64));
         self.phase_and_read_bytes.store(phase as u32 | read_bytes << PHASE_BITS, Ordering::Release);
     }
 
-    /// So many bytes were written, and this is the phase from here on. The phase first: between the two the connection is not
-    /// where it is said to be, and not kept.
-    pub fn on_write(&self, phase: Phase, bytes: usize) {
-        self.set_phase(phase);
+    /// By who writes: so many bytes were, and so many answers are complete. The answers first: between the two the connection is
+    /// not where it is said to be, and not kept.
+    pub fn on_write(&self, answered: u8, bytes: usize) {
+        self.answered.store(answered, Ordering::Release);
         let written_bytes = self.written_bytes.load(Ordering::Relaxed);
         self.written_bytes.store(written_bytes.wrapping_add(low_bits(bytes as u64)), Ordering::Release);
     }
 
+    /// How far its requests and answers have come, both sides.
+    pub fn sides(&self) -> [u64; 4] {
+        self.sides.each_ref().map(|number| number.load(Ordering::Relaxed))
+    }
+
+    /// The requests.
+    pub fn asked(&self) -> Asked {
+        Asked(self.asked.load(Ordering::Acquire))
+    }
+
+    /// How many answers are complete.
+    pub fn answered(&self) -> u8 {
+        self.answered.load(Ordering::Acquire)
+    }
+
+    /// By who reads, before [`on_read`](Self::on_read).
+    pub fn set_asked(&self, request: [u64; 2], asked: Asked) {
+        self.set_sides(0, request);
+        self.asked.store(asked.0, Ordering::Relaxed);
+    }
+
+    /// By who writes, before [`on_write`](Self::on_write).
+    pub fn set_answering(&self, answer: [u64; 2]) {
+        self.set_sides(2, answer);
+    }
+
+    fn set_sides(&self, first: usize, numbers: [u64; 2]) {
+        for (place, number) in self.sides.iter().skip(first).zip(numbers) {
+            place.store(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing was said yet, as far as the program knows that has it now: nobody else does.
+    pub fn begin(&self) {
+        self.set_sides(0, [0; 2]);
+        self.set_sides(2, [0; 2]);
+        self.asked.store(0, Ordering::Relaxed);
+        self.answered.store(0, Ordering::Release);
+    }
+
     /// It has come so far, and this is its phase from here on.
     pub(super) fn begin_at(&self, phase: Phase, at: Positions) {
+        self.begin();
+        self.is_unclear.store(u8::from(phase == Phase::Unclear), Ordering::Release);
         self.written_bytes.store(low_bits(at.written_bytes), Ordering::Release);
         self.phase_and_read_bytes
             .store(phase as u32 | low_bits(at.read_bytes) << PHASE_BITS, Ordering::Release);
@@ -175,7 +267,7 @@ impl Slot {
     }
 
     /// From one state to another; false if it is in neither.
-    pub fn advance(&self, from: u32, to: u32) -> bool {
+    pub fn advance(&self, from: u8, to: u8) -> bool {
         self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
