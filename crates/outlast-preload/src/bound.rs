@@ -147,12 +147,12 @@ pub fn on_listen(descriptor: RawFd) {
 /// and has children of which none ever did, has nobody to tell. Takes no memory: it may be called in the handler of a signal.
 pub fn on_shutdown(descriptor: RawFd, how: libc::c_int) -> bool {
     let Some(table) = holder::table().filter(|table| table.is_replaced()) else { return false };
-    if how == libc::SHUT_WR || marks::is_silent() || !marks::is_own() {
+    if !matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) || marks::is_silent() || !marks::is_own() {
         return false;
     }
     let _errno = sys::Errno::keep();
     let is_alone = marks::listens_alone(descriptor) || marks::accepts_alone(descriptor, table);
-    if !is_alone || !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::has_epoll() {
+    if !is_alone || !sys::does_listen(descriptor) || !sys::is_only_thread() || sys::epolls::has_any() {
         return shut::pretend(descriptor, table);
     }
     sys::new_of_tcp(descriptor).is_some_and(|other| sys::replace(descriptor, other.as_fd()))

@@ -10,7 +10,7 @@
 //!
 //! For whoever reads on: `hooks` stand before the C library's functions, `holder` asks, `marks` are what is known of this
 //! process's connections, `http` what follows from the bytes, `accepted` and `bound` what a program gets in place of its
-//! own, `shut` what is only shut down for the program, `program` and `environment` keep the library away from programs that would end of it.
+//! own, `watches` which epolls are not to report what it has closed, `shut` what is only shut down for the program, `program` and `environment` keep the library away from programs that would end of it.
 #![cfg_attr(test, allow(dead_code, reason = "tests do not stand before the C library"))]
 
 mod accepted;
@@ -25,3 +25,4 @@ mod memory;
 mod program;
 mod shut;
 mod sys;
+mod watches;

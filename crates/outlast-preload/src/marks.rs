@@ -7,7 +7,7 @@ mod strangers;
 use crate::holder;
 use crate::http::{self, Verdict};
 use crate::memory::Parts;
-use crate::sys;
+use crate::{sys, watches};
 use exchanges::Written;
 use outlast_restart::custody::message::{Message, Verb};
 use outlast_restart::custody::table::{FREE, NEW, NotKept, Phase, Slot, TAKEN, Table};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 pub use strangers::on_execute;
 
 /// Descriptors beyond are not looked at.
-const DESCRIPTORS: usize = 1 << 16;
+pub const DESCRIPTORS: usize = 1 << 16;
 /// It is no connection with a client, or one that is not kept.
 const NOTHING: u32 = 0;
 /// A connection of which nothing was read.
@@ -144,6 +144,12 @@ extern "C" fn forked() {
     }
 }
 
+/// Tells this process from those that it comes from.
+pub fn generation() -> u32 {
+    let bits = FORKS_AT_BIRTH.load(Ordering::Relaxed) & u64::from(u32::MAX);
+    u32::try_from(bits).unwrap_or_default()
+}
+
 /// Whether this is the process that its memory says it is, and not one that `vfork` has made, which uses its parent's.
 pub fn is_own() -> bool {
     let known = PID.load(Ordering::Relaxed);
@@ -167,9 +173,15 @@ pub fn is_marked(descriptor: RawFd) -> bool {
     mark(descriptor).is_some_and(|mark| mark.what.load(Ordering::Relaxed) != NOTHING)
 }
 
+/// A new socket has this number, which another one may have had that was closed unseen.
+pub fn new(descriptor: RawFd) {
+    watches::begin(descriptor);
+    forget(descriptor);
+}
+
 /// A client has come.
 pub fn accepted(descriptor: RawFd) {
-    forget(descriptor);
+    new(descriptor);
     if let Some(mark) = mark(descriptor) {
         mark.beside.store(0, Ordering::Relaxed);
         mark.cookie.store(0, Ordering::Relaxed);
@@ -486,6 +498,9 @@ pub fn forget(descriptor: RawFd) {
     let Some(mark) = mark(descriptor) else { return };
     let slot = number_of(mark).zip(slot_of(descriptor));
     let what = mark.what.swap(NOTHING, Ordering::Relaxed);
+    if slot.is_some() || what == LISTENS {
+        watches::end(descriptor);
+    }
     if let Some(table) = holder::table().filter(|_| what == LISTENS) {
         // The holder may be the only one now who has it.
         table.note_untaken(true);

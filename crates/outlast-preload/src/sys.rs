@@ -2,7 +2,7 @@
 //! changes `errno` behind the program's back: see [`Errno`].
 
 use std::ffi::{CStr, c_int, c_void};
-use std::io::{self, Write as _};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
@@ -399,6 +399,13 @@ pub fn replace_watched(descriptor: RawFd, by: BorrowedFd<'_>, watches: &[epolls:
     is_replaced
 }
 
+/// Whether this number stands for something.
+pub fn is_open(descriptor: RawFd) -> bool {
+    let _errno = Errno::keep();
+    // SAFETY: integers.
+    unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
+}
+
 /// Whether this process can have one more descriptor.
 pub fn has_room_for_one_more(like: RawFd) -> bool {
     // SAFETY: integers.
@@ -461,28 +468,6 @@ pub fn is_only_thread() -> bool {
     let behind = read.rsplit(|byte| *byte == b')').next().unwrap_or_default();
     let mut fields = behind.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
     fields.nth(THREADS) == Some(&b"1"[..])
-}
-
-/// Whether this process waits for events by epoll(7): by a descriptor below the usual limit. Takes no memory.
-pub fn has_epoll() -> bool {
-    const USUAL: RawFd = 1024;
-    const SHOWN: &[u8] = b"anon_inode:[eventpoll]";
-    let is_it = |number: RawFd| {
-        let (mut path, mut shown) = ([0u8; 32], [0u8; SHOWN.len()]);
-        let written = write!(&mut path[..], "/proc/self/fd/{number}\0");
-        // SAFETY: a string that ends, and as much room as is told.
-        let count = unsafe {
-            libc::syscall(
-                libc::SYS_readlinkat,
-                libc::AT_FDCWD,
-                path.as_ptr(),
-                shown.as_mut_ptr(),
-                shown.len(),
-            )
-        };
-        written.is_ok() && count > 0 && shown == SHOWN
-    };
-    (0..USUAL).any(is_it)
 }
 
 /// What a program has given as an address, whose length it tells. Empty where the kernel will say that it is none.

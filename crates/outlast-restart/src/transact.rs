@@ -291,6 +291,27 @@ mod tests {
     }
 
     #[test]
+    fn the_answer_of_a_change_is_not_replaced_by_what_was_refused_before() {
+        let options = Options { layout: "transact", address: Some(0x5f30_0000_0000), ..Options::default() };
+        let region = Arc::new(Region::anonymous("transact", &options).unwrap());
+        let (mut connection, mut client) = process(&region, region.root::<u64>().unwrap());
+        crate::sys::local::set_nonblocking(connection.socket.as_raw_fd()).unwrap();
+        let mut said = Vec::new();
+        while let Ok(count) = connection.write(&[1; 1000]) {
+            said.resize(said.len() + count, 1);
+        }
+        transact(&mut connection).unwrap();
+        said.extend(b"yes");
+        client.set_nonblocking(true).unwrap();
+        let mut heard = Vec::new();
+        while connection.has_unsent() || heard.len() < said.len() {
+            let _ = client.read_to_end(&mut heard);
+            let _ = connection.flush();
+        }
+        assert!(heard == said, "another answer: {:?}", &heard[said.len() - 3..]);
+    }
+
+    #[test]
     fn processes_that_share_a_cell_are_told_so_before_anything_is_lost() {
         let options = Options { layout: "transact", address: Some(0x5f00_0000_0000), ..Options::default() };
         let region = Arc::new(Region::anonymous("transact", &options).unwrap());

@@ -164,8 +164,7 @@ impl Transport {
         }
     }
 
-    /// Sends what the other side takes of `bytes`: their beginning is what was taken into the private pipe before, if
-    /// there is something in it.
+    /// Sends what the other side takes of `bytes`. What it does not take is not kept: the next ones may be others.
     pub(crate) fn send(
         self,
         to: BorrowedFd<'_>,
@@ -177,24 +176,19 @@ impl Transport {
             return tcp::send(to, bytes);
         }
         let pipe = pipe(slot)?;
-        let (mut base, mut step) = parts(slot.written_base.load(Ordering::SeqCst));
-        let mut left = local::unread(pipe.reader)?;
-        if left == 0 {
-            base += step;
-            set_parts(&slot.written_base, base, 0);
-            step = local::write(pipe.writer, bytes.get(..STEP_BYTES).unwrap_or(bytes))? as u64;
-            set_parts(&slot.written_base, base, step);
-            left = step;
-        }
-        let whole = usize::try_from(left).unwrap_or(STEP_BYTES).min(bytes.len());
+        let base = finish_sending(slot)?;
+        let step = local::write(pipe.writer, bytes.get(..STEP_BYTES).unwrap_or(bytes))?;
+        set_parts(&slot.written_base, base, step as u64);
         let mut sent = 0;
-        while sent < whole {
-            match local::move_between(pipe.reader, to.as_raw_fd(), whole - sent) {
+        while sent < step {
+            match local::move_between(pipe.reader, to.as_raw_fd(), step - sent) {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted && waits => {}
-                // It comes again with the next one.
-                Err(_) if sent > 0 => break,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    finish_sending(slot)?;
+                    // An error that lasts comes again with the next ones.
+                    return if sent > 0 { Ok(sent) } else { Err(error) };
+                }
             }
         }
         Ok(sent)
@@ -249,7 +243,7 @@ fn pipe(slot: &Slot) -> io::Result<Pipe> {
     }
 }
 
-/// What has left the private pipe by all predecessors. What is in it is taken out: it is written once more.
+/// What has left the private pipe in all, by predecessors too. What is in it is taken out: it is written once more.
 fn finish_sending(slot: &Slot) -> io::Result<u64> {
     let (base, step) = parts(slot.written_base.load(Ordering::SeqCst));
     let pipe = pipe(slot)?;
@@ -332,6 +326,40 @@ mod tests {
         let heard = heard.recv_timeout(std::time::Duration::from_secs(10));
         // Nobody waits for room that only himself could make.
         assert!(heard.unwrap() == content, "{transport:?}");
+    }
+
+    /// Says `whole` and then `next`, to whom reads nothing until something was refused: a writer that is given up between.
+    fn refused_then_another(transport: Transport, to: OwnedFd, from: OwnedFd, whole: usize) {
+        let slot = crate::slots::Slots::new().unwrap().of(0).unwrap();
+        transport.begin(&to, 1, slot).unwrap();
+        local::set_nonblocking(to.as_raw_fd()).unwrap();
+        local::set_nonblocking(from.as_raw_fd()).unwrap();
+        let (mut said, mut heard) = (Vec::new(), Vec::new());
+        let words = vec![1; whole];
+        let refused = loop {
+            match transport.send(to.as_fd(), slot, &words, false) {
+                Ok(count) => said.resize(said.len() + count, 1),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        let mut from = std::fs::File::from(from);
+        let _ = from.read_to_end(&mut heard);
+        assert_eq!(transport.send(to.as_fd(), slot, b"another", false).unwrap(), 7);
+        said.extend(b"another");
+        assert_eq!(transport.passed(to.as_fd(), slot).unwrap().sent_bytes, said.len() as u64);
+        let _ = from.read_to_end(&mut heard);
+        assert!(heard == said, "{transport:?}, {whole}: {:?}", heard.get(said.len() - 7..));
+    }
+
+    #[test]
+    fn what_was_refused_does_not_take_the_place_of_what_comes_next() {
+        for whole in [1000, 60_000, STEP_BYTES] {
+            let (server, client) = std::os::unix::net::UnixStream::pair().unwrap();
+            refused_then_another(Transport::Unix, server.into(), client.into(), whole);
+            let (reader, writer) = io::pipe().unwrap();
+            refused_then_another(Transport::Pipe, writer.into(), reader.into(), whole);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The functions of the C library that this library stands before. Each does what the program asked for, and tells the
 //! rest what that was; none waits, locks or allocates more than it has to, and all leave `errno` as the C library set it.
-//! What waits for clients (`epoll`, `poll`, `select`), and what makes processes, is left alone. What executes programs is
-//! looked at: see `environment`.
+//! What waits for clients (`epoll_wait`, `poll`, `select`), and what makes processes, is left alone. What executes programs is
+//! looked at: see `environment`; what an epoll is told to watch is noted: see `watches`.
 
 mod io;
 mod programs;

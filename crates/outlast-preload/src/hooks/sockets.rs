@@ -2,8 +2,8 @@
 
 use super::hooks;
 use crate::bound::Freed;
-use crate::{accepted, bound, marks, sys};
-use libc::{FILE, c_int, c_long, c_uint, c_ulong, sockaddr, socklen_t};
+use crate::{accepted, bound, marks, sys, watches};
+use libc::{FILE, c_int, c_long, c_uint, c_ulong, epoll_event, sockaddr, socklen_t};
 
 /// What is known of one is not of the other.
 fn duplicated(from: c_int, to: c_int) -> c_int {
@@ -12,6 +12,14 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
         marks::duplicated(from, to);
     }
     to
+}
+
+/// What this number stands for is closed in a moment, unless the call fails.
+fn replaced(by: c_int, descriptor: c_int, flags: c_int) {
+    let fails = || flags & !libc::O_CLOEXEC != 0 || (!marks::is_silent() && !sys::is_open(by));
+    if by != descriptor && marks::is_marked(descriptor) && !fails() {
+        marks::forget(descriptor);
+    }
 }
 
 /// The same, by a request of fcntl(2).
@@ -31,9 +39,22 @@ fn given<'a>(address: *const sockaddr, length: socklen_t) -> &'a [u8] {
     if marks::is_silent() { &[] } else { sys::address(address, length) }
 }
 
+/// As an argument of a system call, if it is not negative.
+fn integer(argument: c_long) -> c_int {
+    c_int::try_from(argument & 0x7fff_ffff).unwrap_or(-1)
+}
+
+/// An epoll was told what to watch. Nothing is done that the program's own call does not do.
+fn watched<T: Default + PartialEq>(epoll: c_int, operation: c_int, descriptor: c_int, result: T) -> T {
+    if result == T::default() {
+        watches::changed(epoll, operation, descriptor);
+    }
+    result
+}
+
 /// A new descriptor of the program, which is no connection of a client.
 fn other(descriptor: c_int) -> c_int {
-    marks::forget(descriptor);
+    marks::new(descriptor);
     descriptor
 }
 
@@ -85,15 +106,11 @@ hooks! {
 
     fn dup(fd: c_int) -> c_int, next => duplicated(fd, next(fd));
     fn dup2(fd: c_int, to: c_int) -> c_int, next => {
-        if fd != to {
-            marks::forget(to);
-        }
+        replaced(fd, to, 0);
         duplicated(fd, next(fd, to))
     };
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, next => {
-        if fd != to {
-            marks::forget(to);
-        }
+        replaced(fd, to, flags);
         duplicated(fd, next(fd, to, flags))
     };
     // Of most requests there are fewer arguments: what is passed on then is not looked at.
@@ -106,6 +123,8 @@ hooks! {
         marks::forget(fd);
         next(fd)
     };
+    fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int, next =>
+        watched(epoll, operation, fd, next(epoll, operation, fd, event));
     // There may be fewer arguments here, too.
     fn prctl(option: c_int, two: c_ulong, three: c_ulong, four: c_ulong, five: c_ulong) -> c_int, next => {
         let call = || next(option, two, three, four, five);
@@ -120,7 +139,9 @@ hooks! {
     ) -> c_long, next => {
         let call = || next(number, one, two, three, four, five, six);
         if number == libc::SYS_close {
-            marks::forget(c_int::try_from(one & 0x7fff_ffff).unwrap_or(-1));
+            marks::forget(integer(one));
+        } else if number == libc::SYS_epoll_ctl {
+            return watched(integer(one), integer(two), integer(three), call());
         } else if number == libc::SYS_seccomp && matches!(u32::try_from(one), Ok(STRICT | FILTER)) {
             // A positive number may say that it has failed (SECCOMP_FILTER_FLAG_TSYNC): then nothing is risked.
             return marks::forbid(call, |result| *result < 0);

@@ -41,18 +41,36 @@ impl Watch {
 pub fn of(descriptor: RawFd) -> Vec<Watch> {
     let Some(inode) = inode(descriptor) else { return Vec::new() };
     let mut found = Vec::new();
-    for epoll in own_descriptors().into_iter().filter(|number| is_epoll(*number)) {
+    any_own(|epoll| {
         let mut path = [0u8; 48];
-        if write!(&mut path[..], "/proc/self/fdinfo/{epoll}\0").is_err() {
-            continue;
+        if write!(&mut path[..], "/proc/self/fdinfo/{epoll}\0").is_ok() {
+            let told = whole(&path);
+            let lines = told.split(|byte| *byte == b'\n');
+            let watches =
+                lines.filter_map(|line| watch(epoll, std::str::from_utf8(line).ok()?, descriptor, inode));
+            found.extend(watches);
         }
-        let told = whole(&path);
-        let lines = told.split(|byte| *byte == b'\n');
-        let watches =
-            lines.filter_map(|line| watch(epoll, std::str::from_utf8(line).ok()?, descriptor, inode));
-        found.extend(watches);
-    }
+        false
+    });
     found
+}
+
+/// This epoll does not know the descriptor from here on, if it did.
+pub fn end(epoll: RawFd, descriptor: RawFd) {
+    Watch { epoll, events: 0, data: 0 }.end(descriptor);
+}
+
+/// None does. Takes no memory.
+pub fn end_all(descriptor: RawFd) {
+    any_own(|epoll| {
+        end(epoll, descriptor);
+        false
+    });
+}
+
+/// Whether this process waits for events by epoll(7). Takes no memory.
+pub fn has_any() -> bool {
+    any_own(|_| true)
 }
 
 /// One line of what the kernel tells of an epoll (proc_pid_fdinfo(5)), if it is about this descriptor.
@@ -85,14 +103,19 @@ fn is_epoll(number: RawFd) -> bool {
     written.is_ok() && count > 0 && shown == SHOWN
 }
 
-fn own_descriptors() -> Vec<RawFd> {
-    let mut numbers = Vec::new();
+/// Whether this holds for an epoll of this process, which is asked for one after the other until it does. Without `/proc`, or
+/// where no descriptor is left, of none or of those below the usual limit.
+fn any_own(mut is_it: impl FnMut(RawFd) -> bool) -> bool {
+    const USUAL: RawFd = 1024;
+    let mut has_found = false;
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: a string that ends.
     let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags) };
-    let Some(folder) = RawFd::try_from(folder).ok().filter(|folder| *folder >= 0) else { return numbers };
+    let Some(folder) = RawFd::try_from(folder).ok().filter(|folder| *folder >= 0) else {
+        return (0..USUAL).any(|number| is_epoll(number) && is_it(number));
+    };
     let mut room = [0u8; 4096];
-    loop {
+    while !has_found {
         // SAFETY: as much room as is told.
         let filled = unsafe { libc::syscall(libc::SYS_getdents64, folder, room.as_mut_ptr(), room.len()) };
         let Some(mut rest) = usize::try_from(filled).ok().and_then(|filled| room.get(..filled)) else {
@@ -105,12 +128,12 @@ fn own_descriptors() -> Vec<RawFd> {
             let length = usize::from(u16::from_ne_bytes([low, high]));
             let name = rest.get(NAME_AT..length).unwrap_or_default().split(|byte| *byte == 0).next();
             let number = name.and_then(|name| std::str::from_utf8(name).ok()?.parse::<RawFd>().ok());
-            numbers.extend(number);
+            has_found = has_found || number.is_some_and(|number| is_epoll(number) && is_it(number));
             rest = rest.get(length.max(1)..).unwrap_or_default();
         }
     }
     close(folder);
-    numbers
+    has_found
 }
 
 /// All of a file.

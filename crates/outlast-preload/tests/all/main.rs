@@ -41,6 +41,7 @@ mod shared_ports;
 mod silent_clients;
 mod slow_starts;
 mod small_stacks;
+mod stale_events;
 mod strays;
 mod swaps;
 mod told_by_shutdown;

@@ -14,6 +14,19 @@ pub enum StateError {
         /// Why it failed.
         source: io::Error,
     },
+    /// The region's file is a symbolic link, which may be another user's.
+    #[error("the region's file is a symbolic link: name the file itself")]
+    SymbolicLink,
+    /// The region's file belongs to another user, who could change it at any time.
+    #[error(
+        "the region's file belongs to user {owner}, not to user {own} or root: remove it, or choose another path"
+    )]
+    ForeignFile {
+        /// Whose it is.
+        owner: u32,
+        /// Who wants to open it.
+        own: u32,
+    },
     /// Something else of this process is where the region belongs.
     #[error("address {address:#x} of this process is taken: choose another one for the region")]
     AddressTaken {

@@ -15,7 +15,7 @@ use bytemuck::Pod;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -91,15 +91,26 @@ impl Region {
     }
 
     /// The region in a file, which is made if there is none or it is empty: in `/dev/shm`, say, where it outlives all
-    /// processes but not the machine.
+    /// processes but not the machine. The file is this user's, or root's, and no symbolic link: who owns it can change all
+    /// that is in it, and cut it off, of which every process that has it dies.
     ///
     /// # Errors
-    /// As [`from_fd`](Self::from_fd) and [`anonymous`](Self::anonymous).
+    /// As [`from_fd`](Self::from_fd) and [`anonymous`](Self::anonymous). It is a [link](StateError::SymbolicLink), or
+    /// [another user's](StateError::ForeignFile).
     pub fn open(path: impl AsRef<Path>, options: &Options<'_>) -> Result<Self> {
         let mut open = File::options();
         open.read(true).write(true).create(true).truncate(false);
-        std::os::unix::fs::OpenOptionsExt::mode(&mut open, 0o600);
-        let file = open.open(path).map_err(system("open the region's file"))?;
+        // Where others can put files too, a link may lead to one of ours that is something else.
+        open.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = open.open(path).map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => StateError::SymbolicLink,
+            _ => system("open the region's file")(error),
+        })?;
+        let owner = file.metadata().map_err(system("look at the region's file"))?.uid();
+        let own = rustix::process::geteuid().as_raw();
+        if owner != own && owner != 0 {
+            return Err(StateError::ForeignFile { owner, own });
+        }
         // Of several who come at once one makes it.
         lock_file(file.as_fd()).map_err(system("lock the region's file"))?;
         let length = length(&file)?;

@@ -161,6 +161,7 @@ impl Zygote {
                 self.forward(arrived);
                 continue;
             }
+            let lacking = self.lacking;
             while let Some(ended) = process::ended() {
                 if let Some(generation) = self.bury(ended)? {
                     return Ok(generation);
@@ -168,10 +169,14 @@ impl Zygote {
                 // When the next one stands by.
                 process::bury(ended.pid);
             }
+            let may_end_as_soon = self.lacking > lacking;
             self.note_inheritance();
             self.supervisor.iter().for_each(Watch::alert);
             // It has been succeeded, and may be dumped for long before it has ended.
             self.replace(self.origin.common.control.acknowledged_generation.load(Ordering::SeqCst));
+            if may_end_as_soon {
+                continue;
+            }
             if let Some(generation) = self.provide() {
                 return Ok(generation);
             }
@@ -313,7 +318,7 @@ impl Zygote {
                         .map_err(|error| Error::system("wake the next generation", error))?;
                 }
             }
-            // Who stood by. Not at once: the next one may end as soon.
+            // Who stood by. Another one does after a pause: it may end as soon.
             self.lacking += 1;
             return Ok(None);
         };

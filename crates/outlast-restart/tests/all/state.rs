@@ -209,6 +209,27 @@ fn a_file_is_found_again_and_others_are_refused() {
 }
 
 #[test]
+fn a_file_that_may_be_another_users_is_refused() {
+    let area = Area::new();
+    let folder = crate::common::state::Folder::new();
+    let (path, victim) = (folder.0.join("region"), folder.0.join("victim"));
+    std::fs::write(&victim, b"").unwrap();
+    std::os::unix::fs::symlink(&victim, &path).unwrap();
+    let error = Region::open(&path, &options(area)).unwrap_err();
+    assert!(matches!(error, StateError::SymbolicLink), "{error}");
+    assert_eq!(std::fs::read(&victim).unwrap(), b"");
+    let own = rustix::process::geteuid().as_raw();
+    if own != 0 {
+        eprintln!("SKIPPED: another user's file, as only root can make one");
+        return;
+    }
+    std::os::unix::fs::chown(&victim, Some(65534), None).unwrap();
+    let error = Region::open(&victim, &options(area)).unwrap_err();
+    assert!(matches!(error, StateError::ForeignFile { owner: 65534, own: 0 }), "{error}");
+    assert_eq!(std::fs::read(&victim).unwrap(), b"");
+}
+
+#[test]
 fn a_damaged_heap_is_refused_and_can_be_cleared() {
     let area = Area::new();
     let region = Region::anonymous("test", &Options { suspect_bytes: 8192, ..options(area) }).unwrap();
