@@ -1,10 +1,11 @@
 //! Copies of idle connections: taken from the processes that serve them, kept when those crash, and given to others.
 
+mod copies;
 mod offers;
 mod strays;
 
 use super::address::Address;
-use super::table::{FREE, NEW, Phase, Slot, TAKEN, Table};
+use super::table::{NEW, Phase, Slot, Table};
 use crate::sys::process::Pid;
 use crate::sys::tcp::{self, Positions};
 use crate::sys::{custody as sys, descriptors, local};
@@ -161,117 +162,6 @@ impl Connections {
 
     pub(super) fn count(&self) -> usize {
         self.all.len()
-    }
-
-    /// Whether the table has connections of which there may soon be a copy.
-    pub(super) fn has_new(&mut self) -> bool {
-        self.table.take_new(&mut self.head, &mut self.new);
-        !self.new.is_empty()
-    }
-
-    /// The processes that have those of which there is no copy yet, as they say, and whether anything was said there.
-    pub(super) fn owners(&mut self) -> Vec<(Pid, bool)> {
-        use std::sync::atomic::Ordering::SeqCst;
-        self.table.take_new(&mut self.head, &mut self.new);
-        let owner = |number: &u32| {
-            let slot = self.table.slot(*number)?;
-            Some((slot.owner.load(SeqCst).cast_signed(), slot.phase() != Phase::Untouched))
-        };
-        let mut owners: Vec<(Pid, bool)> = self.new.iter().filter_map(owner).collect();
-        owners.sort_unstable();
-        owners.dedup();
-        owners
-    }
-
-    /// Copies those that have become idle. `known` gives the process of this number, if it is one of the program's.
-    pub(super) fn take<'a>(&mut self, known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>) -> bool {
-        self.take_of(None, known)
-    }
-
-    /// The same, of one process alone if it is given.
-    pub(super) fn take_of<'a>(
-        &mut self,
-        only: Option<Pid>,
-        mut known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>,
-    ) -> bool {
-        use std::sync::atomic::Ordering::SeqCst;
-        self.table.take_new(&mut self.head, &mut self.new);
-        let before = self.new.len();
-        if self.silent_at.elapsed() >= SILENT {
-            self.silent_at = Instant::now();
-            self.silent.swap(0, 1);
-            self.silent[0].clear();
-        }
-        let mut new = std::mem::take(&mut self.new);
-        new.retain(|&number| {
-            let Some(slot) = self.table.slot(number) else { return false };
-            if slot.state.load(SeqCst) != NEW {
-                return false;
-            }
-            match slot.phase() {
-                Phase::Unclear => {
-                    self.uncopied.insert(number);
-                    return false;
-                }
-                Phase::Busy => return true,
-                Phase::Idle | Phase::Untouched => {}
-            }
-            let owner = slot.owner.load(SeqCst).cast_signed();
-            if only.is_some_and(|only| only != owner) {
-                return true;
-            }
-            let (at, cookie) = (slot.descriptor.load(SeqCst).cast_signed(), slot.cookie.load(SeqCst));
-            if only.is_none() && slot.phase() == Phase::Untouched && !self.silent[1].contains(&cookie) {
-                self.silent[0].insert(cookie);
-                return true;
-            }
-            let Some(process) = known(owner).filter(|_| self.make_room()) else {
-                self.uncopied.insert(number);
-                return false;
-            };
-            let copy = sys::copy_of(process, at).ok();
-            if copy.is_none() && sys::is_exiting(owner) {
-                // It is lost, and counts as closed when the end of its process is heard of.
-                return true;
-            }
-            let Some(socket) = copy else {
-                self.uncopied.insert(number);
-                return false;
-            };
-            // Closed meanwhile in a way that is not seen: the number stands for another one.
-            if cookie == 0 || sys::cookie(socket.as_fd()) != cookie {
-                if slot.advance(NEW, FREE) {
-                    slot.free();
-                }
-                return false;
-            }
-            if slot.advance(NEW, TAKEN) {
-                let address = Address::parse(&sys::local_address(socket.as_fd()));
-                let state = State::Served;
-                let got_at = Instant::now();
-                self.next_age += 1;
-                let age = self.next_age;
-                let connection = Connection {
-                    socket,
-                    cookie,
-                    age,
-                    owner,
-                    number: at,
-                    address,
-                    got_at,
-                    given: None,
-                    looks_closed: false,
-                    state,
-                };
-                self.all.insert(number, connection);
-                self.by_age.insert(age, number);
-            }
-            false
-        });
-        let taken = new.len() < before;
-        new.append(&mut self.new);
-        self.new = new;
-        taken
     }
 
     /// The program closes one. It is kept nevertheless if that is so that another binary can take over. `elsewhere` is asked as
