@@ -32,7 +32,8 @@ impl ForC for libc::ssize_t {
 pub(crate) fn give<T: ForC>(result: io::Result<T>) -> T {
     result.unwrap_or_else(|error| {
         let number = number(&error);
-        LAST.with_borrow_mut(|last| last.error = Some(error));
+        // The thread may end, or the process: destructors and functions of atexit(3) come behind this thread's own values.
+        let _ = LAST.try_with(|last| last.borrow_mut().error = Some(error));
         set_errno(number);
         T::FAILED
     })
@@ -40,13 +41,15 @@ pub(crate) fn give<T: ForC>(result: io::Result<T>) -> T {
 
 /// Lives until the next error of this thread.
 pub(crate) fn text() -> *const c_char {
-    LAST.with_borrow_mut(|last| {
+    let text = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
         if let Some(error) = last.error.take() {
             // On most systems texts have no zeroes within.
             last.text = Some(CString::new(error.to_string()).unwrap_or_default());
         }
         last.text.as_deref().unwrap_or_default().as_ptr()
-    })
+    });
+    text.unwrap_or(c"this thread ends: no text is kept, see errno".as_ptr())
 }
 
 pub(crate) fn set_errno(number: c_int) {

@@ -207,6 +207,9 @@ pub extern "C" fn outlast_hold(fd: c_int) -> c_int {
 /// `buffer` has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_read(fd: c_int, buffer: *mut c_void, size: usize) -> isize {
+    if buffer.is_null() && size > 0 {
+        return count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
+    }
     // SAFETY: as the caller promises.
     let buffer = unsafe { room(buffer, size) };
     let read = table::with(fd, |connection| connection.read(buffer));
@@ -219,6 +222,9 @@ pub unsafe extern "C" fn outlast_read(fd: c_int, buffer: *mut c_void, size: usiz
 /// `size` bytes can be read at `bytes`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_write(fd: c_int, bytes: *const c_void, size: usize) -> isize {
+    if bytes.is_null() && size > 0 {
+        return count(Err(io::Error::from_raw_os_error(libc::EFAULT)));
+    }
     // SAFETY: as the caller promises.
     let bytes = unsafe { given(bytes, size) };
     let written = table::with(fd, |connection| connection.write(bytes));
@@ -299,6 +305,11 @@ pub unsafe extern "C" fn outlast_get_note(fd: c_int, note: *mut c_void, size: us
 pub extern "C" fn outlast_shutdown(fd: c_int, how: c_int) -> c_int {
     let ended = match how {
         libc::SHUT_WR => table::with(fd, |connection| connection.shutdown_write()),
+        // What is left of answers is sent before, as in SHUT_WR.
+        libc::SHUT_RDWR => table::with(fd, |connection| connection.flush()).map(|flushed| match flushed {
+            Some(Err(error)) => Some(Err(error)),
+            _ => None,
+        }),
         _ => table::refuse_in_change().map(|()| None),
     };
     give(ended.and_then(|ended| ended.unwrap_or_else(|| plain::shut_down(fd, how))).map(|()| 0))

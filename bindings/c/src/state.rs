@@ -54,10 +54,14 @@ fn make(name: &CStr, size: usize) -> io::Result<()> {
     if crate::serving().is_some() {
         return Err(own(libc::EALREADY, "call outlast_state_make before outlast_register".to_owned()));
     }
+    let already = || own(libc::EALREADY, "there is a state already".to_owned());
+    if REGION.get().is_some() {
+        return Err(already());
+    }
     let size_bytes = if size == 0 { Options::default().size_bytes } else { size };
     let options = Options { layout: "outlast-c-map", size_bytes, ..Options::default() };
     let region = Region::anonymous(&name.to_string_lossy(), &options).map_err(for_c)?;
-    REGION.set(Arc::new(region)).map_err(|_| own(libc::EALREADY, "there is a state already".to_owned()))
+    REGION.set(Arc::new(region)).map_err(|_| already())
 }
 
 /// What every generation begins with.

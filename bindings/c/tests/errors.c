@@ -41,6 +41,9 @@ static void before_there_is_a_generation(int ends[2])
     FAILS(outlast_set_note(ends[0], "x", 1), EBADF);
     FAILS(outlast_sendfile(ends[0], ends[0], NULL, 1), EINVAL);
     FAILS(outlast_sendfile(ends[0], 900, &offset, 1), EBADF);
+    FAILS(outlast_read(ends[0], NULL, 1), EFAULT);
+    FAILS(outlast_write(ends[0], NULL, 1), EFAULT);
+    IS(outlast_write(ends[0], NULL, 0) == 0);
     /* Not held: as ever. */
     IS(outlast_write(ends[0], "hello", 5) == 5 && outlast_read(ends[1], buffer, 8) == 5);
     outlast_busy();
@@ -138,11 +141,21 @@ static void connections(int ends[2], int with_state)
     FAILS(outlast_close(fd), EBADF);
 }
 
+/* Values of this thread are gone by then. */
+static void behind_everything(void)
+{
+    if (outlast_close(900) != -1 || errno != EBADF || strlen(outlast_error()) == 0)
+        abort();
+}
+
 /* With an argument: with a state. */
 int main(int argc, char **argv)
 {
     int ends[2], with_state = argc > 1;
     IS(!with_state || outlast_state_make(argv[1], 0) == 0);
+    if (with_state)
+        FAILS(outlast_state_make(argv[1], 0), EALREADY);
+    IS(atexit(behind_everything) == 0);
     IS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
     before_there_is_a_generation(ends);
     registering();

@@ -86,7 +86,7 @@ impl Connection {
         if suspected {
             shared.control.trial.store(number.cast_unsigned().wrapping_add(1), Ordering::SeqCst);
         }
-        Ok(Self {
+        let mut connection = Self {
             socket: ManuallyDrop::new(socket),
             transport,
             shared,
@@ -102,7 +102,15 @@ impl Connection {
             suspected,
             rare: (passed.received_bytes > mark.consumed_bytes)
                 .then(|| Box::new(Rare { unseen: true, ..Rare::default() })),
-        })
+        };
+        // No event tells of that, so it is held as what was read before is.
+        if transport.has_in_pipe(connection.socket.as_fd(), slot) {
+            connection.see();
+            // Where that cannot be, it comes with what is received next.
+            let _ = connection.receive();
+            connection.rare.get_or_insert_default().unseen = true;
+        }
+        Ok(connection)
     }
 
     /// Receives more: how many bytes, 0 at the end of the input. What an earlier generation has received counts, unless it was
@@ -366,11 +374,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The other side is told that nothing more is written.
+    /// The other side is told that nothing more is written. What is left of answers of [`transact`](Self::transact) is sent before.
     ///
     /// # Errors
-    /// As for any socket.
-    pub fn shutdown_write(&self) -> io::Result<()> {
+    /// As for any socket; as for [`flush`](Self::flush), when the other side does not know yet.
+    pub fn shutdown_write(&mut self) -> io::Result<()> {
+        self.flush()?;
         descriptors::shut_down(self.socket.as_fd(), libc::SHUT_WR)
     }
 
@@ -477,6 +486,10 @@ impl Drop for Connection {
         self.transport.end(self.slot);
         self.give_back();
         if self.mark.outbox != 0 {
+            // An answer is not complete, which is not to look so. UNIX sockets and pipes cannot be reset.
+            if self.transport == Transport::Tcp {
+                tcp::reset_on_close(self.socket.as_fd());
+            }
             self.shared.buffers.give_back(self.mark.outbox);
         }
         self.acquit();

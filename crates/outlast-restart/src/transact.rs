@@ -373,6 +373,45 @@ mod tests {
     }
 
     #[test]
+    fn urgent_bytes_are_read_in_their_place_by_every_generation() {
+        let (mut connection, mut client) = connected(shared_with(OnceLock::new()));
+        // What is left in the buffer by somebody else.
+        say(&mut client, &mut connection, &[b'S'; 60_000]);
+        connection.done(60_000);
+        let more = [&b"request!"[..], &[b'x'; 5000]].concat();
+        client.write_all(&more[..7]).unwrap();
+        rustix::net::send(&client, &more[7..8], rustix::net::SendFlags::OOB).unwrap();
+        client.write_all(&more[8..]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        connection.receive().unwrap();
+        for _ in 0..3 {
+            connection = left(connection);
+            let held = connection.input().to_vec();
+            assert!(more.starts_with(&held) && held.len() >= 7, "{:?}", held.get(..20));
+        }
+        while connection.input().len() < more.len() {
+            connection.receive().unwrap();
+        }
+        assert!(connection.input() == more);
+    }
+
+    #[test]
+    fn an_answer_that_is_not_sent_does_not_end_as_if_it_were() {
+        let options = Options { layout: "transact", address: Some(0x5f40_0000_0000), ..Options::default() };
+        let region = Arc::new(Region::anonymous("transact", &options).unwrap());
+        let (mut connection, mut client) = connected(shared(&region, region.root::<u64>().unwrap()));
+        client.write_all(b"a request").unwrap();
+        while connection.receive().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {}
+        while !connection.has_unsent() {
+            while connection.write(&[1; 1000]).is_ok() {}
+            transact(&mut connection).unwrap();
+        }
+        assert_eq!(connection.shutdown_write().unwrap_err().kind(), ErrorKind::WouldBlock);
+        drop(connection);
+        assert_eq!(client.read_to_end(&mut Vec::new()).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
     fn the_buffer_of_an_answer_is_not_taken_for_that_of_the_input() {
         let options = Options { layout: "transact", address: Some(0x5f10_0000_0000), ..Options::default() };
         let region = Arc::new(Region::anonymous("transact", &options).unwrap());

@@ -1,6 +1,6 @@
 //! What a connection is made of, and how far it has come, exactly, whenever a process that used it has died.
 //!
-//! * **TCP**: the kernel counts what was read and written.
+//! * **TCP**: the kernel counts what was read and written. Urgent bytes are read in their place (`SO_OOBINLINE`).
 //! * **UNIX stream sockets**: reading lowers the socket's offset for peeking (`SO_PEEK_OFF`), which nobody peeks with: from
 //!   a large number on, it is a counter. Writing is not counted; so what is written goes through a private *pipe*, whose
 //!   content tells how much of it has not passed on.
@@ -69,6 +69,8 @@ impl Transport {
         let (mut read_base, mut written_base) = (0, 0);
         match self {
             Self::Tcp => {
+                // What is left out of the stream is counted as received all the same.
+                tcp::keep_urgent_in_place(descriptor.as_fd())?;
                 let positions = tcp::positions(descriptor.as_fd())?;
                 (read_base, written_base) = (positions.read_bytes, positions.written_bytes);
             }
@@ -121,6 +123,13 @@ impl Transport {
             }
             Self::Pipe => Ok(Passed { received_bytes: 0, sent_bytes: finish_sending(slot)? }),
         }
+    }
+
+    /// Whether a generation has died between taking something into the private pipe and reading it from there.
+    pub(crate) fn has_in_pipe(self, descriptor: BorrowedFd<'_>, slot: &Slot) -> bool {
+        self == Self::Pipe
+            && descriptors::is_readable(descriptor)
+            && pipe(slot).and_then(|pipe| local::unread(pipe.reader)).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Receives into `room`.
@@ -360,6 +369,21 @@ mod tests {
             let (reader, writer) = io::pipe().unwrap();
             refused_then_another(Transport::Pipe, writer.into(), reader.into(), whole);
         }
+    }
+
+    #[test]
+    fn what_a_dead_reader_has_left_in_a_private_pipe_is_found() {
+        let slot = crate::slots::Slots::new().unwrap().of(0).unwrap();
+        let (reader, writer) = io::pipe().unwrap();
+        let reader = OwnedFd::from(reader);
+        Transport::Pipe.begin(&reader, 1, slot).unwrap();
+        assert!(!Transport::Pipe.has_in_pipe(reader.as_fd(), slot));
+        local::write(writer.as_raw_fd(), b"words").unwrap();
+        let moved = local::move_between(reader.as_raw_fd(), pipe(slot).unwrap().writer, 5).unwrap();
+        assert!(moved == 5 && Transport::Pipe.has_in_pipe(reader.as_fd(), slot));
+        let mut room = [0; 9];
+        assert_eq!(Transport::Pipe.receive(reader.as_fd(), slot, &mut room).unwrap(), 5);
+        assert!(room.starts_with(b"words") && !Transport::Pipe.has_in_pipe(reader.as_fd(), slot));
     }
 
     #[test]

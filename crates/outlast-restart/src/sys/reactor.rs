@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdTryNewError};
 
 /// What owns a descriptor, and is never made to own another one.
 pub(crate) trait Fixed: AsRawFd {}
@@ -22,6 +22,11 @@ impl AsRawFd for Held {
 
 /// From here on the runtime of the caller tells when there is something to read, or room to write.
 pub(crate) fn wait_for<T: Fixed>(owner: T) -> io::Result<AsyncFd<T>> {
+    try_to_wait_for(owner).map_err(|(_, error)| error)
+}
+
+/// The same. Nothing is closed if that cannot be.
+pub(crate) fn try_to_wait_for<T: Fixed>(owner: T) -> Result<AsyncFd<T>, (T, io::Error)> {
     // SAFETY: it owns its descriptor, and nobody gives it another one, as both types are used by this crate alone.
-    unsafe { AsyncFd::register(owner) }.map_err(Into::into)
+    unsafe { AsyncFd::register(owner) }.map_err(AsyncFdTryNewError::into_parts)
 }

@@ -150,6 +150,16 @@ pub(crate) fn positions(socket: BorrowedFd<'_>) -> io::Result<Positions> {
     }
 }
 
+/// Urgent bytes are read as the others are, in their place, from here on, and also the one that waits now.
+pub(crate) fn keep_urgent_in_place(socket: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::net::sockopt::set_socket_oobinline(socket, true).map_err(Into::into)
+}
+
+/// A close ends it by a reset from here on: what was said is not complete.
+pub(crate) fn reset_on_close(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+}
+
 /// About what was sent, of a number that may be no such socket: something may be acknowledged meanwhile. In half the time of
 /// [`positions`].
 pub(crate) fn sent_bytes(socket: std::os::fd::RawFd) -> Option<u64> {

@@ -212,6 +212,6 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_flush_answers(context))?;
-        Poll::Ready(self.get_ref().shutdown_write())
+        Poll::Ready(self.held().shutdown_write())
     }
 }

@@ -84,13 +84,25 @@ impl Incoming {
         let socket = match self.left.next() {
             Some(socket) => socket,
             None => {
-                for listener in self.new_listeners.drain(..) {
-                    self.listeners.push(reactor::wait_for(listener)?);
-                }
+                self.begin_listening()?;
                 self.accept().await?
             }
         };
         Connection::new(crate::Connection::new(self.shared, socket)?)
+    }
+
+    /// From here on the runtime tells of clients. Those listeners that it cannot wait for are tried again with the next call.
+    fn begin_listening(&mut self) -> io::Result<()> {
+        while let Some(listener) = self.new_listeners.pop() {
+            match reactor::try_to_wait_for(listener) {
+                Ok(listener) => self.listeners.push(listener),
+                Err((listener, error)) => {
+                    self.new_listeners.push(listener);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits where there is no room.

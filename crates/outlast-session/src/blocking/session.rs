@@ -244,7 +244,7 @@ impl Session {
 
     /// After a kill: waits until the peer has heard of it, at most `timeout`. False if it has not.
     pub fn kill_told(&self, timeout: Duration) -> bool {
-        self.engine().wait_change(Some(Instant::now() + timeout), |ctl| !ctl.client.owes_abort())
+        self.engine().wait_change(Instant::now().checked_add(timeout), |ctl| !ctl.client.owes_abort())
     }
 
     /// Whether reads and writes return `WouldBlock` instead of waiting.
@@ -297,7 +297,9 @@ impl Session {
         if self.handle.nonblocking.load(Ordering::Relaxed) {
             return Wait::Not;
         }
-        timeout.map_or(Wait::Forever, |timeout| Wait::Until(Instant::now() + timeout))
+        // One that no clock can show is none.
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        until.map_or(Wait::Forever, Wait::Until)
     }
 
     fn read_some(&self, buffer: &mut [u8]) -> io::Result<usize> {

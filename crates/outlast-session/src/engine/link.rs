@@ -6,7 +6,7 @@ pub(crate) use traffic::NotTls;
 
 use crate::error::{Error, Result};
 use crate::proto::{KernelTimeout, LinkLook, LinkMode, UserTimeout};
-use crate::sys;
+use crate::sys::{self, WriteWait};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 use parking_lot::Mutex;
@@ -31,6 +31,8 @@ const SHORT_PATH_SEND_BUFFER_BYTES: usize = 256 << 10;
 const GIVEN_UP_WITHIN: Duration = Duration::from_secs(2);
 /// The kernel's clock for what it has heard is coarse: less says nothing.
 const KERNEL_TICKS: Duration = Duration::from_millis(20);
+/// Who writes to a peer that has ended its own direction looks so often whether the link was given up.
+const ENDED_LOOK: Duration = Duration::from_millis(20);
 
 /// What to do when there is nothing to receive yet.
 #[derive(Debug)]
@@ -411,7 +413,20 @@ impl Link {
 
     /// Waits for readiness, for callers that may block.
     pub(crate) fn wait(&self, read: bool, write: bool, timeout: Option<Duration>) -> io::Result<bool> {
-        sys::wait_ready(self, read, write, timeout_ms(timeout))
+        if read || !write {
+            return sys::wait_ready(self, read, write, timeout_ms(timeout));
+        }
+        match sys::wait_to_write(self, timeout_ms(timeout))? {
+            WriteWait::Ready => Ok(true),
+            WriteWait::TimedOut => Ok(false),
+            WriteWait::InputEnded if self.is_dead() => Ok(true),
+            // A kill shows in the input, of which the peer's end is there already: it is looked for.
+            WriteWait::InputEnded => {
+                let slice = timeout.map_or(ENDED_LOOK, |left| left.min(ENDED_LOOK));
+                let has_room = sys::wait_for_room(self, timeout_ms(Some(slice)))?;
+                Ok(has_room || timeout.is_none_or(|left| left > slice))
+            }
+        }
     }
 }
 

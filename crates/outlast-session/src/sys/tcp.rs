@@ -296,7 +296,7 @@ pub(crate) fn buffer_bytes(fd: impl AsFd) -> io::Result<(u64, u64)> {
     Ok((u64::try_from(send).unwrap_or(0), u64::try_from(receive).unwrap_or(0)))
 }
 
-/// Waits until the socket is readable or writable as asked, or in error; false when the time is over.
+/// Waits until the socket is readable or writable as asked, has ended, or is in error; false when the time is over.
 pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32) -> io::Result<bool> {
     let mut events = libc::POLLRDHUP;
     if read {
@@ -305,14 +305,44 @@ pub(crate) fn wait_ready(fd: impl AsFd, read: bool, write: bool, timeout_ms: i32
     if write {
         events |= libc::POLLOUT;
     }
+    wait_for(fd, events, timeout_ms).map(|found| found != 0)
+}
+
+/// What somebody who wants to write has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteWait {
+    /// The socket is writable, or in error.
+    Ready,
+    /// It is not, and its input has ended, by the peer or by this end.
+    InputEnded,
+    /// Neither.
+    TimedOut,
+}
+
+/// Waits until the socket is writable, or its input has ended, or it is in error.
+pub(crate) fn wait_to_write(fd: impl AsFd, timeout_ms: i32) -> io::Result<WriteWait> {
+    Ok(match wait_for(fd, libc::POLLOUT | libc::POLLRDHUP, timeout_ms)? {
+        0 => WriteWait::TimedOut,
+        libc::POLLRDHUP => WriteWait::InputEnded,
+        _ => WriteWait::Ready,
+    })
+}
+
+/// Waits until the socket is writable, or in error, whatever becomes of its input.
+pub(crate) fn wait_for_room(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
+    wait_for(fd, libc::POLLOUT, timeout_ms).map(|found| found != 0)
+}
+
+/// What was found of these events; all of them when a signal came.
+fn wait_for(fd: impl AsFd, events: i16, timeout_ms: i32) -> io::Result<i16> {
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events, revents: 0 };
     // SAFETY: one valid pollfd.
     match unsafe { libc::poll(&raw mut poll, 1, timeout_ms) } {
-        0 => Ok(false),
-        n if n > 0 => Ok(true),
+        0 => Ok(0),
+        n if n > 0 => Ok(poll.revents),
         _ => {
             let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
+            if error.kind() == io::ErrorKind::Interrupted { Ok(events) } else { Err(error) }
         }
     }
 }

@@ -5,6 +5,7 @@ use outlast_session::{Error, EventKind, LinkMode, Role, SessionState};
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::thread;
+use std::time::{Duration, Instant};
 
 #[test]
 fn half_close() {
@@ -33,6 +34,39 @@ fn half_close() {
             assert!(got == answer, "{case}");
         });
     });
+}
+
+/// A link whose peer has ended its own direction is always ready, in a way.
+#[test]
+fn who_waits_for_room_takes_no_processor_when_the_peer_has_ended_its_direction() {
+    each(|case| {
+        let mut pair = case.blocking();
+        pair.client.write_all(b"question").unwrap();
+        pair.client.shutdown(Shutdown::Write).unwrap();
+        let mut question = Vec::new();
+        pair.server.read_to_end(&mut question).unwrap();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let began = cpu_time();
+                // The client reads nothing.
+                let error = (&pair.server).write_all(&vec![0; 256 << 20]).unwrap_err();
+                (cpu_time() - began, error)
+            });
+            thread::sleep(Duration::from_millis(700));
+            let since = Instant::now();
+            pair.server.kill();
+            let (used, error) = writer.join().unwrap();
+            assert!(since.elapsed() < HANG, "{case}: {error}");
+            // It has filled all buffers with that, and has slept for the rest.
+            assert!(used < Duration::from_millis(350), "{case}: {used:?}");
+        });
+    });
+}
+
+/// Of this thread.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
 }
 
 #[test]
