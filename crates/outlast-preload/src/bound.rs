@@ -126,8 +126,9 @@ pub fn on_listen(descriptor: RawFd) {
         // A process that closes it and binds to the same address at once has to ask, though the holder may not know of it yet.
         table.note_address(&parsed);
     }
-    if matches!(parsed, Address::Internet { .. }) {
-        marks::listens(descriptor);
+    match parsed {
+        Address::Internet { .. } => marks::listens(descriptor),
+        Address::Unix { .. } => marks::listens_unix(descriptor),
     }
     // Not waited for: what is under way is read, also if this process crashes right now, or if the holder is late.
     let message = Message { descriptor, address, ..Message::new(Verb::Listen) };

@@ -25,6 +25,8 @@ const ACCEPTED: u32 = 1;
 const SLOT: u32 = 2;
 /// It listens.
 const LISTENS: u32 = u32::MAX;
+/// The same, at a UNIX socket: who waits there for clients is not followed.
+const LISTENS_UNIX: u32 = u32::MAX - 3;
 /// The program was the first to say something there.
 const GREETED: u32 = u32::MAX;
 /// It has other numbers, too: it gets no slot, and what is said there first is looked at.
@@ -35,7 +37,7 @@ const OF_INTERNET: u64 = 1;
 const OF_UNIX: u32 = u32::MAX - 2;
 
 struct Mark {
-    /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], or a slot.
+    /// [`NOTHING`], [`ACCEPTED`], [`LISTENS`], [`LISTENS_UNIX`], or a slot.
     what: AtomicU32,
     /// With [`ACCEPTED`]: 0, [`GREETED`], [`WATCHED`], or its slot with 1 added. With a slot: [`OF_UNIX`], or anything else.
     /// With [`LISTENS`]: the process that has accepted clients there.
@@ -264,6 +266,13 @@ pub fn listens(descriptor: RawFd) {
     }
 }
 
+/// The same, at a UNIX socket.
+pub fn listens_unix(descriptor: RawFd) {
+    if let Some(mark) = mark(descriptor) {
+        mark.what.store(LISTENS_UNIX, Ordering::Relaxed);
+    }
+}
+
 /// This process accepts a client there: noted once, if another process has made that socket.
 pub fn accepts_at(descriptor: RawFd, table: &Table) {
     let own = PID.load(Ordering::Relaxed);
@@ -352,7 +361,7 @@ pub fn before_read(descriptor: RawFd, flags: libc::c_int) -> bool {
     let Some(mark) = mark(descriptor).filter(|mark| mark.beside.load(Ordering::Relaxed) == OF_UNIX) else {
         return false;
     };
-    let has_slot = !matches!(mark.what.load(Ordering::Relaxed), NOTHING | ACCEPTED | LISTENS);
+    let has_slot = !matches!(mark.what.load(Ordering::Relaxed), NOTHING | ACCEPTED | LISTENS | LISTENS_UNIX);
     let Some(slot) = slot_of(descriptor).filter(|slot| has_slot && exchanges::waits_for_request(slot)) else {
         return false;
     };
@@ -498,10 +507,11 @@ pub fn forget(descriptor: RawFd) {
     let Some(mark) = mark(descriptor) else { return };
     let slot = number_of(mark).zip(slot_of(descriptor));
     let what = mark.what.swap(NOTHING, Ordering::Relaxed);
-    if slot.is_some() || what == LISTENS {
+    let has_listened = matches!(what, LISTENS | LISTENS_UNIX);
+    if slot.is_some() || has_listened {
         watches::end(descriptor);
     }
-    if let Some(table) = holder::table().filter(|_| what == LISTENS) {
+    if let Some(table) = holder::table().filter(|_| has_listened) {
         // The holder may be the only one now who has it.
         table.note_untaken(true);
         return;

@@ -5,6 +5,8 @@
 use crate::common::{Client, Server, folder, free_port, is_installed, python_at, wait_until_held};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Answers with how many events it has heard of what it had closed by then. `/stop` closes the listening socket.
@@ -16,7 +18,8 @@ s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100)
 epolls = [select.epoll() for n in range(3 if how == "several" else 1)]
 def watch(it):
     for e in epolls: e.register(it, select.EPOLLIN)
-watch(s)
+u = socket.socket(socket.AF_UNIX); path = os.path.join(sys.argv[2], "socket"); u.bind(path); u.listen(10)
+watch(s); watch(u)
 clients, spare = {}, open("/dev/null")
 child = 0
 def close(c):
@@ -38,7 +41,10 @@ while True:
                 for o in list(clients.values()) + [s]: o.close()
                 os._exit(0)
             continue
-        if b"/stop" in said: s.close()
+        if b"/stop" in said:
+            s.close(); u.close()
+            # Whether anybody seems to listen there is asked by another one of these, too.
+            stale += 1000 if socket.socket(socket.AF_UNIX).connect_ex(path) == 0 else 0
         c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n%6d" % stale)
 "#;
 
@@ -55,7 +61,7 @@ fn stale_events(client: &mut Client, path: &str) -> u32 {
 }
 
 /// A server of this kind, after twenty of its clients have gone, and a client of its that was held meanwhile.
-fn after_closing(how: &str) -> Option<(Server, Client, u16)> {
+fn after_closing(how: &str) -> Option<(Server, Client, u16, PathBuf)> {
     if !is_installed("/usr/bin/python3") {
         return None;
     }
@@ -72,13 +78,13 @@ fn after_closing(how: &str) -> Option<(Server, Client, u16)> {
         // It hears of the connections that are open.
         stale_events(&mut asks, "/");
     }
-    std::fs::remove_dir_all(folder).unwrap();
-    Some((server, asks, port))
+    Some((server, asks, port, folder))
 }
 
 fn has_no_stale_event(how: &str) {
-    let Some((_server, mut asks, _)) = after_closing(how) else { return };
+    let Some((_server, mut asks, _, folder)) = after_closing(how) else { return };
     assert_eq!(stale_events(&mut asks, "/"), 0, "{how}");
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -103,9 +109,11 @@ fn what_a_child_closes_is_heard_of_by_its_parent() {
 
 #[test]
 fn no_event_comes_of_a_listening_socket_that_was_closed() {
-    let Some((_server, mut asks, port)) = after_closing("listens") else { return };
-    stale_events(&mut asks, "/stop");
+    let Some((_server, mut asks, port, folder)) = after_closing("listens") else { return };
+    assert_eq!(stale_events(&mut asks, "/stop"), 0);
     let waiting: Vec<_> = (0..3).filter_map(|_| TcpStream::connect(("127.0.0.1", port)).ok()).collect();
+    let of_unix: Vec<_> = (0..3).filter_map(|_| UnixStream::connect(folder.join("socket")).ok()).collect();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(stale_events(&mut asks, "/"), 0, "{} clients wait", waiting.len());
+    assert_eq!(stale_events(&mut asks, "/"), 0, "{}, {} clients wait", waiting.len(), of_unix.len());
+    std::fs::remove_dir_all(folder).unwrap();
 }

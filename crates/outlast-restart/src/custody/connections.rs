@@ -313,7 +313,7 @@ impl Connections {
         for number in its {
             let Some(held) = self.all.get_mut(&number) else { continue };
             if at_others.contains(&number) {
-                self.drop(number);
+                drop(self.take_out(number));
             } else if keep && Self::is_idle(self.table, number, held) {
                 self.keep(number, epoll);
                 kept += 1;
@@ -389,10 +389,11 @@ impl Connections {
     fn look_at(&mut self, number: u32) {
         let Some(held) = self.all.get_mut(&number) else { return };
         // One that has got it just now may be about to put it in its place.
+        // A process that dies has lost all of its descriptors at once, and may take long to be gone.
         let closed = matches!(held.state, State::Served)
             && held.got_at.elapsed() >= SETTLED
-            && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false);
-        // A process that dies just now has lost all of its descriptors, and will be heard of before the next look.
+            && sys::is_copy(held.socket.as_fd(), held.owner, held.number) == Some(false)
+            && !sys::is_exiting(held.owner);
         if std::mem::replace(&mut held.looks_closed, closed) && closed {
             self.drop(number);
         } else if closed {
@@ -418,8 +419,11 @@ impl Connections {
         all.into_iter().for_each(|number| self.drop(number));
     }
 
+    /// Nobody in the program has it any more, so that this closes it.
     fn drop(&mut self, number: u32) {
-        drop(self.take_out(number));
+        if let Some(held) = self.take_out(number) {
+            sys::close_at_once(held.socket);
+        }
     }
 
     /// It is none of them any more.
@@ -442,7 +446,7 @@ impl Connections {
         while self.all.len() > limit {
             self.given_up += 1;
             let Some((_, number)) = self.by_age.pop_first() else { return false };
-            self.drop(number);
+            drop(self.take_out(number));
         }
         true
     }

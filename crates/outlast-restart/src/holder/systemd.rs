@@ -170,10 +170,12 @@ impl Keeper for Systemd {
         // A listener without state could not be told from one of a socket unit.
         let is_listener = rustix::net::sockopt::socket_acceptconn(descriptor).unwrap_or(false);
         let has_state = !state.is_empty() || is_listener;
-        if self.kept.contains_key(name) {
+        let before = self.kept.get(name).map(|state| 1 + usize::from(state.is_some()));
+        let more = (1 + usize::from(has_state)).saturating_sub(before.unwrap_or(0));
+        self.room_for(&format!("to keep {name}"), more)?;
+        if before.is_some() {
             self.release(name)?;
         }
-        self.room_for(&format!("to keep {name}"), 1 + usize::from(has_state))?;
         // First the state: a descriptor is never there without it.
         let file = if has_state { Some(self.new_state(name, state)?) } else { None };
         self.store(name, descriptor)?;

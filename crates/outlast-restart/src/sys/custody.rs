@@ -69,13 +69,25 @@ pub(crate) fn is_copy(own: BorrowedFd<'_>, pid: Pid, number: RawFd) -> Option<bo
     }
 }
 
+/// Closes a socket that may be the last of its connection, without waiting for its client: some programs have a close wait
+/// until all is acknowledged, or for some time (`SO_LINGER`). One that is to be reset is.
+pub(crate) fn close_at_once(socket: OwnedFd) {
+    use rustix::net::sockopt::{set_socket_linger, socket_linger};
+    if socket_linger(&socket).is_ok_and(|time| time.is_some_and(|time| !time.is_zero())) {
+        let _ = set_socket_linger(&socket, None);
+    }
+}
+
 /// Whether a process is ending, or is gone: some of its descriptors may be closed.
 pub(crate) fn is_exiting(pid: Pid) -> bool {
     const PF_EXITING: u64 = 4;
     let stat = reserve::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name may have anything in it. Behind it: the state, parent, group, session, terminal and its group, and flags.
     let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse::<u64>().ok());
-    flags.is_none_or(|flags| flags & PF_EXITING != 0)
+    let is_first_exiting = flags.is_none_or(|flags| flags & PF_EXITING != 0);
+    // The first thread may have ended long before the others.
+    let has_others = || super::process::field::<u32>(&stat, 17).is_some_and(|threads| threads > 1);
+    is_first_exiting && (!has_others() || super::process::is_dead(pid))
 }
 
 /// Whether all threads of a process stand still, or are gone.

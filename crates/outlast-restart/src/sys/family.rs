@@ -18,12 +18,18 @@ pub(crate) fn parent_of_living(pid: Pid) -> Option<Pid> {
     look(pid).filter(|seen| seen.lives).map(|seen| seen.parent)
 }
 
+/// How many threads a process has, of the fields behind its name.
+const THREADS: usize = 17;
+
 fn look(pid: Pid) -> Option<Seen> {
     let stat = reserve::read(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    Some(Seen { lives: !matches!(state, "Z" | "X"), parent })
+    // The first thread may be dead for long.
+    let lives = !matches!(state, "Z" | "X")
+        || process::field::<u32>(&stat, THREADS).is_some_and(|threads| threads > 1);
+    Some(Seen { lives, parent })
 }
 
 /// Whether a process has begun to execute a program, and its new stack is not there yet: the kernel empties what it tells
@@ -185,6 +191,27 @@ pub(crate) fn kill_all(root: Pid) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_lives() {
+        let ends_alone = format!(
+            "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); \
+             ctypes.CDLL(None).syscall({}, 0)",
+            libc::SYS_exit
+        );
+        let mut python = std::process::Command::new("python3").args(["-c", &ends_alone]).spawn().unwrap();
+        let pid = Pid::try_from(python.id()).unwrap();
+        let first_ended = || reserve::read(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+        while !first_ended() {
+            assert!(python.try_wait().unwrap().is_none());
+        }
+        assert_eq!(parent_of_living(pid), Some(process::pid()));
+        assert!(!crate::sys::custody::is_exiting(pid));
+        python.kill().unwrap();
+        while !crate::sys::custody::is_exiting(pid) {}
+        python.wait().unwrap();
+        assert_eq!(parent_of_living(pid), None);
+    }
 
     #[test]
     fn children_and_theirs_are_found() {

@@ -405,6 +405,58 @@ mod tests {
         socket
     }
 
+    /// One that is held, of this process, and its client; `linger_s` is what its listener says of closing.
+    fn served_by(owner: process::Pid, linger_s: Option<u64>) -> (Connections, TcpStream) {
+        let (_memory, table) = Table::create(false, "a test").unwrap();
+        let mut connections = Connections::new(table);
+        connections.set_limit(9);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let linger = linger_s.map(std::time::Duration::from_secs);
+        rustix::net::sockopt::set_socket_linger(&listener, linger).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        connections.pass_on(listener.accept().unwrap().0.into());
+        let number = *connections.all.keys().next().unwrap();
+        connections.change(number, State::Served);
+        let held = connections.all.get_mut(&number).unwrap();
+        (held.owner, held.number, held.got_at) =
+            (owner, 0, Instant::now().checked_sub(super::super::SETTLED * 2).unwrap());
+        (connections, client)
+    }
+
+    #[test]
+    fn what_a_process_has_that_takes_long_to_be_gone_is_not_closed() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut connections, _client) = served_by(child.id().cast_signed(), None);
+        child.kill().unwrap();
+        while !sys::is_exiting(child.id().cast_signed()) {}
+        connections.sweep();
+        connections.settle_doubts();
+        assert_eq!(connections.count(), 1);
+        // And what one has closed that lives is.
+        child.wait().unwrap();
+        let (mut connections, _client) = served_by(process::pid(), None);
+        connections.sweep();
+        connections.settle_doubts();
+        assert_eq!(connections.count(), 0);
+    }
+
+    #[test]
+    fn a_close_does_not_wait_for_the_client() {
+        let (mut connections, mut client) = served_by(process::pid(), Some(60));
+        let held = connections.all.values().next().unwrap().socket.try_clone().unwrap();
+        let mut held = TcpStream::from(held);
+        held.set_nonblocking(true).unwrap();
+        while held.write(&[0; 10_000]).is_ok() {}
+        drop(held);
+        let began = Instant::now();
+        connections.clear();
+        assert!(began.elapsed().as_secs() < 20);
+        // All of it comes.
+        let mut all = Vec::new();
+        client.read_to_end(&mut all).unwrap();
+        assert!(all.len() > 10_000);
+    }
+
     #[test]
     fn one_is_given_to_who_has_a_socket_that_may_serve_it_and_not_to_who_has_a_strangers() {
         if !rustix::process::geteuid().is_root() {
