@@ -2,9 +2,9 @@
 //! workers ask each other all the time, over channels that outlive both, and check that nothing is lost, or comes twice.
 //! Kill the processes as you like.
 //!
-//! `cargo run --example roles -- 127.0.0.1:7` and `nc 127.0.0.1 7`. A second argument `together` has all workers begin anew when
+//! `cargo run --example roles -- 127.0.0.1:7` and `nc 127.0.0.1 7`. Of further arguments `together` has all workers begin anew when
 //! one crashes, `poison` asks now and then what crashes whoever is asked, `strict` ends it all when one crashes more often than
-//! a service should. The line `end` on the standard input ends it in order.
+//! a service should, `nobody` begins as root and goes on as nobody, as services do that need privileges only to begin. The line `end` on the standard input ends it in order.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use outlast_restart::policy::Policy;
@@ -20,19 +20,19 @@ const CRASH_EVERY: u64 = 3000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let manner = std::env::args().nth(2).unwrap_or_default();
     let listener = TcpListener::bind(address)?;
     println!("listening on {}", listener.local_addr()?);
-    let policy = match manner.as_str() {
-        "strict" => Policy::default(),
-        // For an example that is there to be crashed.
-        _ => Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() },
-    };
-    let recovery = if manner == "together" { Recovery::Together } else { Recovery::Alone };
+    // For an example that is there to be crashed.
+    let patient = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };
+    let policy = if is_asked_for("strict") { Policy::default() } else { patient };
+    let recovery = if is_asked_for("together") { Recovery::Together } else { Recovery::Alone };
     let worker = Role::new("worker").processes(WORKERS).policy(policy).recovery(recovery);
     // On one kind of channel the master asks, on the other one the workers do.
     let roles = Roles::new().role(Role::new("master").policy(policy)).role(worker);
     let member = roles.channels("master", "worker").channels("worker", "master").split()?;
+    if is_asked_for("nobody") {
+        become_nobody()?;
+    }
     // Once in each process. The master has no clients.
     let listener = Some(listener).filter(|_| member.role() == "worker");
     let mut generation = member.register()?;
@@ -63,6 +63,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
     }
     Ok(())
+}
+
+/// By one of the arguments behind the address.
+fn is_asked_for(manner: &str) -> bool {
+    std::env::args().skip(2).any(|asked| asked == manner)
+}
+
+/// Gives up root's privileges, before anything is done for others.
+fn become_nobody() -> io::Result<()> {
+    const NOBODY: u32 = 65534;
+    // SAFETY: numbers, and no groups.
+    let has_failed = unsafe {
+        libc::setgroups(0, std::ptr::null()) < 0 || libc::setgid(NOBODY) < 0 || libc::setuid(NOBODY) < 0
+    };
+    if has_failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Begins to ask, and to answer, on all channels, which come in the order in which they were declared.
@@ -142,7 +157,7 @@ fn ask(mut to: Connection, name: u64) -> io::Result<()> {
 }
 
 fn answer(mut from: Connection, name: u64) -> io::Result<()> {
-    let is_poisoned = std::env::args().nth(2).is_some_and(|manner| manner == "poison");
+    let is_poisoned = is_asked_for("poison");
     loop {
         let number = number(&from);
         let question = line(&mut from)?;

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Deaths that are remembered. More than a policy can ask for: three rungs of [`INTENSITY_MAX`](crate::policy::INTENSITY_MAX).
 const DEATHS_MAX: usize = 64;
 
+/// Processes split off by a zygote that are remembered: far more than live at a time.
+const SPLIT_MAX: usize = 64;
+
 /// Generations whose dead may still be dumped while others serve.
 const PIDS: usize = 32;
 
@@ -71,6 +74,9 @@ pub(crate) struct Control {
     pub(crate) death_generation: AtomicU32,
     /// The processes of the last generations, by the last bits of their numbers.
     pids: [AtomicU32; PIDS],
+    /// The processes that the zygote has split off, and has not buried.
+    split: [AtomicU32; SPLIT_MAX],
+    split_count: AtomicU32,
     /// When the others have died, in milliseconds of the monotonic clock. Only successors write here, one after the other.
     deaths: AtomicU32,
     death_times_ms: [AtomicU64; DEATHS_MAX],
@@ -107,6 +113,29 @@ impl Control {
         self.serving_pid.store(pid, Ordering::SeqCst);
         self.generation.store(number, Ordering::SeqCst);
         number
+    }
+
+    /// A process was split off. Both it and its parent say so: either may be killed right then.
+    pub(crate) fn note_split(&self, pid: u32) {
+        if self.was_split(pid) {
+            return;
+        }
+        let place = self.split_count.fetch_add(1, Ordering::SeqCst) as usize % SPLIT_MAX;
+        if let Some(place) = self.split.get(place) {
+            place.store(pid, Ordering::SeqCst);
+        }
+    }
+
+    /// It is buried: another process may get its number.
+    pub(crate) fn forget_split(&self, pid: u32) {
+        for place in &self.split {
+            let _ = place.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a process was, and is not buried.
+    pub(crate) fn was_split(&self, pid: u32) -> bool {
+        pid != 0 && self.split.iter().any(|place| place.load(Ordering::SeqCst) == pid)
     }
 
     /// Which generation a process was. Processes of those long ago are forgotten.

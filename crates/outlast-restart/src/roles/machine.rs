@@ -11,6 +11,8 @@ use crate::policy::{Decision, Inheritance, Policy, Restarts};
 pub(super) enum Input {
     /// Nothing is left of a process: its zygote and its generations have ended, so.
     Ended { process: usize, death: Death },
+    /// Likewise, and nobody has decided that: its zygote was killed, and each generation that it left, or these have crashed.
+    Lost { process: usize, death: Death },
     /// A generation has died, and another one serves. `serving`: which serve in all processes.
     Succeeded { process: usize, serving: Vec<u32> },
     /// The root got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
@@ -97,7 +99,10 @@ impl Machine {
     /// Takes in what has happened at `now_ms`, which does not fall.
     pub(super) fn on(&mut self, input: Input, now_ms: u64) {
         match input {
-            Input::Ended { process, death } => self.ended(process, death, now_ms),
+            Input::Lost { process, death } if self.ending.is_none() => self.lost(process, death, now_ms),
+            Input::Lost { process, death } | Input::Ended { process, death } => {
+                self.ended(process, death, now_ms)
+            }
             Input::Succeeded { process, serving } => self.succeeded(process, &serving),
             Input::Signal { number, by_process } => self.signal(number, by_process),
             Input::Time if self.deadline_ms().is_some_and(|at_ms| now_ms >= at_ms) => {
@@ -126,10 +131,6 @@ impl Machine {
     }
 
     fn ended(&mut self, process: usize, death: Death, now_ms: u64) {
-        if self.ending.is_none() && matches!(death, Death::Signal(_)) {
-            // Nobody has decided that: its zygote was killed, and each generation that it left.
-            return self.lost(process, death, now_ms);
-        }
         if let Some(alive) = self.alive.get_mut(process) {
             *alive = false;
         }
@@ -247,7 +248,22 @@ mod tests {
     }
 
     fn ended(process: usize, death: Death) -> Input {
-        Input::Ended { process, death }
+        match death {
+            Death::Signal(_) => Input::Lost { process, death },
+            Death::Exited(_) => Input::Ended { process, death },
+        }
+    }
+
+    #[test]
+    fn one_that_was_left_without_its_zygote_and_fails_is_started_again() {
+        let mut machine = machine(Recovery::Alone);
+        let lost = |process| Input::Lost { process, death: Death::Exited(1) };
+        assert_eq!(on(&mut machine, lost(1), 0), [Action::Start { process: 1 }]);
+        assert_eq!(on(&mut machine, lost(0), 0), [Action::Start { process: 0 }]);
+        // Not where all are to end.
+        let term = Input::Signal { number: libc::SIGTERM, by_process: true };
+        assert_eq!(on(&mut machine, term, 1), signals(&[0, 1, 2, 3], libc::SIGTERM));
+        assert_eq!(on(&mut machine, lost(1), 2), []);
     }
 
     fn signals(processes: &[usize], number: i32) -> Vec<Action> {

@@ -48,7 +48,9 @@ impl Report {
 impl Copied {
     fn look(&mut self, to: &Board, name: &str, from: &Board) {
         for past in from.generations() {
-            let Some(forgotten) = past.number.checked_sub(self.generation + 1) else { continue };
+            let Some(forgotten) = past.number.checked_sub(self.generation.saturating_add(1)) else {
+                continue;
+            };
             let number = to.note_of(&crate::board::Past { role: name.to_owned(), ..past.clone() }, forgotten);
             self.open.push((past.number, number));
             self.generation = past.number;

@@ -4,7 +4,7 @@ use super::channels::{self, Kept};
 use super::machine::{Action, Input, Machine};
 use super::plan::Plan;
 use super::report::Report;
-use super::{Member, Seat};
+use super::{Member, Recovery, Seat};
 use crate::board::{Board, Cause, UpgradeEnd, WhyNot};
 use crate::death::Death;
 use crate::policy::Policy;
@@ -29,8 +29,10 @@ struct Below {
     zygote: Option<Pid>,
     /// Generations that a zygote has left which was killed.
     orphans: Vec<Pid>,
-    /// How the last of all of them has ended.
+    /// How the last of all of them has ended that has served.
     last: Option<Death>,
+    /// That was an end that nobody has asked for.
+    has_crashed: bool,
     /// The last generation that was seen to serve.
     generation: u32,
 }
@@ -124,7 +126,9 @@ impl Root {
     fn patience(&self) -> Option<Duration> {
         let left = |at_ms: u64| Duration::from_millis(at_ms.saturating_sub(clock::monotonic_ms()));
         let deadline = self.machine.deadline_ms().map(left);
-        let report = self.report.as_ref().map(|_| REPORT_PAUSE);
+        // Generations with other privileges cannot send this process a signal.
+        let together = self.plan.roles.iter().any(|role| role.recovery == Recovery::Together);
+        let report = (together || self.report.is_some()).then_some(REPORT_PAUSE);
         let start = (!self.lacking.is_empty()).then_some(START_PAUSE);
         [deadline, report, start].into_iter().flatten().min()
     }
@@ -247,7 +251,7 @@ impl Root {
                 }
             }
             below.orphans = orphans;
-            below.last = Some(death);
+            (below.last, below.has_crashed) = (Some(death), matches!(death, Death::Signal(_)));
         } else {
             below.orphans.retain(|pid| *pid != ended.pid);
             if let Some(number) = common.control.number_of(ended.pid.cast_unsigned()) {
@@ -257,9 +261,11 @@ impl Root {
                     _ => Cause::Crash,
                 };
                 common.board.note_end(number, Some(ended.status), cause);
-            }
-            if death != Death::Exited(GAVE_UP_CODE) {
-                below.last = Some(death);
+                // Whoever stood by ends as it finds the one before, and says nothing of how that was.
+                if death != Death::Exited(GAVE_UP_CODE) {
+                    below.last = Some(death);
+                    below.has_crashed = death != Death::Exited(0) && !common.control.is_end_as_told(death);
+                }
             }
         }
         if below.orphans.is_empty()
@@ -270,20 +276,29 @@ impl Root {
             if let Some(last) = last.filter(|last| last.ended_ms.is_none()) {
                 common.board.note_end(last.number, Some(death.status()), Cause::Killed);
             }
-            self.machine.on(Input::Ended { process, death }, clock::monotonic_ms());
+            let input = match below.has_crashed {
+                true => Input::Lost { process, death },
+                false => Input::Ended { process, death },
+            };
+            self.machine.on(input, clock::monotonic_ms());
         }
     }
 
-    /// Children of this process that the zygote of `process` has left. They have memory that no other process has: several
-    /// zygotes may have died before one of them is buried.
+    /// Children of this process that the zygote of `process` has left: several zygotes may have died before one of them is
+    /// buried. They are noted in memory that no other process has, and have that memory, which cannot be seen where they have
+    /// other privileges than this process. Those that have ended are among them, until they are buried.
     fn orphans(&self, process: usize) -> Vec<Pid> {
         let common = self.commons.get(process);
-        let Some(memory) = common.and_then(|common| Mapping::at(common.control)) else { return Vec::new() };
+        let Some(Common { control, .. }) = common else { return Vec::new() };
+        let memory = Mapping::at(*control);
+        let is_its = |pid: &Pid| {
+            control.was_split(pid.cast_unsigned()) || memory.as_ref().is_some_and(|memory| memory.is_in(*pid))
+        };
         let is_known = |pid: &Pid| {
             self.below.iter().any(|below| below.zygote == Some(*pid) || below.orphans.contains(pid))
         };
         let children = family::children(self.pid).into_iter();
-        children.filter(|pid| !is_known(pid) && memory.is_in(*pid)).collect()
+        children.filter(|pid| !is_known(pid) && is_its(pid)).collect()
     }
 
     /// At what the processes have written down. Whether there is something to do.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use tokio::io::unix::{AsyncFd, AsyncFdTryNewError};
+use tokio::io::unix::{AsyncFd, AsyncFdRegisterError};
 
 /// What owns a descriptor, and is never made to own another one.
 pub(crate) trait Fixed: AsRawFd {}
@@ -28,5 +28,5 @@ pub(crate) fn wait_for<T: Fixed>(owner: T) -> io::Result<AsyncFd<T>> {
 /// The same. Nothing is closed if that cannot be.
 pub(crate) fn try_to_wait_for<T: Fixed>(owner: T) -> Result<AsyncFd<T>, (T, io::Error)> {
     // SAFETY: it owns its descriptor, and nobody gives it another one, as both types are used by this crate alone.
-    unsafe { AsyncFd::register(owner) }.map_err(AsyncFdTryNewError::into_parts)
+    unsafe { AsyncFd::register(owner) }.map_err(AsyncFdRegisterError::into_parts)
 }

@@ -101,10 +101,12 @@ impl Zygote {
             .map_err(|error| Error::system("make a process for the next generation", error))?;
         match side {
             Side::Parent(pid) => {
+                self.origin.common.control.note_split(pid.cast_unsigned());
                 self.children.push(pid);
                 Ok(None)
             }
             Side::Child => {
+                self.origin.common.control.note_split(process::pid().cast_unsigned());
                 let generation = match child {
                     Child::First => succession::begin(&self.origin),
                     Child::StandsBy => succession::stand_by(&self.origin),
@@ -296,6 +298,7 @@ impl Zygote {
         };
         self.children.remove(place);
         let control = self.origin.common.control;
+        control.forget_split(ended.pid.cast_unsigned());
         let death = Death::from_status(ended.status);
         let Some(number) = control.number_of(ended.pid.cast_unsigned()) else {
             if death == Death::Exited(GAVE_UP_CODE) {

@@ -154,6 +154,42 @@ fn processes_that_lose_their_zygotes_at_once_go_on_and_are_not_started_beside_th
     }
 }
 
+/// The root cannot look into them, and they cannot send it signals.
+#[test]
+fn so_do_those_that_have_given_up_the_roots_privileges() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can give up its privileges");
+        return;
+    }
+    for manner in ["nobody", "nobody together"] {
+        let arguments: Vec<&str> = ["127.0.0.1:0"].into_iter().chain(manner.split(' ')).collect();
+        let program = Program::start_in_container("roles", &arguments);
+        program.goes_on();
+        for process in [2, 0] {
+            let zygote = program.zygote(process);
+            send(zygote, libc::SIGKILL);
+            eventually("the zygote is gone", || !program.group().contains(&zygote));
+            for _ in 0..3 {
+                program.goes_on();
+            }
+            assert!(program.group().len() < PROCESSES, "{manner}: it was started beside itself");
+            let first = program.serving(process);
+            let second = program.dies(process, first);
+            program.goes_on();
+            program.dies(process, second);
+            program.goes_on();
+        }
+        let before = [1, 2, 3].map(|process| program.serving(process));
+        send(before[0], libc::SIGKILL);
+        let begin = if manner.contains("together") { 1..4 } else { 1..2 };
+        eventually("one begins again, or all", || {
+            begin.clone().all(|process| program.serving(process) != before[process - 1])
+        });
+        program.nothing_is_wrong();
+        eventually("nobody is left of the dead", || program.group().len() == PROCESSES);
+    }
+}
+
 #[test]
 fn a_message_that_crashes_whoever_deals_with_it_can_be_answered_all_the_same() {
     let program = Program::start("roles", &["127.0.0.1:0", "poison"]);

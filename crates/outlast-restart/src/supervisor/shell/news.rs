@@ -31,6 +31,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             return;
         }
         while let Ok(message) = self.supervisor.inbox.try_recv() {
+            if matches!(message, Message::Upgrade { .. } | Message::Replace { .. }) {
+                // The last wish may have come to its end just now, and its binary is the program then.
+                self.hear_of_upgrade();
+            }
             match message {
                 Message::Ready { attempt } if attempt == self.attempt => self.inputs.push_back(Input::Ready),
                 Message::SignOfLife { attempt } if attempt == self.attempt => {
@@ -113,7 +117,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         let board = self.supervisor.board;
         let number = board.generation();
         // Those that are still known, each: somebody may count them in a log.
-        let first = (self.generation + 1).max(number.saturating_sub(crate::board::GENERATIONS - 1));
+        let first =
+            self.generation.saturating_add(1).max(number.saturating_sub(crate::board::GENERATIONS - 1));
         for number in first..=number {
             if !late && self.waits_for_cause(number) {
                 return;
@@ -124,7 +129,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         self.generation = number;
         let quarantined = board.quarantined_count();
-        let first = (self.quarantined + 1).max(quarantined.saturating_sub(crate::board::QUARANTINED - 1));
+        let first =
+            self.quarantined.saturating_add(1).max(quarantined.saturating_sub(crate::board::QUARANTINED - 1));
         (first..=quarantined).for_each(|number| (self.tell)(Event::Quarantined { number }));
         self.quarantined = quarantined;
         let inheritance = board.inheritance();

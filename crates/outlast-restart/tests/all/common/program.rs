@@ -53,6 +53,13 @@ impl Program {
         Self::of(command.args(arguments))
     }
 
+    /// As root of a container, which may not look into processes of others.
+    pub fn start_in_container(name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new("setpriv");
+        command.arg("--bounding-set=-all,+setuid,+setgid,+kill").arg(example(name)).args(arguments);
+        Self::of(&mut command)
+    }
+
     /// One with a supervisor's board.
     pub fn start_below(board: &OwnedFd, name: &str, arguments: &[&str]) -> Self {
         // Copies made by `dup` are inherited by whoever is executed.
