@@ -55,7 +55,7 @@ impl Engine {
         };
         let mut rx = reader.unwrap_or_else(|| self.rx.lock());
         rx.drop_input();
-        drop(rx);
+        self.consumed(rx);
         // A reader without a link waits for a change; the lock orders this after its look at the flag.
         drop(self.ctl.lock());
         self.changed.notify_all();

@@ -372,6 +372,8 @@ impl Engine {
         buffer: &mut [u8],
         waiting: &mut Waiting<'_, '_>,
     ) -> Step {
+        // Behind what TLS has ended nothing comes any more, whatever the kernel has.
+        let mut was_empty = false;
         loop {
             let acked_before = rx.receiver.peer_acked_offset();
             let piece = match rx.receiver.parse(rx.inbox.as_slice()) {
@@ -419,7 +421,10 @@ impl Engine {
                     }
                     if most >= DIRECT_BYTES_MIN {
                         return match link.receive(room, waiting) {
-                            Ok(0) if self.is_input_left(link) => continue,
+                            Ok(0) if !was_empty && self.is_input_left(link) => {
+                                was_empty = true;
+                                continue;
+                            }
                             Ok(0) => self.input_ended(link, "connection closed by the peer"),
                             Ok(count) => {
                                 link.note_heard();
@@ -433,9 +438,12 @@ impl Engine {
                 Piece::Incomplete => {}
             }
             match rx.inbox.fill(INBOX_READ_BYTES, |room| link.receive(room, waiting)) {
-                Ok(0) if self.is_input_left(link) => {}
+                Ok(0) if !was_empty && self.is_input_left(link) => was_empty = true,
                 Ok(0) => return self.input_ended(link, "connection closed by the peer"),
-                Ok(_) => link.note_heard(),
+                Ok(_) => {
+                    was_empty = false;
+                    link.note_heard();
+                }
                 Err(error) => {
                     rx.inbox.shrink();
                     return Self::read_failed(link, &error);

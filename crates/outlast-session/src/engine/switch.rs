@@ -175,6 +175,7 @@ impl Engine {
         if self.is_read_shut() {
             // Counted, as the peer's kernel has been told, and not wanted.
             rx.drop_input();
+            self.received_offset.store(rx.consumed_offset(), Ordering::Release);
         }
         rx.link_read_bytes = 0;
         answer

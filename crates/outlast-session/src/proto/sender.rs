@@ -55,6 +55,8 @@ struct Link {
     frame_left_bytes: usize,
     /// Whether the end of the stream was announced on this link.
     end_sent: bool,
+    /// Whether the peer's end was acknowledged on this link.
+    end_ack_queued: bool,
     /// Whether acknowledgements count yet: a client's first link has to be welcomed first.
     confirmed: bool,
     /// Whether the peer takes urgent bytes on this link.
@@ -222,7 +224,13 @@ impl<S: BufferSource> Sender<S> {
     /// Queues a control frame (`inband` only): it goes out before the next data frame. False if too many wait already:
     /// then what it says is not said.
     pub fn push_frame(&mut self, frame: &Frame<'_>, ack_offset: u64) -> bool {
-        let Some(link) = self.link.filter(|link| link.mode == LinkMode::Inband) else { return false };
+        let Some(link) = self.link.as_mut().filter(|link| link.mode == LinkMode::Inband) else {
+            return false;
+        };
+        // Once is enough, however often the peer says that its stream has ended.
+        if matches!(frame, Frame::EndAck) && std::mem::replace(&mut link.end_ack_queued, true) {
+            return true;
+        }
         let waiting_bytes = self.head.len() + self.queued.len();
         if matches!(frame, Frame::Pong { .. } | Frame::Ack) && waiting_bytes > ANSWERS_BYTES_MAX {
             return false;
@@ -466,6 +474,7 @@ impl<S: BufferSource> Sender<S> {
             window_bytes,
             frame_left_bytes: 0,
             end_sent: false,
+            end_ack_queued: false,
             confirmed,
             takes_urgent: false,
         });

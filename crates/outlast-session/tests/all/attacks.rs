@@ -19,6 +19,7 @@ mod leaks;
 mod raw;
 mod standstill;
 mod theft;
+mod tls_ends;
 
 /// Tests that count descriptors or use many run alone.
 static ALONE: std::sync::RwLock<()> = std::sync::RwLock::new(());

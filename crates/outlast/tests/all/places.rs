@@ -98,11 +98,12 @@ until grep -q 'listening on' /tmp/log; do sleep 0.05; done
 cat >/tmp/flood.py <<'END'
 import os, socket, threading
 os.mkdir("/tmp/outlast-54321", 0o700)
+flood = b"[" + b"0," * (8 << 20) + b"0]"
 def serve(s):
     while True:
         c = s.accept()[0]
         try:
-            c.recv(1000); c.sendall(b"[" + b"0," * (8 << 20) + b"0]"); c.close()
+            c.recv(1000); c.sendall(flood); c.close()
         except OSError: pass
 for n in range(70):
     s = socket.socket(socket.AF_UNIX); s.bind("/tmp/outlast-54321/%d-x.sock" % (n + 1)); s.listen(10)

@@ -84,10 +84,13 @@ impl Engine {
                 let mut scratch = [0u8; 16 << 10];
                 match self.read_live(&mut rx, &link, &mut scratch, &mut Waiting::Never) {
                     Step::Data(count) => {
-                        if !self.is_read_shut() {
-                            rx.stash(scratch.get(..count).unwrap_or_default());
-                            self.wake_reader();
+                        if self.is_read_shut() {
+                            // Thrown away: the peer is to forget it, or it could say no more.
+                            self.consumed(rx);
+                            continue;
                         }
+                        rx.stash(scratch.get(..count).unwrap_or_default());
+                        self.wake_reader();
                         continue;
                     }
                     other => other,

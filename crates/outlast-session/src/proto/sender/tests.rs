@@ -77,6 +77,21 @@ fn answers_to_a_peer_that_only_asks_are_bounded_but_not_the_end() {
 }
 
 #[test]
+fn an_end_is_acknowledged_once_on_each_link() {
+    let mut sender = inband(1000);
+    for _ in 0..10_000 {
+        assert!(sender.push_frame(&Frame::EndAck, 0));
+    }
+    assert_eq!(controls(&take(&mut sender, usize::MAX)), [Control::EndAcked]);
+    assert!(sender.push_frame(&Frame::EndAck, 0));
+    assert_eq!(controls(&take(&mut sender, usize::MAX)), []);
+    sender.unlink();
+    sender.link(LinkMode::Inband, 0, 0, true).unwrap();
+    assert!(sender.push_frame(&Frame::EndAck, 0));
+    assert_eq!(controls(&take(&mut sender, usize::MAX)), [Control::EndAcked]);
+}
+
+#[test]
 fn an_acknowledged_end_means_everything_even_if_its_header_names_less() {
     let mut sender = inband(1000);
     sender.push(&[7; 100]);

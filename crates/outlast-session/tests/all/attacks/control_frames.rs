@@ -10,7 +10,8 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-const KINDS: [Frame<'_>; 4] = [Frame::Ping { token: 7 }, Frame::Ack, Frame::EndAck, Frame::Goodbye];
+const KINDS: [Frame<'_>; 5] =
+    [Frame::Ping { token: 7 }, Frame::Ack, Frame::EndAck, Frame::Goodbye, Frame::End { end_offset: 0 }];
 
 /// More at once than anybody reads at once.
 const FRAMES: usize = 20_000;

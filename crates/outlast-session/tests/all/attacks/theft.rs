@@ -18,7 +18,7 @@ fn resume(id: SessionId, epoch: u64) -> Hello {
 }
 
 /// One whole handshake; what was sent, and how it ended.
-fn shake(
+pub(super) fn shake(
     raw: &mut Raw,
     hello: Hello,
     credentials: Credentials,

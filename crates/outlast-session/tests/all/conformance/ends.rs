@@ -1,9 +1,10 @@
 //! How the blocking face ends things: half-close, close, kill, passivate, finish, drop.
 
 use crate::common::{HANG, PAUSE, each, pattern};
-use outlast_session::{Error, EventKind, LinkMode, Role, SessionState};
+use outlast_session::{Config, Error, EventKind, LinkMode, Role, SessionState, Targets, blocking};
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,39 @@ fn half_close() {
             pair.client.read_to_end(&mut got).unwrap();
             assert!(got == answer, "{case}");
         });
+    });
+}
+
+/// Its peer says back all that it hears, which nobody reads.
+#[test]
+fn what_was_written_arrives_though_the_session_was_dropped_and_is_answered() {
+    each(|case| {
+        // So that much is taken, whatever the peer does.
+        let config = Arc::new(Config { retain_bytes_max: 8 << 20, ..case.config() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut client =
+            blocking::Session::connect_with(&Targets::from(listener.local_addr()), &config).unwrap();
+        client.established().unwrap();
+        let mut server = listener.accept().unwrap();
+        let said = pattern(3 << 20);
+        client.set_nonblocking(true).unwrap();
+        let mut taken_bytes = 0;
+        while let Ok(count @ 1..) = client.write(&said[taken_bytes..]) {
+            taken_bytes += count;
+        }
+        drop(client);
+        let mut heard = Vec::new();
+        let mut room = vec![0; 64 << 10];
+        loop {
+            let count = server.read(&mut room).unwrap();
+            if count == 0 {
+                break;
+            }
+            heard.extend_from_slice(&room[..count]);
+            server.write_all(&room[..count]).unwrap();
+        }
+        assert!(heard == said[..taken_bytes], "{case}: {} of {taken_bytes}", heard.len());
+        server.shutdown(Shutdown::Both).unwrap();
     });
 }
 
