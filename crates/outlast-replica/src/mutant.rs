@@ -104,6 +104,8 @@ pub(crate) enum Mutant {
     HalfIsEnough,
     /// A leader elects another one while it holds the lease.
     LeaderVotes,
+    /// One that has lent its lease elects another leader as soon as it leads no more.
+    VotesAtOnce,
     /// All that is left of a lease is lent, to a clock that may be slower.
     LendsAll,
     /// A leader names another primary while it has lent its lease.

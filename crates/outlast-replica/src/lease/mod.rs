@@ -125,12 +125,14 @@ impl Lease {
         Some(if at == u64::MAX { u64::MAX / 2 } else { at })
     }
 
-    /// Whether this node may elect another leader now, or stand for it: nobody has its promise any more, and it does not hold the lease.
+    /// Whether this node may elect another leader now, or stand for it: nobody has its promise any more, it does not hold the lease, and what
+    /// it has lent is over. One that learns of a newer term leads no more at once, and the primary goes on to serve by what it has borrowed.
     #[must_use]
     pub fn may_vote(&self, now_ms: u64) -> bool {
+        let has_lent = self.lent.is_some_and(|(_, until_ms)| now_ms < until_ms);
         let promised = self.heard_ms.is_some_and(|heard_ms| now_ms < heard_ms + self.promise_ms);
         let holds = self.until_ms().is_some_and(|until_ms| now_ms < until_ms);
-        !promised && (!holds || is_mutant!(self, LeaderVotes))
+        !promised && (!has_lent || is_mutant!(self, VotesAtOnce)) && (!holds || is_mutant!(self, LeaderVotes))
     }
 
     /// The primary, another node, asks for what is left of the lease: how long that is. It counts from before it asked, with a clock of its

@@ -42,6 +42,17 @@ fn who_holds_the_lease_elects_nobody() {
     });
 }
 
+/// The primary does not know that the leader leads no more.
+#[test]
+fn who_has_lent_the_lease_elects_nobody_before_that_is_over() {
+    only_finds(Mutant::VotesAtOnce, |mutant| {
+        let mut lease = leading(mutant);
+        let is_lent = lease.lend(NodeId(2), 1_010).is_some();
+        lease.handle_term(8, false);
+        is_lent && !lease.may_vote(1_094) && lease.may_vote(1_095)
+    });
+}
+
 #[test]
 fn who_has_heard_the_leader_elects_nobody_else_for_a_time() {
     only_finds(Mutant::PromisesNothing, |mutant| {

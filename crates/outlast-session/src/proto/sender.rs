@@ -228,7 +228,7 @@ impl<S: BufferSource> Sender<S> {
             return false;
         };
         // Once is enough, however often the peer says that its stream has ended.
-        if matches!(frame, Frame::EndAck) && std::mem::replace(&mut link.end_ack_queued, true) {
+        if matches!(frame, Frame::EndAck) && core::mem::replace(&mut link.end_ack_queued, true) {
             return true;
         }
         let waiting_bytes = self.head.len() + self.queued.len();
