@@ -100,6 +100,7 @@ const char *outlast_error(void);
 
 /* From now on requests of this connection are dealt with exactly once: a TCP or UNIX stream socket that was accepted,
  * or a pipe. Use the functions below on it, above all outlast_close. Connections from outlast_next are held already.
+ * Urgent bytes (MSG_OOB) of TCP are read in their place from here on (SO_OOBINLINE).
  *
  * Errors: EBUSY (held already: was it closed with close?), EBADF, EOPNOTSUPP (it is something else), EMFILE (its
  * number is 65536 or more), ENOTCONN (there is no generation). But for EBUSY it is closed then, as it cannot be
@@ -133,7 +134,8 @@ int outlast_set_note(int fd, const void *note, size_t size);
  * (not held). */
 ssize_t outlast_get_note(int fd, void *note, size_t size);
 
-/* As shutdown(2). */
+/* As shutdown(2). SHUT_WR and SHUT_RDWR send first what is left of answers of outlast_transact. Errors: EAGAIN (the socket
+ * does not take all of that now: nothing is shut down; call outlast_flush until it is sent). */
 int outlast_shutdown(int fd, int how);
 
 /* As close(2), and nothing is held any more. On what is not held: close(2). */

@@ -110,7 +110,7 @@ impl Generation {
     }
 
     /// A connection whose requests are dealt with exactly once: a TCP socket, a UNIX stream socket or a pipe, newly
-    /// accepted or [inherited](Self::inherited).
+    /// accepted or [inherited](Self::inherited). Urgent bytes of TCP are read in their place from here on (`SO_OOBINLINE`).
     ///
     /// # Errors
     /// It is something else, or its number is too large.

@@ -53,7 +53,10 @@ pub(super) fn on_first_write(descriptor: RawFd, mark: &Mark, head: &[u8]) {
     }
     if let Some(table) = holder::table().filter(|_| has_own_marks()) {
         mark.beside.store(GREETED, Ordering::Relaxed);
-        table.note_speaks_first();
+        // An answer to a client that has asked nothing for long is no greeting.
+        if !head.starts_with(b"HTTP/") {
+            table.note_speaks_first();
+        }
     }
 }
 

@@ -176,6 +176,9 @@ impl Acceptor {
             )));
         }
         let engine = Engine::adopt(detached, self.config.clone());
+        // Before anybody can find it, and lose its first link.
+        engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
+        engine.set_listener_events(self.events.clone());
         let mut registry = self.registry.lock();
         if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
             return Err(Error::Config(format!("session {id} is here already")));
@@ -185,8 +188,6 @@ impl Acceptor {
         let waited = engine.ctl().lost_at.map_or(Duration::ZERO, |at| at.elapsed());
         registry.detach_after(&id, detached.epoch, self.now(), waited);
         drop(registry);
-        engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
-        engine.set_listener_events(self.events.clone());
         if let Some(this) = self.this.upgrade() {
             Helper::get().watch_expiry(&this);
         }

@@ -149,6 +149,13 @@ pub(super) struct Shares {
     kernel_bytes: AtomicU64,
 }
 
+impl Drop for Shares {
+    fn drop(&mut self) {
+        // Other listeners of this process go on.
+        KERNEL_BYTES.fetch_sub(self.kernel_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
 /// The same of the kernel's memory.
 #[derive(Debug, Default)]
 struct KernelShares {

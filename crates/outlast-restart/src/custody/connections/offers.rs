@@ -109,8 +109,10 @@ impl Connections {
         self.change(number, State::Resting { since: Instant::now() });
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
         let data = epoll::EventData::new_u64(crate::custody::holder::of_connection(number));
-        if let Some(held) = self.all.get(&number) {
-            let _ = epoll::add(epoll, &held.socket, data, flags);
+        let watched = self.all.get(&number).map(|held| epoll::add(epoll, &held.socket, data, flags));
+        if watched.is_some_and(|watched| watched.is_err_and(|error| error != rustix::io::Errno::EXIST)) {
+            // Its client would never be heard again.
+            self.drop(number);
         }
     }
 

@@ -199,6 +199,15 @@ fn tls_raw(address: SocketAddr) -> (Raw, [u8; 32]) {
 }
 
 fn tls_raw_as(client: Arc<rustls::ClientConfig>, address: SocketAddr) -> (Raw, [u8; 32]) {
+    let (stream, binding) = tls_stream(client, address);
+    (Raw::over(stream), binding)
+}
+
+/// TLS with a server, and what its proofs are bound to.
+pub(super) fn tls_stream(
+    client: Arc<rustls::ClientConfig>,
+    address: SocketAddr,
+) -> (rustls::StreamOwned<rustls::ClientConnection, TcpStream>, [u8; 32]) {
     let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
     let mut connection = rustls::ClientConnection::new(client, name).unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -206,7 +215,7 @@ fn tls_raw_as(client: Arc<rustls::ClientConfig>, address: SocketAddr) -> (Raw, [
         connection.complete_io(&mut stream).unwrap();
     }
     let binding = connection.export_keying_material([0; 32], BINDING_LABEL, None).unwrap();
-    (Raw::over(rustls::StreamOwned::new(connection, stream)), binding)
+    (rustls::StreamOwned::new(connection, stream), binding)
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use super::ALONE;
 use super::raw::{Raw, fresh_id, hello};
-use super::theft::shake;
+use super::theft::{shake, tls_stream};
 use crate::common::{certificates, quick, within};
-use outlast_session::proto::{BINDING_LABEL, ClientStep, Credentials};
+use outlast_session::proto::{ClientStep, Credentials};
 use outlast_session::{Config, Security, TlsConfig, blocking};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -60,15 +60,9 @@ fn what_comes_behind_the_end_of_tls_keeps_no_thread_busy() {
             drop(session);
             listener
         });
-        let name = rustls_pki_types::ServerName::try_from("localhost").unwrap();
-        let mut connection = rustls::ClientConnection::new(certificates().client(None), name).unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        let mut beside = stream.try_clone().unwrap();
-        while connection.is_handshaking() {
-            connection.complete_io(&mut stream).unwrap();
-        }
-        let binding = connection.export_keying_material([0; 32], BINDING_LABEL, None).unwrap();
-        let shared = Shared(Arc::new(Mutex::new(rustls::StreamOwned::new(connection, stream))));
+        let (stream, binding) = tls_stream(certificates().client(None), address);
+        let mut beside = stream.sock.try_clone().unwrap();
+        let shared = Shared(Arc::new(Mutex::new(stream)));
         let mut raw = Raw::over(shared.clone());
         let credentials = Credentials::Tls { binding, key: None };
         let (_, step) = shake(&mut raw, hello(fresh_id()), credentials, rand::random());
