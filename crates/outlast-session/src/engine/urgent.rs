@@ -58,6 +58,10 @@ impl Engine {
 
     /// As the peer's frames say.
     fn urgent_behind(&self, rx: &Rx) -> UrgentAhead {
+        // PROTOCOL 11.4: an announcement of what is behind the end counts for nothing.
+        if rx.receiver.end_offset() == Some(rx.consumed_offset()) {
+            return UrgentAhead::Nothing;
+        }
         let urgent_offset = self.urgent_offset.load(Ordering::Relaxed);
         match urgent_offset.checked_sub(rx.consumed_offset()) {
             Some(0) => UrgentAhead::Next,

@@ -302,6 +302,10 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
     let mut buffer = take_buffer();
     let mut pause = DELIVERED_POLL_MIN;
     let outcome = loop {
+        // Nobody may read it any more, who would find out.
+        if let Some(error) = session.failure() {
+            break Outcome::SessionFailed(error);
+        }
         let last_words = pump.up_ended()
             && !peer_ended
             && thrown_away < LAST_WORDS_BYTES_MAX

@@ -13,6 +13,7 @@ use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -101,6 +102,7 @@ impl Local {
     /// Reads what is there. `WouldBlock` clears the readiness; so does a short read, which has emptied the socket, without
     /// another system call.
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer.len();
         match self {
             Local::Tcp(stream) => {
                 let mut short = None;
@@ -112,9 +114,9 @@ impl Local {
                     }
                     Ok(count)
                 });
-                short.map_or(result, Ok)
+                self.read_of(short.map_or(result, Ok), length)
             }
-            Local::Unix(socket) => socket.try_read(buffer),
+            Local::Unix(socket) => self.read_of(socket.try_read(buffer), length),
             Local::Stdio(stdio) => stdio.try_read(buffer),
         }
     }
@@ -122,9 +124,10 @@ impl Local {
     /// As [`try_read`](Self::try_read), before the reactor has said anything: a program that has just connected may have
     /// spoken already.
     pub(super) fn try_read_early(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer.len();
         match self {
-            Local::Tcp(stream) => sys::recv(stream.fd.as_fd(), buffer),
-            Local::Unix(socket) => socket.read(buffer),
+            Local::Tcp(stream) => self.read_of(sys::recv(stream.fd.as_fd(), buffer), length),
+            Local::Unix(socket) => self.read_of(socket.read(buffer), length),
             Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -137,7 +140,9 @@ impl Local {
     /// Writes a byte, as urgent where there is such a thing.
     pub(super) fn try_write_urgent(&self, byte: u8) -> io::Result<()> {
         match self {
-            Local::Tcp(stream) => stream.fd.try_io(Interest::WRITABLE, |stream| urgent::send(stream, byte)),
+            Local::Tcp(stream) => {
+                self.written(stream.fd.try_io(Interest::WRITABLE, |stream| urgent::send(stream, byte)))
+            }
             Local::Unix(_) | Local::Stdio(_) => match self.try_write(&[byte], false)? {
                 0 => Err(io::ErrorKind::WouldBlock.into()),
                 _ => Ok(()),
@@ -161,13 +166,13 @@ impl Local {
     /// Splices what is there into a pipe. `WouldBlock` clears the readiness.
     pub(super) fn try_splice_to(&self, pipe: BorrowedFd<'_>, bytes_max: usize) -> io::Result<usize> {
         let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        stream.try_splice_to(pipe, bytes_max)
+        self.read_of(stream.try_splice_to(pipe, bytes_max), bytes_max)
     }
 
     /// Takes the next `bytes` out of a pipe.
     pub(super) fn try_splice_from(&self, pipe: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
         let Local::Tcp(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        stream.fd.try_io(Interest::WRITABLE, |stream| splice(pipe, stream.as_fd(), bytes))
+        self.written(stream.fd.try_io(Interest::WRITABLE, |stream| splice(pipe, stream.as_fd(), bytes)))
     }
 
     pub(super) fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -182,11 +187,12 @@ impl Local {
     pub(super) fn try_write(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
         match self {
             Local::Tcp(stream) => {
-                stream.fd.try_io(Interest::WRITABLE, |stream| sys::send(stream.as_fd(), bytes, last))
+                let send = |stream: &std::net::TcpStream| sys::send(stream.as_fd(), bytes, last);
+                self.written(stream.fd.try_io(Interest::WRITABLE, send))
             }
             Local::Unix(socket) => {
                 let stream = &socket.stream;
-                stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, false))
+                self.written(stream.try_io(Interest::WRITABLE, || sys::send(stream.as_fd(), bytes, false)))
             }
             Local::Stdio(stdio) => stdio.try_write(bytes),
         }
@@ -195,9 +201,40 @@ impl Local {
     /// As [`try_write`](Self::try_write), whatever the reactor has said.
     pub(super) fn try_write_early(&self, bytes: &[u8], last: bool) -> io::Result<usize> {
         match self {
-            Local::Tcp(stream) => sys::send(stream.fd.as_fd(), bytes, last),
-            Local::Unix(socket) => sys::send(socket.stream.as_fd(), bytes, false),
+            Local::Tcp(stream) => self.written(sys::send(stream.fd.as_fd(), bytes, last)),
+            Local::Unix(socket) => self.written(sys::send(socket.stream.as_fd(), bytes, false)),
             Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// What became of a write. A socket tells its error once: who reads from it afterwards finds an end that looks as if it were in
+    /// order. (EPIPE comes first only behind the peer's own end.)
+    fn written<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        use io::ErrorKind::{BrokenPipe, Interrupted, WouldBlock};
+        if let Err(error) = &result
+            && !matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe)
+            && let Some(has_failed) = self.has_failed()
+        {
+            has_failed.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// What became of a read that had room for so many bytes.
+    fn read_of(&self, result: io::Result<usize>, length: usize) -> io::Result<usize> {
+        let has_failed = || self.has_failed().is_some_and(|has_failed| has_failed.load(Ordering::Relaxed));
+        match result {
+            Ok(0) if length > 0 && has_failed() => Err(io::ErrorKind::ConnectionReset.into()),
+            other => other,
+        }
+    }
+
+    /// Whether a write has been told the socket's error.
+    fn has_failed(&self) -> Option<&AtomicBool> {
+        match self {
+            Local::Tcp(stream) => Some(&stream.has_failed),
+            Local::Unix(socket) => Some(&socket.has_failed),
+            Local::Stdio(_) => None,
         }
     }
 
@@ -296,5 +333,70 @@ impl Local {
         if let Local::Tcp(stream) = &self {
             stream.reset_on_close(true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    /// What it has sent comes, and then that it has gone, whoever hears of that first.
+    fn what_is_read(local: &Local) -> (usize, io::Error) {
+        let (mut count, mut room) = (0, [0; 4]);
+        loop {
+            match local.try_read_early(&mut room) {
+                Ok(0) => return (count, io::Error::other("an end in order")),
+                Ok(some) => count += some,
+                Err(error) => return (count, error),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reset_that_a_write_has_heard_of_is_no_end_in_order() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let local = listener.accept().unwrap().0;
+        local.set_nonblocking(true).unwrap();
+        let local = TcpLocal::new(local).map(Local::Tcp).unwrap();
+        program.write_all(&[1; 10]).unwrap();
+        socket2::SockRef::from(&program).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(program);
+        let error = local.try_write_early(b"x", false).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        let (count, error) = what_is_read(&local);
+        assert_eq!((count, error.kind()), (10, io::ErrorKind::ConnectionReset), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_to_itself_is_none() {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        let own = socket.local_addr().unwrap();
+        socket.connect(&own).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let local = TcpLocal::new(socket.into()).unwrap();
+        let error = local.connected().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[tokio::test]
+    async fn an_end_in_order_is_one_also_where_a_write_fails() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let local = listener.accept().unwrap().0;
+        local.set_nonblocking(true).unwrap();
+        let local = TcpLocal::new(local).map(Local::Tcp).unwrap();
+        program.write_all(&[1; 10]).unwrap();
+        drop(program);
+        // The first is answered by a reset.
+        let failed = (0..1000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            local.try_write_early(b"x", false).err()
+        });
+        assert_eq!(failed.unwrap().kind(), io::ErrorKind::BrokenPipe);
+        let (count, error) = what_is_read(&local);
+        assert_eq!((count, error.to_string().as_str()), (10, "an end in order"));
     }
 }

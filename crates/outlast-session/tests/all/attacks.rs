@@ -20,6 +20,7 @@ mod raw;
 mod standstill;
 mod theft;
 mod tls_ends;
+mod urgent_ends;
 
 /// Tests that count descriptors or use many run alone.
 static ALONE: std::sync::RwLock<()> = std::sync::RwLock::new(());

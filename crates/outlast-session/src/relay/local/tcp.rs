@@ -20,6 +20,8 @@ pub struct TcpLocal {
     pub(super) fd: AsyncFd<std::net::TcpStream>,
     /// A splice was held up by an urgent byte that the reactor may not know of yet.
     ask_for_urgent: AtomicBool,
+    /// See [`Local::written`].
+    pub(super) has_failed: AtomicBool,
 }
 
 impl TcpLocal {
@@ -33,7 +35,11 @@ impl TcpLocal {
     }
 
     fn prepared(stream: std::net::TcpStream) -> io::Result<Self> {
-        Ok(Self { fd: register_owned(stream)?, ask_for_urgent: AtomicBool::new(false) })
+        Ok(Self {
+            fd: register_owned(stream)?,
+            ask_for_urgent: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+        })
     }
 
     pub(in crate::relay) fn from_tokio(stream: TcpStream) -> io::Result<Self> {
@@ -43,7 +49,14 @@ impl TcpLocal {
     /// Waits until a connection that is being made is there.
     pub(in crate::relay) async fn connected(&self) -> io::Result<()> {
         drop(self.fd.writable().await?);
-        self.fd.get_ref().take_error()?.map_or(Ok(()), Err)
+        let stream = self.fd.get_ref();
+        stream.take_error()?.map_or(Ok(()), Err)?;
+        // Where nobody listens, and the kernel has chosen the very port that was asked for (RFC 9293, section 3.5: a simultaneous
+        // open with itself).
+        if stream.local_addr()? == stream.peer_addr()? {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        Ok(())
     }
 
     pub(super) fn into_fd(self) -> OwnedFd {

@@ -24,13 +24,15 @@ pub struct UnixLocal {
     pub(super) stream: UnixStream,
     /// Whether the first byte in the queue was read before.
     kept: AtomicBool,
+    /// See [`Local::written`](super::Local::written).
+    pub(super) has_failed: AtomicBool,
 }
 
 impl UnixLocal {
     pub(super) fn new(stream: UnixStream) -> Self {
         // Since Linux 5.15 these have urgent data, too.
         let _ = urgent::keep_in_place(&stream);
-        Self { stream, kept: AtomicBool::new(false) }
+        Self { stream, kept: AtomicBool::new(false), has_failed: AtomicBool::new(false) }
     }
 
     /// The socket with everything that was read taken out of its queue.

@@ -38,7 +38,7 @@ impl Pump {
             }
             match &mut self.down {
                 Down::Open => match session.urgent_ahead() {
-                    UrgentAhead::Next => ready!(self.poll_take_urgent(cx, session))?,
+                    UrgentAhead::Next => ready!(self.poll_take_urgent(cx, session, local))?,
                     ahead => {
                         if !self.down_bulk.is_on() || !ready!(self.poll_take_pages(cx, session))? {
                             ready!(self.poll_take(cx, session, local, ahead))?;
@@ -184,12 +184,17 @@ impl Pump {
                 give_buffer(buffer);
                 self.drained = other.is_pending();
                 ready!(other).map_err(Failure::session)?;
-                self.down = Down::Ended;
-                if let Err(error) = local.shutdown_write() {
-                    self.break_down(error);
-                }
+                self.end_down(local);
                 Poll::Ready(Ok(()))
             }
+        }
+    }
+
+    /// The session has no more: the local side is told.
+    pub(super) fn end_down(&mut self, local: &Local) {
+        self.down = Down::Ended;
+        if let Err(error) = local.shutdown_write() {
+            self.break_down(error);
         }
     }
 }

@@ -48,6 +48,7 @@ impl Pump {
         &mut self,
         cx: &mut Context<'_>,
         session: &mut Session,
+        local: &Local,
     ) -> Poll<Result<(), Failure>> {
         let mut byte = [0];
         let mut read = ReadBuf::new(&mut byte);
@@ -55,9 +56,10 @@ impl Pump {
         let count = read.filled().len();
         self.drained = polled.is_pending();
         ready!(polled).map_err(Failure::session)?;
-        // Without it the next round finds the end of the stream.
-        if let ([byte], 1) = (byte, count) {
-            self.down = Down::Urgent(byte);
+        match (byte, count) {
+            ([byte], 1) => self.down = Down::Urgent(byte),
+            // It was announced, and the stream has ended before it.
+            _ => self.end_down(local),
         }
         Poll::Ready(Ok(()))
     }
