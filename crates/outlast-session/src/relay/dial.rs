@@ -217,6 +217,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpLocal> {
     if !connected {
         stream.connected().await?;
     }
+    stream.refuse_itself()?;
     Ok(stream)
 }
 

@@ -377,7 +377,7 @@ mod tests {
         socket.connect(&own).unwrap();
         socket.set_nonblocking(true).unwrap();
         let local = TcpLocal::new(socket.into()).unwrap();
-        let error = local.connected().await.unwrap_err();
+        let error = local.refuse_itself().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 

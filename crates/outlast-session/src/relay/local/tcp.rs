@@ -49,14 +49,16 @@ impl TcpLocal {
     /// Waits until a connection that is being made is there.
     pub(in crate::relay) async fn connected(&self) -> io::Result<()> {
         drop(self.fd.writable().await?);
+        self.fd.get_ref().take_error()?.map_or(Ok(()), Err)
+    }
+
+    /// Refuses a connection to itself: nobody listens, and the kernel has chosen the very port that was asked for (RFC 9293, section
+    /// 3.5: a simultaneous open).
+    pub(in crate::relay) fn refuse_itself(&self) -> io::Result<()> {
         let stream = self.fd.get_ref();
-        stream.take_error()?.map_or(Ok(()), Err)?;
-        // Where nobody listens, and the kernel has chosen the very port that was asked for (RFC 9293, section 3.5: a simultaneous
-        // open with itself).
-        if stream.local_addr()? == stream.peer_addr()? {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        Ok(())
+        // One that was reset already has no address: that is found by who reads.
+        let is_itself = stream.peer_addr().is_ok_and(|peer| stream.local_addr().is_ok_and(|own| own == peer));
+        if is_itself { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
     }
 
     pub(super) fn into_fd(self) -> OwnedFd {
