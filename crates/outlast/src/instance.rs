@@ -120,12 +120,17 @@ impl Instance {
             .map(|info| info.id)
             .filter(|id| id.to_string().starts_with(prefix))
             .collect();
+        // A process may have both ends of one.
+        matching.sort_unstable();
         matching.dedup();
         if let [id] = matching.as_slice() {
             let relayed = self.registry.kill(*id);
             // A relay ends its session itself, and says at which end.
             if relayed || self.listeners.iter().any(|listener| listener.kill(id)) {
                 tracing::warn!(session = %id, "killed by an administrator (outlast kill)");
+            } else {
+                // It has ended meanwhile.
+                matching.clear();
             }
         }
         Matching { matching: matching.iter().map(ToString::to_string).collect() }

@@ -5,6 +5,17 @@ use std::net::{AddrParseError, SocketAddr};
 use std::time::Duration;
 use tracing_subscriber::filter::LevelFilter;
 
+/// A process of our own that a command starts: what the environment says of the log may be what only `--log` has made up for.
+pub fn with_usable_log_filter(command: &mut std::process::Command) -> &mut std::process::Command {
+    const NAME: &str = "OUTLAST_LOG";
+    match std::env::var_os(NAME) {
+        Some(filter) if filter.to_str().is_none_or(|filter| log_filter(filter).is_err()) => {
+            command.env_remove(NAME)
+        }
+        _ => command,
+    }
+}
+
 /// Checks what the parser of filters takes for something else than was meant: a level that is misspelt or missing.
 pub fn log_filter(text: &str) -> Result<String, String> {
     let level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();

@@ -74,22 +74,30 @@ pub fn run(args: &HoldArgs) -> Result<Code> {
     // Ours before anybody is told that this runs.
     let mut signals = { runtime.block_on(async { Signals::new() })? };
     tracing::info!("holding descriptors at {}", args.path.display());
+    let (lives, ended) = tokio::sync::oneshot::channel::<()>();
     let holding = std::thread::spawn(move || {
+        let _lives = lives;
         let keep = options.limits.keep_ms;
         holder::serve(listener, &options, stop, |event| narrate(event, keep))
     });
-    // The only thing that is left to end for is a signal, and each of them asks for the same.
-    let code = match runtime.block_on(signals.next()) {
-        Request::Now(code) => code,
-        Request::Drain => Code::Ok,
-    };
+    // A signal, of which each asks for the same; or nothing is held any more.
+    let request = runtime.block_on(async {
+        tokio::select! {
+            request = signals.next() => Some(request),
+            _ = ended => None,
+        }
+    });
     drop(stopper);
     drop(place);
     match holding.join() {
         Ok(ended) => ended.context("cannot go on holding")?,
         Err(_) => return Err(Failure::new(Code::Internal, "the holder has failed").into()),
     }
-    Ok(code)
+    match request {
+        Some(Request::Now(code)) => Ok(code),
+        Some(Request::Drain) => Ok(Code::Ok),
+        None => Err(Failure::new(Code::Internal, "the holder has ended").into()),
+    }
 }
 
 fn options(args: &HoldArgs) -> Result<Options> {

@@ -8,6 +8,7 @@ use clap::Args;
 use outlast_admin::exchange::Matching;
 use outlast_admin::{Page, Request, Status};
 use std::collections::BTreeSet;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 /// `outlast kill`.
@@ -51,13 +52,17 @@ pub async fn run(args: &KillArgs, process: &ProcessArgs) -> Result<Code> {
     for path in paths {
         let request = Request::Kill { session: session.clone() };
         match ask::one::<Matching>(&path, &request).await {
-            Ok(_) => killed = true,
+            // It may have ended in between.
+            Ok(answer) => killed |= answer.matching.contains(&session),
             // The other end of the session ends with it, as `connect --stdio` does, before it is asked itself.
             Err(_) if killed && ask::all(Some(&path)).await.is_err() => {}
             Err(error) => return Err(error),
         }
     }
-    println!("killed {session}");
+    if !killed {
+        return Err(Failure::usage(format!("session {session} has ended already: nothing was killed")));
+    }
+    let _ = writeln!(io::stdout(), "killed {session}");
     Ok(Code::Ok)
 }
 

@@ -16,6 +16,7 @@ use outlast_admin::upgrade::{
     WhyNot,
 };
 use outlast_admin::{Page, Request};
+use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -136,7 +137,9 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
             // Its time has not begun.
             deadline = Instant::now() + timeout + LATE;
             if began.elapsed() >= timeout && !std::mem::replace(&mut is_told, true) {
-                eprintln!(
+                // Whoever hears it may be gone, which changes nothing.
+                let _ = writeln!(
+                    io::stderr(),
                     "{name}: the old one has not ended yet; the new one is started when it has, or is killed \
                      (--stop-timeout of `outlast run`), and has {} then: new clients wait; Ctrl-C withdraws the upgrade",
                     seconds(timeout)
@@ -145,7 +148,7 @@ pub async fn run(args: &UpgradeArgs, process: &ProcessArgs) -> Result<Code> {
         }
         match progress.done {
             Some(true) => {
-                println!("{}", told(&name, before, &progress, &begun));
+                let _ = writeln!(io::stdout(), "{}", told(&name, before, &progress, &begun));
                 return Ok(Code::Ok);
             }
             Some(false) => {

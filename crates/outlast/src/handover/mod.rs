@@ -23,6 +23,7 @@ pub use parcel::Parcel;
 pub use turn::Turn;
 
 use crate::admin_folder;
+use crate::cli::values::with_usable_log_filter;
 use crate::exit::Failure;
 use crate::unix_socket::is_abandoned;
 use anyhow::{Context, Result, ensure};
@@ -81,7 +82,7 @@ impl Keeper {
         let (stream, theirs) = UnixStream::pair()?;
         stream.set_read_timeout(Some(KEEPER_TIMEOUT))?;
         stream.set_write_timeout(Some(KEEPER_TIMEOUT))?;
-        let child = Command::new(program())
+        let child = with_usable_log_filter(&mut Command::new(program()))
             .args(["keep-detached", &address.to_string(), "--time", &format!("{}ms", time.as_millis())])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

@@ -5,6 +5,7 @@
 //! when the last who can write has ended. The supervisor holds both ends, too: should the writer of the file die, no output
 //! is lost and the program is not killed by SIGPIPE, and another one takes its place.
 
+use crate::cli::values::with_usable_log_filter;
 use crate::exit::{Code, Failure};
 use anyhow::Result;
 use clap::Args;
@@ -116,13 +117,21 @@ struct Replacing {
 impl Replacing {
     /// Until the program has ended for good.
     fn run(&self, asked: &Receiver<()>) {
+        let mut last_at = None::<Instant>;
         while asked.recv().is_ok() {
             let (file, mut is_told) = (self.place.file.display(), false);
+            // The next one may end as soon.
+            std::thread::sleep(last_at.map_or(Duration::ZERO, |at| AGAIN.saturating_sub(at.elapsed())));
             loop {
-                match keeper(&self.place, &self.reader, &self.supervisor) {
-                    Ok(keeper) => {
+                // Under the lock: whoever hears of its end looks for its number.
+                let started = {
+                    let mut present = lock(&self.keeper);
+                    keeper(&self.place, &self.reader, &self.supervisor).map(|next| *present = next)
+                };
+                match started {
+                    Ok(()) => {
+                        last_at = Some(Instant::now());
                         tracing::warn!("the process that writes {file} has ended: another one does");
-                        *lock(&self.keeper) = keeper;
                         break;
                     }
                     Err(error) if !is_told => {
@@ -147,7 +156,7 @@ impl Replacing {
 /// Starts the process that writes.
 fn keeper(place: &Place, reader: &PipeReader, supervisor: &Handle) -> io::Result<Child> {
     // Itself, also when the file has been replaced since.
-    let keeper = Command::new("/proc/self/exe")
+    let keeper = with_usable_log_filter(&mut Command::new("/proc/self/exe"))
         .arg0("outlast")
         .arg("keep-log")
         .arg(&place.file)
@@ -190,6 +199,11 @@ pub fn keep(args: &KeepLogArgs) -> Result<Code> {
     }
 }
 
+/// To whoever hears it: its end, or a full disk, must not be the end of the program's output.
+fn say(what: &str) {
+    let _ = writeln!(io::stderr(), "outlast: {what}");
+}
+
 /// The file that is written.
 struct Log {
     place: Place,
@@ -208,7 +222,7 @@ impl Log {
                 self.file = None;
                 if !std::mem::replace(&mut self.failing, true) {
                     let file = self.place.file.display();
-                    eprintln!("outlast: output is lost, as {file} cannot be written: {}", plain(&error));
+                    say(&format!("output is lost, as {file} cannot be written: {}", plain(&error)));
                 }
             }
         }
@@ -234,7 +248,7 @@ impl Log {
                 self.file = Some(file);
             } else if let Err(error) = self.rotate() {
                 // Rather too long than lost. It is tried again when it is twice as long.
-                eprintln!("outlast: cannot rotate {}: {}", self.place.file.display(), plain(&error));
+                say(&format!("cannot rotate {}: {}", self.place.file.display(), plain(&error)));
                 (self.file, self.bytes) = (Some(file), 0);
             }
         }

@@ -185,7 +185,12 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
     say_what_is_not_kept(&plan, &supervisor);
-    say_what_is_taken_over(&plan.name, &supervisor.take_over());
+    // What an earlier one has left serves still: it is not ended for a start that cannot be.
+    if plan.settings.is_exclusive
+        && let Some((_, fault)) = plan.check().into_iter().next()
+    {
+        return Err(fault);
+    }
     for left in without_supervisor(&plan.name) {
         let (name, Left { pid, supervisor, .. }) = (&plan.name, left);
         let taken_over = if plan.settings.hold.is_some() && !plan.settings.is_exclusive {
@@ -210,6 +215,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let attendant = attend::attend(Arc::clone(&state), process)?;
     let notify = plan.notify.then(|| Notify::new(supervisor.handle(), Arc::clone(&state))).transpose()?;
     let capture = plan.output.take().map(|place| Capture::start(place, supervisor.handle())).transpose()?;
+    say_what_is_taken_over(&plan.name, &supervisor.take_over());
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     conclude(&plan, outcome?)

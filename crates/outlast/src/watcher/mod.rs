@@ -25,6 +25,7 @@ mod words;
 pub use process::{WatchArgs, run as watch};
 pub use table::{Slot, Table};
 
+use crate::cli::values::with_usable_log_filter;
 use crate::handover;
 use crate::keys::{self, ClientTls};
 use crate::narrate::Narrator;
@@ -246,6 +247,7 @@ impl Watcher {
         for name in NOT_FOR_IT {
             command.env_remove(name);
         }
+        with_usable_log_filter(&mut command);
         sys::stand_apart(&mut command, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
         let child = command.spawn().context("cannot start a process")?;
         let mut line = serde_json::to_vec(&self.orders)?;

@@ -155,6 +155,31 @@ fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
     assert!(!told_of("deaf"));
 }
 
+#[test]
+fn one_that_still_serves_is_not_ended_for_a_start_that_cannot_be() {
+    let folder = folder();
+    let script = "trap '' TERM; echo begun $$ >&2; while :; do sleep 0.02; done";
+    let mut outlast = Outlast::start(folder.path(), &["run", "--name", "serving", "--", "sh", "-c", script]);
+    let begun = outlast.wait_for("begun");
+    let serving: u32 = begun.trim_start_matches("begun ").parse().unwrap();
+    outlast.signal("KILL");
+    outlast.ended();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = taken.local_addr().unwrap().to_string();
+    for wrong in [
+        &["--log-to", "/no/such/folder/log", "--", "true"][..],
+        &["--metrics", &metrics, "--", "true"],
+        &["--limit", "nofile=999999999999", "--", "true"],
+        &["--", "no-such-program"],
+    ] {
+        let begin = ["run", "--name", "serving", "--stop-timeout", "100ms"];
+        let next = output(folder.path(), &[&begin[..], wrong].concat());
+        assert_ne!(next.status.code(), Some(0), "{wrong:?}");
+        assert!(is_running(serving), "{wrong:?}: {}", String::from_utf8_lossy(&next.stderr));
+    }
+    signal(serving, "KILL");
+}
+
 /// It has a board of its own, as a server with the library has the board of its supervisor.
 #[test]
 fn another_supervisor_among_what_is_left_is_ended_with_the_rest() {

@@ -167,6 +167,35 @@ fn a_program_goes_on_writing_when_its_supervisor_or_whoever_writes_dies() {
     assert!(missing <= 1, "{missing} lines are missing");
 }
 
+/// Each rotation fails, and that cannot be said either.
+#[test]
+fn output_is_written_where_the_file_cannot_be_rotated_and_nobody_hears_of_that() {
+    let folder = folder();
+    let log = folder.path().join("log");
+    std::fs::create_dir(folder.path().join("log.1")).unwrap();
+    std::fs::write(folder.path().join("log.1/full"), "").unwrap();
+    let script = "for i in $(seq 20000); do echo line $i; done";
+    let arguments = [
+        "run",
+        "--log-to",
+        log.to_str().unwrap(),
+        "--log-size",
+        "4K",
+        "--log-keep",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let mut command = command(folder.path(), &arguments);
+    command.stderr(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    assert!(command.status().unwrap().success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    let expected: String = (1..=20_000).map(|line| format!("line {line}\n")).collect();
+    assert!(text == expected, "{} of {} bytes", text.len(), expected.len());
+}
+
 #[test]
 fn a_log_that_cannot_be_written_is_said_at_once() {
     let folder = folder();
