@@ -212,6 +212,7 @@ fn claim(descriptor: RawFd, mark: &Mark, table: &Table, phase: Phase) -> Option<
     let claimed = Some(cookie).filter(|cookie| *cookie != 0 && pid != 0);
     let number = claimed.and_then(|cookie| table.claim(cookie, pid, descriptor.cast_unsigned(), phase))?;
     mark.cookie.store(cookie, Ordering::Relaxed);
+    watches::lend(descriptor);
     wake(table);
     Some(number)
 }
@@ -259,6 +260,7 @@ fn release(slot: &Slot, number: u32, mark: &Mark) {
 
 /// The program listens on it.
 pub fn listens(descriptor: RawFd) {
+    watches::lend(descriptor);
     if let Some(mark) = mark(descriptor) {
         mark.beside.store(0, Ordering::Relaxed);
         mark.cookie.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -268,7 +270,9 @@ pub fn listens(descriptor: RawFd) {
 
 /// The same, at a UNIX socket.
 pub fn listens_unix(descriptor: RawFd) {
+    watches::lend(descriptor);
     if let Some(mark) = mark(descriptor) {
+        mark.cookie.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
         mark.what.store(LISTENS_UNIX, Ordering::Relaxed);
     }
 }
@@ -326,6 +330,7 @@ pub fn has_shared(descriptor: RawFd) -> bool {
 
 /// A connection that was held has come, which has this slot.
 pub fn given(descriptor: RawFd, slot: u32, cookie: u64) {
+    watches::lend(descriptor);
     if let Some(mark) = mark(descriptor) {
         let beside = if sys::is_internet(descriptor) { 0 } else { OF_UNIX };
         mark.beside.store(beside, Ordering::Relaxed);
@@ -488,6 +493,11 @@ pub fn never(descriptor: RawFd) {
 pub fn forget(descriptor: RawFd) {
     // Of most numbers nothing is known: that is all that it costs them.
     if !is_marked(descriptor) {
+        // The holder may have what the program has shut down, say.
+        if watches::is_lent(descriptor) && !is_process_silent() && !strangers::is_cloned() && is_own() {
+            let _errno = sys::Errno::keep();
+            watches::end(descriptor);
+        }
         return;
     }
     if is_process_silent() || strangers::is_cloned() {
@@ -508,7 +518,9 @@ pub fn forget(descriptor: RawFd) {
     let slot = number_of(mark).zip(slot_of(descriptor));
     let what = mark.what.swap(NOTHING, Ordering::Relaxed);
     let has_listened = matches!(what, LISTENS | LISTENS_UNIX);
-    if slot.is_some() || has_listened {
+    // A child may go by the epoll that this process has made for both.
+    let is_shared = has_listened && mark.cookie.load(Ordering::Relaxed) != FORKS.load(Ordering::Relaxed);
+    if watches::is_lent(descriptor) && !is_shared {
         watches::end(descriptor);
     }
     if let Some(table) = holder::table().filter(|_| has_listened) {

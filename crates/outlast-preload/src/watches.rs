@@ -4,7 +4,7 @@
 use crate::{marks, sys};
 use libc::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// More than one epoll.
 const SEVERAL: u32 = u32::MAX;
@@ -12,6 +12,42 @@ const SEVERAL: u32 = u32::MAX;
 /// By descriptor. 0: no epoll. Otherwise, in the lower half, the epoll's number with 1 added, or [`SEVERAL`]; in the upper half
 /// [which process](marks::generation) has said so: a child has its parent's epolls, and its parent goes on watching by them.
 static WATCHES: [AtomicU64; marks::DESCRIPTORS] = [const { AtomicU64::new(0) }; marks::DESCRIPTORS];
+
+/// By descriptor: not 0 where the holder may have one of its own, whatever has become of the mark since.
+static LENT: [AtomicU8; marks::DESCRIPTORS] = [const { AtomicU8::new(0) }; marks::DESCRIPTORS];
+/// Epolls that watch something which another one watches as well, with 1 added. 0: none.
+static EPOLLS: [AtomicU32; EPOLLS_MAX] = [const { AtomicU32::new(0) }; EPOLLS_MAX];
+const EPOLLS_MAX: usize = 64;
+/// There are more.
+static HAS_MORE: AtomicBool = AtomicBool::new(false);
+
+/// Notes one of several.
+fn note(epoll: u32) {
+    for place in &EPOLLS {
+        match place.compare_exchange(0, epoll, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(other) if other == epoll => return,
+            Err(_) => {}
+        }
+    }
+    HAS_MORE.store(true, Ordering::Relaxed);
+}
+
+/// The holder may have it as well from here on.
+pub fn lend(descriptor: RawFd) {
+    if let Some(lent) = lent(descriptor) {
+        lent.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether the holder may have it.
+pub fn is_lent(descriptor: RawFd) -> bool {
+    lent(descriptor).is_some_and(|lent| lent.load(Ordering::Relaxed) != 0)
+}
+
+fn lent(descriptor: RawFd) -> Option<&'static AtomicU8> {
+    LENT.get(usize::try_from(descriptor).ok()?)
+}
 
 fn watch(descriptor: RawFd) -> Option<&'static AtomicU64> {
     WATCHES.get(usize::try_from(descriptor).ok()?)
@@ -38,6 +74,9 @@ fn with(watch: u64, epoll: u32) -> u64 {
 
 /// A new socket has this number.
 pub fn begin(descriptor: RawFd) {
+    if let Some(lent) = lent(descriptor).filter(|lent| lent.load(Ordering::Relaxed) != 0) {
+        lent.store(0, Ordering::Relaxed);
+    }
     if let Some(watch) = watch(descriptor).filter(|watch| watch.load(Ordering::Relaxed) != 0) {
         watch.store(0, Ordering::Relaxed);
     }
@@ -48,7 +87,13 @@ pub fn changed(epoll: RawFd, operation: c_int, descriptor: RawFd) {
     let (Some(watch), Ok(epoll)) = (watch(descriptor), u32::try_from(epoll)) else { return };
     let epoll = epoll.saturating_add(1);
     if operation == libc::EPOLL_CTL_ADD {
-        let _ = watch.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| Some(with(before, epoll)));
+        let before =
+            watch.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| Some(with(before, epoll)));
+        if let Ok(Some(before)) = before.map(own)
+            && before != epoll
+        {
+            [before, epoll].into_iter().filter(|epoll| *epoll != SEVERAL).for_each(note);
+        }
     } else if operation == libc::EPOLL_CTL_DEL {
         let _ = watch.compare_exchange(noted(epoll), 0, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -61,7 +106,14 @@ pub fn end(descriptor: RawFd) {
     let Some(epoll) = own(noted) else { return };
     watch.store(0, Ordering::Relaxed);
     match epoll {
-        SEVERAL => sys::epolls::end_all(descriptor),
+        SEVERAL if HAS_MORE.load(Ordering::Relaxed) => sys::epolls::end_all(descriptor),
+        SEVERAL => {
+            // Some do not watch it, or are none any more, which changes nothing.
+            let noted = EPOLLS.iter().map(|epoll| epoll.load(Ordering::Relaxed));
+            noted
+                .filter_map(|epoll| epoll.checked_sub(1))
+                .for_each(|epoll| sys::epolls::end(epoll.cast_signed(), descriptor));
+        }
         epoll => sys::epolls::end(epoll.saturating_sub(1).cast_signed(), descriptor),
     }
 }

@@ -2,7 +2,7 @@
 //! freed by then what the event would point to. The supervisor may have a descriptor of its own for longer.
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use crate::common::{Client, Server, folder, free_port, is_installed, python_at, wait_until_held};
+use crate::common::{Client, Server, folder, free_port, is_installed, kill, python_at, wait_until_held};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -41,6 +41,11 @@ while True:
                 for o in list(clients.values()) + [s]: o.close()
                 os._exit(0)
             continue
+        if b"/shut" in said:
+            # All others, which have said nothing.
+            for o in [o for o in clients.values() if o is not c]:
+                del clients[o.fileno()]; o.shutdown(socket.SHUT_RDWR); o.close()
+            stale += sum(fd not in clients and fd != s.fileno() and fd != u.fileno() for e in epolls for fd, event in e.poll(0))
         if b"/stop" in said:
             s.close(); u.close()
             # Whether anybody seems to listen there is asked by another one of these, too.
@@ -105,6 +110,47 @@ fn nor_of_one_whose_number_was_given_to_a_file() {
 #[test]
 fn what_a_child_closes_is_heard_of_by_its_parent() {
     has_no_stale_event("forking");
+}
+
+#[test]
+fn no_event_comes_of_silent_connections_that_were_shut_down_and_closed() {
+    let Some((server, mut asks, port, folder)) = after_closing("silent") else { return };
+    for _ in 0..10 {
+        let silent: Vec<Client> = (0..10).map(|_| Client::connect(port)).collect();
+        wait_until_held(&server, &silent);
+        kill(server.pid(), libc::SIGSTOP);
+        let stale = stale_events(&mut asks, "/shut");
+        kill(server.pid(), libc::SIGCONT);
+        assert_eq!(stale, 0);
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A child that goes by its parent's epoll hears of clients when the parent has closed the socket.
+const FORKS: &str = r#"
+import os, select, socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(100)
+e = select.epoll(); e.register(s, select.EPOLLIN)
+if os.fork():
+    s.close(); time.sleep(600)
+while True:
+    e.poll(); c = s.accept()[0]; c.recv(4096)
+    c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello\n"); c.close()
+"#;
+
+#[test]
+fn a_child_hears_of_clients_by_its_parents_epoll() {
+    if !is_installed("/usr/bin/python3") {
+        return;
+    }
+    let (port, folder) = (free_port(), folder("stale-child"));
+    let server = Server::start(&python_at(port, &folder, FORKS), true);
+    for _ in 0..3 {
+        assert!(Client::connect(port).get("/"));
+    }
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
