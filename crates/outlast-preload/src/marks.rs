@@ -526,6 +526,10 @@ pub fn forget(descriptor: RawFd) {
     if let Some(table) = holder::table().filter(|_| has_listened) {
         // The holder may be the only one now who has it.
         table.note_untaken(true);
+        // Other workers' clients would wait there.
+        if sys::shares_port(descriptor) {
+            holder::say(&Message { descriptor, ..Message::new(Verb::Look) }, &[], false);
+        }
         return;
     }
     if let Some((number, slot)) = slot {

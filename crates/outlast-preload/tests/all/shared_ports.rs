@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A master with a socket that is bound and never listens, as granian's, and three workers, each with a socket of its own. It
-/// starts no worker again, unless it is told to. On SIGUSR1 a worker ends by itself.
+/// starts no worker again, unless it is told to. On SIGUSR1 a worker ends by itself; on SIGUSR2 it closes its socket, and goes on.
 const PROGRAM: &str = r#"
 import os, signal, socket, socketserver, sys
 port, again = int(sys.argv[1]), sys.argv[2] == "again"
@@ -24,7 +24,10 @@ class T(socketserver.ThreadingMixIn, socketserver.TCPServer):
 def worker():
     if os.fork(): return
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
-    T(("127.0.0.1", port), H).serve_forever()
+    server = T(("127.0.0.1", port), H)
+    def close(*_): server.socket.close(); open(sys.argv[0] + ".closed", "w"); signal.pause()
+    signal.signal(signal.SIGUSR2, close)
+    server.serve_forever()
 master = bound()
 for _ in range(3): worker()
 while True:
@@ -98,6 +101,22 @@ fn a_worker_that_has_ended_in_order_gets_no_more_clients() {
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::connect(port)).collect();
     assert!(clients.iter_mut().all(|client| client.get("/")), "{:?}", server.said(""));
     all_are_served(&server, port);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The same: whoever closes its socket before it ends, to finish what it has begun, has no new clients.
+#[test]
+fn a_worker_that_closes_its_socket_and_goes_on_gets_no_more_clients() {
+    let Some((server, port, folder)) = start("reuseport-closes", false) else { return };
+    let worker = workers(&server)[1];
+    kill(worker, libc::SIGUSR2);
+    eventually("the worker does not close", || folder.join("program.py.closed").exists().then_some(()));
+    let began = Instant::now();
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::connect(port)).collect();
+    assert!(clients.iter_mut().all(|client| client.get("/")), "{:?}", server.said(""));
+    assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+    all_are_served(&server, port);
+    assert!(workers(&server).contains(&worker));
     std::fs::remove_dir_all(folder).unwrap();
 }
 

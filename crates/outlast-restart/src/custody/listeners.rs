@@ -364,8 +364,8 @@ impl Listeners {
 
     /// Lets go of those that the program has given up: nobody has them, and the process that had them lives on, or the
     /// program has others and has had time enough to ask for these. It is not about to begin. Whether all of them are with
-    /// somebody who is not left from an earlier start; and those of workers (SO_REUSEPORT) that nobody has taken in time: others
-    /// serve the clients that wait there.
+    /// somebody who is not left from an earlier start; and those of workers (SO_REUSEPORT) that nobody has taken in time, or that
+    /// their worker has closed: others serve the clients that wait there.
     pub(super) fn sweep(
         &mut self,
         processes: &[Pid],
@@ -382,6 +382,10 @@ impl Listeners {
         let Some(places) = places(processes, inodes) else { return (false, Vec::new()) };
         let is_orphaned = |listener: &Listener| listener.closes_at.is_some_and(|at| now >= at);
         let is_any_used = !places.is_empty() || in_place.contains(&true);
+        let is_used = |listener: &Listener| places.iter().any(|(inode, ..)| *inode == listener.inode);
+        let used =
+            self.all.iter().zip(&in_place).filter(|(listener, in_place)| **in_place || is_used(listener));
+        let served: Vec<Address> = used.map(|(listener, _)| listener.address.clone()).collect();
         let (mut in_place, mut all_taken) = (in_place.into_iter(), true);
         let given_up = self.all.extract_if(.., |listener| {
             let place = places.iter().find(|(inode, ..)| *inode == listener.inode);
@@ -400,6 +404,9 @@ impl Listeners {
             let is_closed =
                 listener.place.is_some_and(|(pid, _)| processes.contains(&pid) && !sys::is_exiting(pid));
             if std::mem::replace(&mut listener.looks_closed, is_closed) && is_closed {
+                if sys::shares_port(listener.socket.as_fd()) && served.contains(&listener.address) {
+                    listener.closes_at = Some(now);
+                }
                 return true;
             }
             let unused_since = *listener.unused_since.get_or_insert(now);
@@ -412,6 +419,16 @@ impl Listeners {
         let given_up: Vec<Listener> = given_up.collect();
         let orphaned = given_up.into_iter().filter(is_orphaned).map(|listener| listener.socket).collect();
         (all_taken, orphaned)
+    }
+
+    /// A process closes the socket that it has under this number, in a moment. Whether it is looked whether another one has it
+    /// then, soon: clients whom others would serve wait there meanwhile.
+    pub(super) fn closes(&mut self, pid: Pid, number: RawFd) -> bool {
+        let is_it = |listener: &&mut Listener| {
+            listener.place == Some((pid, number)) && sys::shares_port(listener.socket.as_fd())
+        };
+        let listener = self.all.iter_mut().find(is_it);
+        listener.map(|listener| listener.looks_closed = true).is_some()
     }
 
     /// A process has ended while the program goes on. Where its workers listen at one port with a socket each (SO_REUSEPORT),

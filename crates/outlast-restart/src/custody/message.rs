@@ -32,7 +32,7 @@ pub enum Verb {
     Swap = 5,
     /// Program: the connection in this slot is closed. Not answered.
     Release = 6,
-    /// Program: there is something new in the table. Not answered.
+    /// Program: there is something new in the table, or this descriptor, which listens, is closed in a moment. Not answered.
     Look = 7,
     /// Holder: so it is; the descriptor comes with it if one was asked for.
     Yes = 8,

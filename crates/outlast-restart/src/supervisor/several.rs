@@ -19,12 +19,15 @@ pub struct Ended {
     pub stopping: bool,
 }
 
-/// Starts all commands, passes the signals that this process gets on to all, and waits until all have ended. `tell` hears
+/// Starts all commands, which are made once signals are held back, passes the signals that this process gets on to all, and waits until all have ended. `tell` hears
 /// of each. If one cannot be started, or when the calling thread dies, the others are told to end.
 ///
 /// # Errors
 /// One cannot be started, or the system does not let us wait.
-pub fn together(commands: Vec<Command>, mut tell: impl FnMut(Ended)) -> Result<Vec<Death>, Error> {
+pub fn together(
+    commands: impl IntoIterator<Item = Command>,
+    mut tell: impl FnMut(Ended),
+) -> Result<Vec<Death>, Error> {
     let mask = signals::hold_all().map_err(|error| Error::system("hold signals back", error))?;
     let mut running: Vec<Option<Pid>> = Vec::new();
     let mut deaths = Vec::new();

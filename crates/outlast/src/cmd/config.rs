@@ -5,6 +5,7 @@ use crate::config_file::{ConfigFile, Job, Made, SEVERAL_PROGRAMS};
 use crate::exit::{Code, Failure};
 use crate::narrate::Narrator;
 use crate::plan::{self, ConnectPlan, FrontPlan, ListenPlan};
+use crate::run::parts::Parts;
 use crate::service::{self, Plans};
 use anyhow::Result;
 use clap::ArgMatches;
@@ -65,23 +66,30 @@ pub fn relays(file: &ConfigFile, process: &ProcessArgs, narrator: &Narrator) -> 
 fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
     let shown: Vec<String> =
         lines.iter().map(|line| line.join(OsStr::new(" ")).to_string_lossy().into_owned()).collect();
-    let commands = lines.into_iter().map(|line| {
+    let parts = Parts::new(lines.len())?;
+    let commands = lines.into_iter().enumerate().map(|(place, line)| {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("outlast").args(line);
         crate::run::pipe_signal::keep(&mut command);
+        if let Some(parts) = &parts {
+            parts.hear(place, &mut command);
+        }
         command
     });
-    let deaths = outlast_restart::supervisor::together(
-        commands.collect(),
-        |Ended { place, death, stopping, .. }| {
+    let deaths =
+        outlast_restart::supervisor::together(commands, |Ended { place, death, stopping, .. }| {
+            if let Some(parts) = &parts {
+                parts.ended(place);
+            }
             let what = shown.get(place).map_or("", String::as_str);
             match death {
                 Death::Exited(0) => tracing::info!("outlast {what}: has ended"),
                 death if stopping => tracing::info!("outlast {what}: has {death}, after it was stopped"),
                 death => tracing::error!("outlast {what}: has {death}; the others go on"),
             }
-        },
-    )?;
+        })?;
+    // A failure ends this process.
+    drop(parts);
     match deaths.iter().find(|death| **death != Death::Exited(0)) {
         None => Ok(Code::Ok),
         Some(death) => std::process::exit(death.exit_code()),

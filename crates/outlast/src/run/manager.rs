@@ -16,6 +16,11 @@ impl Manager {
         Self { listens: std::env::var_os("NOTIFY_SOCKET").is_some_and(|path| !path.is_empty()) }
     }
 
+    /// Whether there is one that wants to hear of this process.
+    pub fn listens(self) -> bool {
+        self.listens
+    }
+
     /// How often it wants to hear that all is well: half of the time after which it thinks otherwise.
     pub fn alive_interval(self) -> Option<Duration> {
         sd_notify::watchdog_enabled().filter(|_| self.listens).map(|time| time / 2)
@@ -31,8 +36,8 @@ impl Manager {
 
     /// Stopping may take this long: systemd would kill it at TimeoutStopSec= otherwise.
     pub fn stops_within(self, time: Duration) {
-        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        self.tell(&[NotifyState::ExtendTimeoutUsec(micros)]);
+        // The crate's own has 32 bits, which are 71 minutes.
+        self.tell(&[NotifyState::Custom(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()))]);
     }
 
     pub fn alive(self) {

@@ -9,6 +9,7 @@ pub mod limits;
 pub mod manager;
 pub mod names;
 mod notify;
+pub mod parts;
 pub mod pipe_signal;
 mod preload;
 mod state;

@@ -12,33 +12,66 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The longest that is read; a status is a line.
-const MESSAGE_BYTES_MAX: usize = 4096;
+pub(super) const MESSAGE_BYTES_MAX: usize = 4096;
 /// Names that are tried for the folder.
 const ATTEMPTS_MAX: u32 = 10_000;
 /// How far up a process is looked for below this one.
 const GENERATIONS_MAX: usize = 64;
 
-/// What a program can say that means something here.
+/// What can be said that means something here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+pub(super) enum Said {
     Ready,
     Status(String),
     Stopping,
     Alive,
+    /// Stopping takes this long at most.
+    StopsWithin(Duration),
+}
+
+/// A new folder for sockets, which is removed with this if nothing is left in it.
+#[derive(Debug)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// One that others can go through, but not look into.
+    pub(super) fn fresh() -> io::Result<Self> {
+        for attempt in 0..ATTEMPTS_MAX {
+            let name = format!("outlast-notify-{}-{attempt}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            match std::fs::DirBuilder::new().mode(0o711).create(&folder) {
+                // Of a process that was killed, or somebody's who wants to be in our way.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.map(|()| Self(folder)),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).ok();
+    }
 }
 
 /// Where a program says it: a socket for each start, so that nobody is taken for a successor. As long as this lives.
 #[derive(Debug)]
 pub struct Notify {
-    folder: PathBuf,
+    // Removed before the folder is.
+    ear: Option<Ear>,
+    folder: Folder,
     handle: Handle,
     state: Arc<State>,
-    ear: Option<Ear>,
 }
 
 /// The socket of one start.
@@ -51,14 +84,14 @@ struct Ear {
 impl Notify {
     /// Makes the folder for the sockets.
     pub fn new(handle: Handle, state: Arc<State>) -> Result<Self> {
-        let folder = fresh_folder().map_err(|error| cannot_listen(&error))?;
+        let folder = Folder::fresh().map_err(|error| cannot_listen("--notify", &error))?;
         Ok(Self { folder, handle, state, ear: None })
     }
 
     /// Listens to what is started at this attempt, in a thread of its own, and to nobody else. Gives the socket's path.
     pub fn listen(&mut self, attempt: u32) -> Result<PathBuf> {
         self.ear = None;
-        let path = self.folder.join(attempt.to_string());
+        let path = self.folder.path().join(attempt.to_string());
         let listen = || {
             let socket = UnixDatagram::bind(&path)?;
             // A program may say it as another user than it was started by: who it is decides, not the file.
@@ -70,14 +103,14 @@ impl Notify {
             thread.spawn(move || hear(&socket, attempt, &handle, &state))?;
             Ok(ear)
         };
-        let socket = listen().map_err(|error| cannot_listen(&error))?;
+        let socket = listen().map_err(|error| cannot_listen("--notify", &error))?;
         self.ear = Some(Ear { path: path.clone(), socket });
         Ok(path)
     }
 }
 
-fn cannot_listen(error: &io::Error) -> anyhow::Error {
-    Failure::system(format!("cannot make a socket for --notify: {}", plain(error)))
+pub(super) fn cannot_listen(what_for: &str, error: &io::Error) -> anyhow::Error {
+    Failure::system(format!("cannot make a socket for {what_for}: {}", plain(error)))
 }
 
 impl Drop for Ear {
@@ -86,26 +119,6 @@ impl Drop for Ear {
         self.socket.shutdown(std::net::Shutdown::Both).ok();
         std::fs::remove_file(&self.path).ok();
     }
-}
-
-impl Drop for Notify {
-    fn drop(&mut self) {
-        self.ear = None;
-        std::fs::remove_dir(&self.folder).ok();
-    }
-}
-
-/// A new folder that others can go through, but not look into.
-fn fresh_folder() -> io::Result<PathBuf> {
-    for attempt in 0..ATTEMPTS_MAX {
-        let folder = std::env::temp_dir().join(format!("outlast-notify-{}-{attempt}", std::process::id()));
-        match std::fs::DirBuilder::new().mode(0o711).create(&folder) {
-            // Of a process that was killed, or somebody's who wants to be in our way.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => return made.map(|()| folder),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 static STRANGERS: Sparingly = Sparingly::new();
@@ -137,13 +150,14 @@ fn hear(socket: &UnixDatagram, attempt: u32, handle: &Handle, state: &State) {
                 Said::Alive => handle.sign_of_life(attempt),
                 Said::Status(text) => state.said(&text),
                 Said::Stopping => tracing::info!("it says that it is stopping"),
+                Said::StopsWithin(_) => {}
             }
         }
     }
 }
 
 /// A user who could end the program may speak for it, also if that process is gone; and so may any process below this one.
-fn may_speak(sender: Peer) -> bool {
+pub(super) fn may_speak(sender: Peer) -> bool {
     sender.uid == crate::admin_folder::own_uid()
         || sender.uid == 0
         || sender.pid.is_some_and(|pid| is_below(pid.cast_unsigned(), std::process::id()))
@@ -160,7 +174,7 @@ fn is_below(pid: u32, above: u32) -> bool {
 }
 
 /// What of a message means something here.
-fn understood(message: &[u8]) -> Vec<Said> {
+pub(super) fn understood(message: &[u8]) -> Vec<Said> {
     let message = String::from_utf8_lossy(message);
     let lines = message.lines().filter_map(|line| {
         let (name, value) = line.split_once('=')?;
@@ -168,6 +182,9 @@ fn understood(message: &[u8]) -> Vec<Said> {
             ("READY", "1") => Some(Said::Ready),
             ("STOPPING", "1") => Some(Said::Stopping),
             ("WATCHDOG", "1") => Some(Said::Alive),
+            ("EXTEND_TIMEOUT_USEC", time) => {
+                Some(Said::StopsWithin(Duration::from_micros(time.parse().ok()?)))
+            }
             ("STATUS", text) => Some(Said::Status(crate::exit::clean(text))),
             _ => None,
         }
@@ -184,7 +201,9 @@ mod tests {
         let said = understood(b"READY=1\nSTATUS=on 3 ports\x1b[2J\nMAINPID=5\nWATCHDOG=1\nSTOPPING=1");
         let status = Said::Status("on 3 ports [2J".into());
         assert_eq!(said, [Said::Ready, status, Said::Alive, Said::Stopping]);
-        for garbage in [&b""[..], b"READY", b"=", b"READY=0", b"ready=1", b"\xff\xfe\n\n="] {
+        for garbage in
+            [&b""[..], b"EXTEND_TIMEOUT_USEC=x", b"READY", b"=", b"READY=0", b"ready=1", b"\xff\xfe\n\n="]
+        {
             assert_eq!(understood(garbage), []);
         }
     }

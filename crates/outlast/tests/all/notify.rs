@@ -53,7 +53,7 @@ fn a_service_manager_is_told_what_its_protocol_has() {
     let manager = Manager::at(&path);
     let (address, to) = (nobody(), echo().to_string());
     let at = address.to_string();
-    let flags = ["listen", &at, "--to", &to, "--drain-timeout", "1h"];
+    let flags = ["listen", &at, "--to", &to, "--drain-timeout", "2h"];
     let mut server = service(runtime, &path, true, &flags);
     let before = manager.hears("READY=1");
     assert!(before.iter().any(|line| line.starts_with("STATUS=listening on 127.0.0.1:")), "{before:?}");
@@ -65,7 +65,7 @@ fn a_service_manager_is_told_what_its_protocol_has() {
     }
     server.signal("TERM");
     manager.hears("STOPPING=1");
-    manager.hears("EXTEND_TIMEOUT_USEC=3620000000");
+    manager.hears("EXTEND_TIMEOUT_USEC=7220000000");
     manager.hears("WATCHDOG=1");
     // The process that keeps its sessions has nothing to say to it.
     server.signal("TERM");

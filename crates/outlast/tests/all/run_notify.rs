@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::{Outlast, command, folder, output};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Stdio;
@@ -13,13 +14,15 @@ const NOTIFY: &str = "notify() { printf \"$1\" | socat -u - UNIX-SENDTO:$NOTIFY_
 struct Manager {
     socket: UnixDatagram,
     heard: Vec<String>,
+    /// The only process that is heard.
+    only: Option<u32>,
 }
 
 impl Manager {
     fn listen(folder: &Path) -> Self {
         let socket = UnixDatagram::bind(folder.join("manager")).unwrap();
         socket.set_read_timeout(Some(crate::common::PATIENCE)).unwrap();
-        Self { socket, heard: Vec::new() }
+        Self { socket, heard: Vec::new(), only: None }
     }
 
     fn start(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Outlast {
@@ -32,8 +35,10 @@ impl Manager {
     fn wait_for(&mut self, wanted: &str) {
         let mut message = [0; 4096];
         while !self.heard.iter().any(|line| line.contains(wanted)) {
-            let count =
-                self.socket.recv(&mut message).unwrap_or_else(|_| panic!("no {wanted}: {:?}", self.heard));
+            let (count, sender) = outlast_restart::credentials::receive(self.socket.as_fd(), &mut message)
+                .unwrap_or_else(|_| panic!("no {wanted}: {:?}", self.heard));
+            let by = sender.and_then(|sender| sender.pid).map(i32::cast_unsigned);
+            assert!(self.only.is_none() || self.only == by, "said by {by:?}");
             self.heard.extend(String::from_utf8_lossy(&message[..count]).lines().map(str::to_owned));
         }
     }
@@ -127,6 +132,43 @@ fn a_program_that_is_never_ready_is_ended_with_the_documented_code() {
 }
 
 /// Others see the socket in /proc/net/unix. What drops its rights may speak, as long as it is below.
+/// It hears the process that it has started alone.
+#[test]
+fn a_service_manager_hears_of_all_sections_of_a_configuration_by_their_parent() {
+    let folder = folder();
+    let mut manager = Manager::listen(folder.path());
+    rustix::net::sockopt::set_socket_passcred(&manager.socket, true).unwrap();
+    let (file, go) = (folder.path().join("outlast.toml"), folder.path().join("go"));
+    let section = |name: &str, before: &str| {
+        let script = format!("{NOTIFY}; {before} notify READY=1; exec sleep 600").replace('\\', "\\\\");
+        format!("[[run]]\nname = '{name}'\nnotify = true\nprogram = ['sh', '-c', \"\"\"{script}\"\"\"]\n")
+    };
+    let waits = format!("while [ ! -e {} ]; do sleep 0.01; done;", go.display());
+    let (one, two) = (section("one", &waits), section("two", ""));
+    let text = format!("[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:9'\n{one}{two}");
+    std::fs::write(&file, text).unwrap();
+    let variables = [("WATCHDOG_USEC", "400000")];
+    let mut outlast = Manager::start(folder.path(), &["--config", file.to_str().unwrap()], &variables);
+    manager.only = Some(outlast.pid());
+    manager.wait_for("WATCHDOG=1");
+    assert!(!manager.has_heard("READY=1"), "{:?}", manager.heard);
+    std::fs::write(go, "").unwrap();
+    manager.wait_for("READY=1");
+    manager.heard.clear();
+    manager.wait_for("WATCHDOG=1");
+    assert!(!manager.has_heard("READY=1") && !manager.has_heard("STOPPING=1"), "{:?}", manager.heard);
+    outlast.signal("TERM");
+    manager.wait_for("STOPPING=1");
+    assert!(outlast.ended().code().is_some());
+    let left = std::fs::read_dir(std::env::temp_dir())
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    assert_eq!(
+        left.filter(|name| name.starts_with(&format!("outlast-notify-{}-", outlast.pid()))).count(),
+        0
+    );
+}
+
 #[test]
 fn strangers_are_not_believed() {
     if !rustix::process::geteuid().is_root() {

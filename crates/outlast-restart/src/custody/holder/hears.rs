@@ -264,7 +264,14 @@ impl Holder {
                     self.connections.release((pid, false), which, &self.epoll, |_| Vec::new());
                 }
             }
-            Verb::Look | Verb::Yes | Verb::No => {}
+            Verb::Look => {
+                let now = Instant::now();
+                if self.listeners.closes(pid, message.descriptor) {
+                    // Not at once: it is closed after it was said.
+                    self.listeners_at = now;
+                }
+            }
+            Verb::Yes | Verb::No => {}
         }
     }
 
