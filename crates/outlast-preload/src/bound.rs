@@ -4,6 +4,7 @@ use crate::holder;
 use crate::marks;
 use crate::shut;
 use crate::sys;
+use crate::watches;
 use outlast_restart::custody::address::Address;
 use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
 use outlast_restart::custody::table::Table;
@@ -32,7 +33,8 @@ fn asked(descriptor: RawFd, address: &[u8]) -> Option<Message> {
         return None;
     }
     let slot = if sys::ipv6_only(descriptor) { IPV6_ONLY } else { 0 };
-    Some(Message { slot, address: AddressBytes::new(address)?, ..Message::new(Verb::Bind) })
+    let cookie = sys::network_cookie(descriptor);
+    Some(Message { slot, cookie, address: AddressBytes::new(address)?, ..Message::new(Verb::Bind) })
 }
 
 /// A UNIX socket's: what a path means is known to this process alone, as it may be relative, or below a root of its own.
@@ -77,6 +79,8 @@ fn answer_to(question: &Message, descriptor: RawFd, address: &[u8], flags: u32) 
         (answer, Some(socket))
             if answer.verb == Verb::Yes && sys::replace_watched(descriptor, socket.as_fd(), &watches) =>
         {
+            // Also if it is closed before it listens.
+            watches::lend(descriptor);
             Freed::Adopted
         }
         (answer, None) if answer.verb == Verb::Yes => Freed::Address,
@@ -135,7 +139,7 @@ pub fn on_listen(descriptor: RawFd) {
     match folder(name) {
         Some(folder) => holder::say(&message, &[descriptor, folder.as_raw_fd()], true),
         None => holder::say(&message, &[descriptor], true),
-    }
+    };
 }
 
 /// The program shuts a socket down. Whether it believes so: a listening one is the holder's as well, and would refuse clients
@@ -197,7 +201,8 @@ pub fn on_connect(descriptor: RawFd, address: &[u8]) -> bool {
     let Some(parsed) = Address::parse(address) else { return false };
     let may_be_held = holder::table().map_or_else(holder::is_known, |table| table.may_have(&parsed));
     let Some(bytes) = AddressBytes::new(address).filter(|_| may_be_held) else { return false };
-    let question = Message { address: bytes, ..Message::new(Verb::Probe) };
+    let cookie = sys::network_cookie(descriptor);
+    let question = Message { cookie, address: bytes, ..Message::new(Verb::Probe) };
     let folder = folder(address);
     holder::ask(&question, folder.as_ref().map(AsFd::as_fd))
         .is_some_and(|(answer, _)| answer.verb == Verb::Yes)

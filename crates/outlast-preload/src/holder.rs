@@ -316,18 +316,18 @@ pub fn insist<T>(ask: impl Fn() -> Option<T>) -> (Option<T>, bool) {
     }
 }
 
-/// Says something that is not answered. With `waits` it is not lost where there is no room for it now.
-pub fn say(message: &Message, descriptors: &[RawFd], waits: bool) {
+/// Says something that is not answered. With `waits` it is not lost where there is no room for it now. Whether it was said.
+pub fn say(message: &Message, descriptors: &[RawFd], waits: bool) -> bool {
     if !marks::is_own() {
-        return;
+        return false;
     }
-    let Some(_turn) = Turn::take() else { return };
-    let Some(socket) = socket() else { return };
-    if let Err(error) = sys::send(socket, &message.encode(), descriptors, waits)
-        && error.kind() != ErrorKind::WouldBlock
-    {
+    let Some(_turn) = Turn::take() else { return false };
+    let Some(socket) = socket() else { return false };
+    let sent = sys::send(socket, &message.encode(), descriptors, waits);
+    if sent.as_ref().is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
         abandon(socket);
     }
+    sent.is_ok()
 }
 
 /// In a child of the program.

@@ -253,8 +253,11 @@ fn release(slot: &Slot, number: u32, mark: &Mark) {
     let cookie = mark.cookie.load(Ordering::Relaxed);
     if slot.advance(NEW, FREE) {
         slot.cookie.store(0, Ordering::SeqCst);
-    } else {
-        holder::say(&Message { slot: number, cookie, ..Message::new(Verb::Release) }, &[], false);
+        return;
+    }
+    let said = holder::say(&Message { slot: number, cookie, ..Message::new(Verb::Release) }, &[], false);
+    if let Some(table) = holder::table().filter(|_| !said) {
+        table.note_unheard_close();
     }
 }
 

@@ -132,11 +132,21 @@ pub fn does_listen(descriptor: RawFd) -> bool {
 
 /// What no other socket has, or has had. 0: it is none.
 pub fn cookie(descriptor: RawFd) -> u64 {
+    long_option(descriptor, SO_COOKIE)
+}
+
+/// The kernel's number for the network namespace of a socket. 0: not known, as before Linux 5.14.
+pub fn network_cookie(descriptor: RawFd) -> u64 {
+    const SO_NETNS_COOKIE: c_int = 71;
+    long_option(descriptor, SO_NETNS_COOKIE)
+}
+
+/// 0: there is none.
+fn long_option(descriptor: RawFd, option: c_int) -> u64 {
     let (mut value, mut length) = (0u64, length::<u64>());
+    let place = (&raw mut value).cast();
     // SAFETY: fills a local integer of the length that is told.
-    let result = unsafe {
-        libc::getsockopt(descriptor, libc::SOL_SOCKET, SO_COOKIE, (&raw mut value).cast(), &raw mut length)
-    };
+    let result = unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, option, place, &raw mut length) };
     if result == 0 { value } else { 0 }
 }
 

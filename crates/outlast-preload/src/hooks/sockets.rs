@@ -17,7 +17,8 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
 /// What this number stands for is closed in a moment, unless the call fails.
 fn replaced(by: c_int, descriptor: c_int, flags: c_int) {
     let fails = || flags & !libc::O_CLOEXEC != 0 || (!marks::is_silent() && !sys::is_open(by));
-    if by != descriptor && marks::is_marked(descriptor) && !fails() {
+    let is_known = || marks::is_marked(descriptor) || watches::is_lent(descriptor);
+    if by != descriptor && is_known() && !fails() {
         marks::forget(descriptor);
     }
 }

@@ -44,7 +44,7 @@ while True:
         if b"/shut" in said:
             # All others, which have said nothing.
             for o in [o for o in clients.values() if o is not c]:
-                del clients[o.fileno()]; o.shutdown(socket.SHUT_RDWR); o.close()
+                del clients[o.fileno()]; o.shutdown(socket.SHUT_RDWR); close(o)
             stale += sum(fd not in clients and fd != s.fileno() and fd != u.fileno() for e in epolls for fd, event in e.poll(0))
         if b"/stop" in said:
             s.close(); u.close()
@@ -70,7 +70,7 @@ fn after_closing(how: &str) -> Option<(Server, Client, u16, PathBuf)> {
     if !is_installed("/usr/bin/python3") {
         return None;
     }
-    let (port, folder) = (free_port(), folder(&format!("stale-{how}")));
+    let (port, folder) = (free_port(), folder(&format!("stale-{how}-{}", free_port())));
     let mut command = python_at(port, &folder, SERVER);
     let server = Server::start(command.arg(how), true);
     let mut asks = Client::connect(port);
@@ -114,7 +114,16 @@ fn what_a_child_closes_is_heard_of_by_its_parent() {
 
 #[test]
 fn no_event_comes_of_silent_connections_that_were_shut_down_and_closed() {
-    let Some((server, mut asks, port, folder)) = after_closing("silent") else { return };
+    silent_ones_are_heard_of_no_more("silent");
+}
+
+#[test]
+fn nor_of_such_whose_numbers_were_given_to_a_file() {
+    silent_ones_are_heard_of_no_more("replaced");
+}
+
+fn silent_ones_are_heard_of_no_more(how: &str) {
+    let Some((server, mut asks, port, folder)) = after_closing(how) else { return };
     for _ in 0..10 {
         let silent: Vec<Client> = (0..10).map(|_| Client::connect(port)).collect();
         wait_until_held(&server, &silent);

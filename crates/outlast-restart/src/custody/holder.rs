@@ -339,6 +339,9 @@ impl Holder {
         let (parts, held) = (&self.parts, (&self.listeners, &mut self.connections));
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
         self.look_at_listeners(now);
+        if self.table.take_unheard_closes() {
+            self.connections.sweep();
+        }
         if self.connections.is_in_doubt() && now.duration_since(self.doubted_at) >= IN_DOUBT {
             self.doubted_at = now;
             self.connections.settle_doubts();

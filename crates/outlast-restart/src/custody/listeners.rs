@@ -115,10 +115,17 @@ impl Listener {
             return false;
         }
         match (place.address.path(), &self.file, place.folder) {
-            (None, ..) | (_, None, _) => true,
+            (None, ..) => self.is_in_network(place.network),
+            (_, None, _) => true,
             (_, Some(file), Some(folder)) => file.is_in(folder),
             (Some(path), Some(_), None) => path.first() == Some(&b'/'),
         }
+    }
+
+    /// The same address is another one in another network namespace.
+    fn is_in_network(&self, network: u64) -> bool {
+        let own = sys::network_cookie(self.socket.as_fd());
+        [own, network].contains(&0) || own == network
     }
 
     /// Whether a connection to this address may be served by whoever accepts here.
@@ -140,6 +147,8 @@ pub(super) struct Place<'a> {
     pub(super) folder: Option<BorrowedFd<'a>>,
     /// For IPv6 alone.
     pub(super) ipv6_only: bool,
+    /// The [network namespace](sys::network_cookie) of the program's socket. 0: not known.
+    pub(super) network: u64,
 }
 
 impl Listeners {

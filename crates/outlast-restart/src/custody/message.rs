@@ -2,7 +2,7 @@
 //! descriptor. Whoever writes them is not trusted: all that a packet can do is to ask.
 
 /// Of what follows, and of the [table](super::table::Table): others are not understood.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The longest address that a socket can have (`struct sockaddr_storage`).
 pub const ADDRESS_BYTES: usize = 128;
 /// A packet's length.
@@ -57,7 +57,7 @@ pub struct Message {
     pub descriptor: i32,
     /// A slot of the table.
     pub slot: u32,
-    /// Of a connection (`SO_COOKIE`).
+    /// Of a connection (`SO_COOKIE`); with [`Verb::Bind`] and [`Verb::Probe`] of a network namespace (`SO_NETNS_COOKIE`).
     pub cookie: u64,
     /// As `struct sockaddr` has it; may be empty.
     pub address: AddressBytes,

@@ -291,6 +291,8 @@ pub struct Table {
     told: AtomicU32,
     /// Not 0: of the listening sockets some may be the holder's alone.
     untaken: AtomicU32,
+    /// Not 0: connections were closed of which the holder was not told.
+    unheard_closes: AtomicU32,
     tail: AtomicU32,
     /// Slots that were announced, each with 1 added.
     ring: [AtomicU32; SLOTS],
@@ -406,6 +408,16 @@ impl Table {
     #[must_use]
     pub fn has_untaken(&self) -> bool {
         self.untaken.load(Ordering::Relaxed) != 0
+    }
+
+    /// A connection was closed, and there was no room to tell the holder.
+    pub fn note_unheard_close(&self) {
+        self.unheard_closes.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether there was such a one since the last time.
+    pub(in crate::custody) fn take_unheard_closes(&self) -> bool {
+        self.unheard_closes.load(Ordering::Relaxed) != 0 && self.unheard_closes.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Notes that. A program notes it when it closes one; the holder looks then.

@@ -110,6 +110,12 @@ pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
     number(socket, SO_COOKIE)
 }
 
+/// The kernel's number for the network namespace of a socket. 0: not known, as before Linux 5.14.
+pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> u64 {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    number(socket, SO_NETNS_COOKIE)
+}
+
 /// A long option. 0: there is none.
 fn number(socket: BorrowedFd<'_>, option: libc::c_int) -> u64 {
     let mut number = 0u64;

@@ -13,6 +13,7 @@ use clap::Subcommand;
 use outlast_restart::Death;
 use outlast_restart::supervisor::Ended;
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::path::PathBuf;
@@ -115,12 +116,10 @@ pub fn check(path: &Path) -> Result<Code> {
     sort_by_line(&mut faults, path);
     let Some(first) = faults.first() else {
         let run = if runs.is_empty() { String::new() } else { format!(", {} run", runs.len()) };
-        println!(
-            "{}: ok, {} listen, {} connect{run}",
-            path.display(),
-            relays.listen.len(),
-            relays.connect.len()
-        );
+        let (listen, connect) = (relays.listen.len(), relays.connect.len());
+        let told =
+            writeln!(std::io::stdout(), "{}: ok, {listen} listen, {connect} connect{run}", path.display());
+        told.map_err(|error| crate::exit::cannot_print(&error))?;
         return Ok(Code::Ok);
     };
     let code = crate::exit::code_of(first);

@@ -181,7 +181,12 @@ impl Holder {
                 let controls = &self.controls;
                 let is_about_to_receive = |other: Pid| about_to_receive(controls, pid, other);
                 let folder = descriptors.first().map(AsFd::as_fd);
-                let place = address.as_ref().map(|address| Place { address, folder, ipv6_only });
+                let place = address.as_ref().map(|address| Place {
+                    address,
+                    folder,
+                    ipv6_only,
+                    network: message.cookie,
+                });
                 if let Some(socket) =
                     place.and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive))
                 {
@@ -203,7 +208,7 @@ impl Holder {
             Verb::Probe => {
                 let alone = address.is_some_and(|address| {
                     let folder = descriptors.first().map(AsFd::as_fd);
-                    let at = Place { address: &address, folder, ipv6_only: false };
+                    let at = Place { address: &address, folder, ipv6_only: false, network: message.cookie };
                     // Who is left from an earlier start may ask others that are, as long as they are there.
                     let is_older = self.left_over.is_older(pid);
                     let all = family::below_this;
@@ -212,9 +217,12 @@ impl Holder {
                         Address::Unix(_) => self.listeners.is_alone(&at, processes),
                         Address::Internet { .. } => {
                             let controls = &self.controls;
-                            self.listeners.is_reached_alone(pid, &address, processes, |other| {
-                                about_to_receive(controls, pid, other)
-                            })
+                            self.listeners.is_reached_alone(
+                                pid,
+                                (&address, message.cookie),
+                                processes,
+                                |other| about_to_receive(controls, pid, other),
+                            )
                         }
                     }
                 });

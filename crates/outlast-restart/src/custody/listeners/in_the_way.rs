@@ -51,7 +51,9 @@ impl Listeners {
     ) -> Vec<OwnedFd> {
         let is_in_the_way = |listener: &&Listener| {
             let held = (&listener.address, listener.ipv6_only);
-            overlap::is_in_the_way(held, (at.address, at.ipv6_only)) && is_in(by, listener.network.as_ref())
+            overlap::is_in_the_way(held, (at.address, at.ipv6_only))
+                && listener.is_in_network(at.network)
+                && is_in(by, listener.network.as_ref())
         };
         let there: Vec<&Listener> = self.all.iter().filter(is_in_the_way).collect();
         if there.is_empty() {
@@ -62,16 +64,17 @@ impl Listeners {
         closed.map(|listener| listener.socket).collect()
     }
 
-    /// Whether a connection of that process to this address would come to the holder alone.
+    /// Whether a connection of that process to this address, in this [network namespace](Place::network), would come to the holder alone.
     pub(in crate::custody) fn is_reached_alone(
         &self,
         by: Pid,
-        to: &Address,
+        (to, network): (&Address, u64),
         processes: impl FnOnce() -> Vec<Pid>,
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> bool {
         let is_reached = |listener: &&Listener| {
             overlap::reaches(to, (&listener.address, listener.ipv6_only), addresses::is_local)
+                && listener.is_in_network(network)
                 && is_in(by, listener.network.as_ref())
         };
         let there: Vec<&Listener> = self.all.iter().filter(is_reached).collect();
