@@ -37,7 +37,7 @@ extern "C" {
 
 /* ---- Generations ---- */
 
-/* When a crash is followed by another generation. 0 stands for the default; whoever sets some by name
+/* When a crash is followed by another generation. 0 stands for the default; an application that sets some by name
  * (`{.intensity = 10}`) has set the others to 0. */
 struct outlast_policy {
     uint64_t transient_after_ms;  /* a crash so long after the last one has nothing to do with it; 60,000 */
@@ -60,7 +60,7 @@ int outlast_listen(const struct sockaddr *address, socklen_t length, int backlog
 /* From here on the server outlives its process. To be called once, when it is initialised, listens perhaps, and has no
  * threads yet. Returns in each generation, one at a time: its number, 1 in the first. The process that calls it stays
  * as their parent, passes signals on, and ends when a generation exits with code 0, or is told to end. SIGPIPE is
- * ignored from here on, unless it has a handler: whoever starts other programs sets it to SIG_DFL for them.
+ * ignored from here on, unless it has a handler: an application that starts other programs sets it to SIG_DFL for them.
  *
  * policy: NULL for the defaults. Errors: EINVAL (there are threads; a policy that cannot be kept), EALREADY (registered
  * before), or what the kernel has refused; the process goes on as it was, and does not outlive a crash. */

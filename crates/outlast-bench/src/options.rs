@@ -354,7 +354,7 @@ pub struct RestartServeArguments {
     pub core_dumps: bool,
 }
 
-/// What is left of a server when it is started anew.
+/// What is left of a server when it is started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kept {
     /// Nothing.

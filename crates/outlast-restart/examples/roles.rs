@@ -2,7 +2,7 @@
 //! workers ask each other all the time, over channels that outlive both, and check that nothing is lost, or comes twice.
 //! Kill the processes as you like.
 //!
-//! `cargo run --example roles -- 127.0.0.1:7` and `nc 127.0.0.1 7`. Of further arguments `together` has all workers begin anew when
+//! `cargo run --example roles -- 127.0.0.1:7` and `nc 127.0.0.1 7`. Of further arguments `together` has all workers begin again when
 //! one crashes, `poison` asks now and then what crashes whoever is asked, `strict` ends it all when one crashes more often than
 //! a service should, `nobody` begins as root and goes on as nobody, as services do that need privileges only to begin. The line `end` on the standard input ends it in order.
 #![allow(clippy::print_stdout, reason = "a program")]

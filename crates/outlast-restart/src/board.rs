@@ -272,7 +272,7 @@ impl Board {
         self.ready.load(Ordering::SeqCst) != 0
     }
 
-    /// The program is started anew: what was said of the process that serves is no longer so. A wish for another binary
+    /// The program is started again: what was said of the process that serves is no longer so. A wish for another binary
     /// that was not dealt with has failed, unless it is dealt with by this: the one of the number `by_this`.
     pub(crate) fn note_start(&self, by_this: Option<u32>) {
         if let Some(wish) = self.upgrade_wanted().filter(|wish| Some(wish.number) != by_this) {
@@ -393,7 +393,7 @@ impl Board {
         self.note_end_of(self.earlier.load(Ordering::SeqCst) + number, status, cause);
     }
 
-    /// As above, for a supervisor: of all generations, also those before the program was started anew.
+    /// As above, for a supervisor: of all generations, also those before the program was started again.
     pub(crate) fn note_end_of(&self, number: u32, status: Option<i32>, cause: Cause) {
         let Some(record) =
             self.record(number).filter(|record| record.number.load(Ordering::SeqCst) == number)

@@ -274,7 +274,7 @@ impl Slot {
                 || self.pending().is_some() && self.marks.iter().any(|mark| uses(mark.get())))
     }
 
-    /// Begins anew.
+    /// Begins again.
     pub(crate) fn begin(&self, kind: u8, inode: u64, read_base: u64, written_base: u64) {
         self.inode.store(0, Ordering::SeqCst);
         self.kind.store(kind.into(), Ordering::Relaxed);

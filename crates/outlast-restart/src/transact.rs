@@ -328,7 +328,7 @@ mod tests {
         let error = transact(&mut wrong).unwrap_err();
         assert!(matches!(error, Failure::NotDone(StateError::SharedCell)), "{error:?}");
         assert_eq!((wrong.done_bytes(), region.get(first).unwrap()), (0, 3));
-        // A region that begins anew.
+        // A region that begins again.
         region.clear().unwrap();
         transact(&mut one).unwrap();
         assert_eq!(region.get(first).unwrap(), 4);

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the countdown of a UNIX socket begins, and when it is begun anew.
+/// Where the countdown of a UNIX socket begins, and when it is begun again.
 const COUNTDOWN_BEGIN: u64 = 1 << 30;
 const COUNTDOWN_LOW: u64 = 1 << 29;
 /// A step is at most what a pipe takes: the lower bits of a word, of which the others are its base.
@@ -104,7 +104,7 @@ impl Transport {
             Self::Unix => {
                 let left = local::peek_offset(descriptor)?;
                 let next = slot.next_base.load(Ordering::SeqCst);
-                // It died between beginning the countdown anew and writing that down.
+                // It died between beginning the countdown again and writing that down.
                 if next != 0 && left > COUNTDOWN_LOW {
                     slot.read_base.store(next, Ordering::SeqCst);
                 }

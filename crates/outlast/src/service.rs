@@ -413,7 +413,7 @@ async fn detach(
         let passed = Arc::clone(&passed);
         move || fill(keepers, inbox, &passed)
     });
-    // Each has a limit of its own for its last steps; this is for the unforeseen. It begins anew as long as keepers take some.
+    // Each has a limit of its own for its last steps; this is for the unforeseen. It begins again as long as keepers take some.
     let mut passed_before = 0;
     while tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.is_err() {
         if std::mem::replace(&mut passed_before, passed.load(Ordering::Relaxed)) == passed_before {

@@ -1,4 +1,4 @@
-//! A manager that keeps the descriptors of a service while that is started anew, as the `FDSTORE` of systemd does: the
+//! A manager that keeps the descriptors of a service while that is started again, as the `FDSTORE` of systemd does: the
 //! sockets live on, what was read from them and not answered does not.
 
 use anyhow::{Context, Result};

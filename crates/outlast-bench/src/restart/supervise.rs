@@ -1,4 +1,4 @@
-//! Supervisors that start a server anew when it has died, as others do it: with nothing kept, with the socket that listens
+//! Supervisors that start a server again when it has died, as others do it: with nothing kept, with the socket that listens
 //! kept, or with all sockets kept.
 
 use super::store::Store;

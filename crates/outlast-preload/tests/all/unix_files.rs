@@ -29,7 +29,7 @@ elif mode == "in use":
 elif mode == "link": gone("t"); s.bind("t"); s.listen(50); gone("s"); os.link("t", "s")
 elif mode == "renamed": s.bind(folder + "/t"); s.listen(50); os.rename("t", "s")
 elif mode == "renamed first": s.bind(folder + "/t"); os.rename("t", "s"); s.listen(50)
-elif mode == "anew":
+elif mode == "again":
     # As HAProxy's master does: the same process makes it once more.
     s.bind(folder + "/t"); os.rename("t", "s"); s.listen(50)
     if "AGAIN" not in os.environ: os.environ["AGAIN"] = "1"; os.execv(sys.executable, [sys.executable] + sys.argv)
@@ -120,7 +120,7 @@ fn a_file_that_gets_another_name_is_reached_after_a_crash() {
     is_reached_after_crashes("link", false);
     is_reached_after_crashes("renamed", false);
     is_reached_after_crashes("renamed first", false);
-    is_reached_after_crashes("anew", false);
+    is_reached_after_crashes("again", false);
 }
 
 /// The same path means another file in each folder.

@@ -106,7 +106,7 @@ pub(super) fn timestamp_at(connection: &Restore<'_>) -> Option<u32> {
     connection.agreed.timestamp.map(|first| ahead(first, connection.age_ms))
 }
 
-/// The timestamp of a connection that began with `first`, and is so old: it counts milliseconds, and begins anew.
+/// The timestamp of a connection that began with `first`, and is so old: it counts milliseconds, and begins again.
 pub(super) fn ahead(first: u32, age_ms: u64) -> u32 {
     let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis();
     let age_ms = u32::try_from(age_ms & u128::from(u32::MAX)).unwrap_or(0);

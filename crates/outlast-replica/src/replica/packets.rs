@@ -109,7 +109,7 @@ impl Replica {
             }
             return Verdict::Drop;
         }
-        // One that is known may be answered anew, where the kernel has forgotten it.
+        // One that is known may be answered again, where the kernel has forgotten it.
         self.opening.retain(|syn| syn.ends != segment.ends);
         if self.opening.len() >= OPENING_MAX {
             self.opening.pop_front();

@@ -257,7 +257,7 @@ fn a_connection_is_not_hidden_by_an_older_one_of_the_same_client() {
         let syn = Flags { syn: true, ..Flags::default() };
         group.packet(1, Direction::In, segment(CLIENT.0, 0, syn));
         group.packet(1, Direction::Out, syn_ack());
-        // The other node gets that much, and the client begins anew before it has said so.
+        // The other node gets that much, and the client begins again before it has said so.
         group.node(1).flush(0);
         let first = group.collect(NodeId(1));
         group.packet(1, Direction::In, segment(55, 0, syn));

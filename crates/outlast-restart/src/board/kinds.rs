@@ -56,11 +56,11 @@ impl Sign {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Backend {
-    /// It does not: it was started anew.
+    /// It does not: it was started again.
     None = 0,
     /// Generations of the library.
     Library = 1,
-    /// Unmodified, started anew with its sockets.
+    /// Unmodified, started again with its sockets.
     Exec = 3,
     /// Several processes with [roles](crate::roles), each of which has generations of the library.
     Roles = 4,

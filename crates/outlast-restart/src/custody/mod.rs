@@ -5,7 +5,7 @@
 //! socket that listens, and writes into a [table] which connections are idle. The holder takes copies of those
 //! (`pidfd_getfd`). When a process crashes, its copies stay open, and are given to whoever accepts connections next: when a
 //! client's next byte is there the holder connects to the program's own listening socket, and the library swaps what was
-//! accepted for the connection that is held. A program that is started anew and binds to an address of before gets the
+//! accepted for the connection that is held. A program that is started again and binds to an address of before gets the
 //! socket that listens there, with all who wait in its queue.
 //!
 //! The library finds the holder by the name of a socket in [`ENVIRONMENT`], when the program first binds or accepts.

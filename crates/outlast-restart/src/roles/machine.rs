@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(crash(1, [2, 2, 1, 1]), [renew(2, 1), renew(3, 1)]);
         assert_eq!(crash(2, [2, 2, 2, 1]), []);
         assert_eq!(crash(3, [2, 2, 2, 2]), []);
-        // Another one has crashed by itself meanwhile: all begin anew for both at once.
+        // Another one has crashed by itself meanwhile: all begin again for both at once.
         assert_eq!(crash(2, [2, 3, 3, 2]), [renew(1, 3), renew(3, 2)]);
         assert_eq!(crash(1, [2, 3, 3, 2]), []);
     }

@@ -31,7 +31,7 @@
 //!   the root tells all, and ends when they have, with the code of the first process.
 //! * A process that crashes more often than its [policy](Role::policy) allows ends the whole program, with its code.
 //! * A zygote that is killed leaves a generation that serves on, and survives one more crash, as without roles; after that
-//!   the root starts the process anew: its clients are lost, its channels and the state are not.
+//!   the root starts the process again: its clients are lost, its channels and the state are not.
 //! * Without the root all end: at once, but for a generation that has lost its zygote before; that has no successor any more.
 
 mod channels;
@@ -57,7 +57,7 @@ pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Processes that a program can have.
 pub const PROCESSES_MAX: usize = 256;
 
-/// Who begins anew when a process crashes.
+/// Who begins again when a process crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Recovery {
     /// That process alone, in its next generation.
@@ -96,7 +96,7 @@ impl Role {
         Self { policy, ..self }
     }
 
-    /// Who begins anew when one of them crashes.
+    /// Who begins again when one of them crashes.
     #[must_use]
     pub fn recovery(self, recovery: Recovery) -> Self {
         Self { recovery, ..self }
@@ -135,7 +135,7 @@ impl Roles {
     /// program. To be called when what all have in common is there: sockets that listen, a [region](crate::state::Region) of
     /// state; and before there are threads.
     ///
-    /// A process that has to be started anew begins here as well.
+    /// A process that has to be started again begins here as well.
     ///
     /// # Errors
     /// There are threads; the roles make no program; the system refuses. The process goes on as it was.

@@ -320,7 +320,7 @@ impl Handle {
         self.send(Message::SignOfLife { attempt });
     }
 
-    /// Has the program go on as the binary at `program`, or as the same one anew if that is empty. With `replace` it is
+    /// Has the program go on as the binary at `program`, or as the same one again if that is empty. With `replace` it is
     /// stopped and started, which closes its connections; without, it takes over from itself, which it has to be
     /// [able to](Board::takes_upgrades). If the new one does not serve within `timeout`, the old one goes on. Gives the number to
     /// ask the board with how [that went](Board::upgrade_end); none while an earlier wish is not dealt with.

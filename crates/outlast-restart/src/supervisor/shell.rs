@@ -144,7 +144,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
     }
 
     /// Whether the program has told all of its process group, which this process is in: it was meant for the program, and
-    /// has reached it. Who asks its workers to end so goes on itself, as lighttpd does to begin anew, or is about to end. A
+    /// has reached it. Who asks its workers to end so goes on itself, as lighttpd does to begin again, or is about to end. A
     /// helper that asks by SIGTERM may mean this process alone, and counts, once.
     fn echo(&self, arrived: &Arrived) -> Echo {
         let (number, now_ms) = (arrived.number, clock::monotonic_ms());

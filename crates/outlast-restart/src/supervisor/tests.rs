@@ -314,7 +314,7 @@ fn a_program_that_tells_its_own_group_to_end_may_go_on() {
         (int, Death::Signal(int), Some(Outcome::Stopped(Death::Signal(int)))),
         (term, Death::Exited(143), Some(Outcome::Stopped(Death::Exited(143)))),
         (term, Death::Exited(0), Some(Outcome::Finished)),
-        // It has begun anew, and fails at that.
+        // It has begun again, and fails at that.
         (int, Death::Exited(1), None),
         (int, Death::Signal(libc::SIGSEGV), None),
         (term, Death::Signal(int), None),

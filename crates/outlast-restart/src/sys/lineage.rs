@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Numbers rise, fall, or do neither: they begin anew when they have come to the last one.
+    /// Numbers rise, fall, or do neither: they begin again when they have come to the last one.
     const LINES: [[Pid; 4]; 3] = [[50, 51, 52, 53], [53, 52, 51, 50], [52, 9, 60, 8]];
 
     /// Each of those between, and each two, end before each of the looks.

@@ -90,7 +90,7 @@ fn those_that_recover_together_begin_anew_together() {
         for _ in 0..30 {
             let before = [0, 1, 2, 3].map(|process| program.serving(process));
             send(before[2], libc::SIGKILL);
-            eventually("all workers begin anew", || {
+            eventually("all workers begin again", || {
                 (1..4).all(|process| program.serving(process) != before[process])
             });
             // Some crash by themselves, too.

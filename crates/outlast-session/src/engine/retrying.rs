@@ -141,7 +141,7 @@ impl Engine {
     /// Ends the session if its patience is over, even if an attempt is under way: that may take longer. Otherwise when to
     /// look again; none if there is no reason to.
     pub(super) fn look_at_patience(&self) -> Option<Duration> {
-        // Before: whoever loses the next link from here on has it watched anew.
+        // Before: the thread that loses the next link from here on has it watched again.
         self.patience_watched.store(false, Ordering::Release);
         let last = {
             let mut ctl = self.ctl.lock();

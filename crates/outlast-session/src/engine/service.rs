@@ -39,7 +39,7 @@ impl Engine {
         Some(lent)
     }
 
-    /// Decides anew whether the kernel may take in more from the service by itself. True if that needs no asking any more.
+    /// Decides again whether the kernel may take in more from the service by itself. True if that needs no asking any more.
     pub(crate) fn let_service_send(&self) -> bool {
         let acked_bytes = self.acked_bytes();
         // The link is just changing: another time, then.

@@ -353,14 +353,20 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_reset_that_a_write_has_heard_of_is_no_end_in_order() {
+    /// A program that has written 10 bytes, and its connection here.
+    fn program_that_has_written() -> (std::net::TcpStream, Local) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let local = listener.accept().unwrap().0;
         local.set_nonblocking(true).unwrap();
         let local = TcpLocal::new(local).map(Local::Tcp).unwrap();
         program.write_all(&[1; 10]).unwrap();
+        (program, local)
+    }
+
+    #[tokio::test]
+    async fn a_reset_that_a_write_has_heard_of_is_no_end_in_order() {
+        let (program, local) = program_that_has_written();
         socket2::SockRef::from(&program).set_linger(Some(Duration::ZERO)).unwrap();
         drop(program);
         let error = local.try_write_early(b"x", false).unwrap_err();
@@ -383,12 +389,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_end_in_order_is_one_also_where_a_write_fails() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut program = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let local = listener.accept().unwrap().0;
-        local.set_nonblocking(true).unwrap();
-        let local = TcpLocal::new(local).map(Local::Tcp).unwrap();
-        program.write_all(&[1; 10]).unwrap();
+        let (program, local) = program_that_has_written();
         drop(program);
         // The first is answered by a reset.
         let failed = (0..1000).find_map(|_| {

@@ -60,14 +60,7 @@ impl Case {
         let security = match self.protection {
             Protection::Open => Security::Open,
             Protection::Psk => Security::Psk(psk(1)),
-            Protection::Tls => {
-                let certificates = certificates();
-                Security::Tls(TlsConfig {
-                    client: Some(certificates.client(None)),
-                    server_name: Some("localhost".into()),
-                    server: Some(certificates.server(false)),
-                })
-            }
+            Protection::Tls => tls_of_both_ends(),
         };
         Config { ack: self.ack, security, ..quick() }
     }
@@ -186,6 +179,15 @@ pub struct Certificates {
     server: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
     client: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
     other_client: (rustls_pki_types::CertificateDer<'static>, Vec<u8>),
+}
+
+/// TLS for a client and its server, without a certificate of the client's.
+pub fn tls_of_both_ends() -> Security {
+    Security::Tls(TlsConfig {
+        client: Some(certificates().client(None)),
+        server_name: Some("localhost".into()),
+        server: Some(certificates().server(false)),
+    })
 }
 
 pub fn certificates() -> &'static Certificates {

@@ -241,14 +241,14 @@ fn told(name: &str, before: &Program, after: &UpgradeOutcome, begun: &UpgradeBeg
                 "listens" => format!(", listening again after {pause:?}"),
                 _ => format!(", pause {pause:?}"),
             };
-            let anew = match begun.keeps {
+            let lost = match begun.keeps {
                 Keeps::Idle | Keeps::Listeners => {
                     "; it was restarted from scratch, without what the old one had only in memory"
                 }
                 _ => "",
             };
             format!(
-                "{name} is upgraded: generation {number} (process {pid}) serves after {last}{pause}{anew}"
+                "{name} is upgraded: generation {number} (process {pid}) serves after {last}{pause}{lost}"
             )
         }
         _ if before.main_pid == 0 => format!("{name}, which did not run, is started: process {pid} serves"),

@@ -156,7 +156,7 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             }
             let last = past.iter().rev().find(|past| past.number + 1 == number && past.ended_ms.is_some());
             match last {
-                // Without a pause it was started anew, which was said, or it is not known.
+                // Without a pause it was started again, which was said, or it is not known.
                 Some(last) if !pause.is_zero() => {
                     let cause = state::cause(last.cause);
                     let seen = match this.map(|this| this.sign) {

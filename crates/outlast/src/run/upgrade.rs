@@ -80,7 +80,7 @@ impl Upgrades {
         }
     }
 
-    /// Whether the old program is ending, for another one or for itself to be started anew.
+    /// Whether the old program is ending, for another one or for itself to be started again.
     pub fn old_ends(&self) -> bool {
         self.now().old_ends
     }
@@ -157,9 +157,9 @@ impl Upgrades {
         }
         let replaced = hindrance.is_some() || !runs;
         // Its sockets are held while it is stopped and the new one is started.
-        let anew = replaced || self.board.backend() == Backend::Exec;
+        let starts_again = replaced || self.board.backend() == Backend::Exec;
         let mut now = self.now();
-        let Some(wish) = self.handle.upgrade(Path::new(program), anew, timeout) else {
+        let Some(wish) = self.handle.upgrade(Path::new(program), starts_again, timeout) else {
             drop(now);
             return under_way();
         };

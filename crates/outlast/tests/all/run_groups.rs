@@ -28,7 +28,7 @@ fn notes(file: &Path) -> Vec<(String, String)> {
     text.split_inclusive('\n').filter_map(|text| line(text.strip_suffix('\n')?)).collect()
 }
 
-/// As lighttpd does with workers at SIGUSR1, to begin anew: it tells them, and itself, and goes on.
+/// As lighttpd does with workers at SIGUSR1, to begin again: it tells them, and itself, and goes on.
 #[test]
 fn what_a_program_tells_its_own_group_is_not_told_to_it_again() {
     for (number, name) in [("2", "SIGINT"), ("3", "SIGQUIT"), ("15", "SIGTERM")] {

@@ -122,15 +122,20 @@ fn a_program_that_was_not_changed_is_told_to_end_when_its_supervisor_is_killed()
     }
 }
 
+/// A program of this name that does not end by SIGTERM. Its supervisor was killed.
+fn left_by_killed_supervisor(folder: &Path, name: &str) -> u32 {
+    let script = "trap '' TERM; echo begun $$ >&2; while :; do sleep 0.02; done";
+    let mut outlast = Outlast::start(folder, &["run", "--name", name, "--", "sh", "-c", script]);
+    let begun = outlast.wait_for("begun");
+    outlast.signal("KILL");
+    outlast.ended();
+    begun.trim_start_matches("begun ").parse().unwrap()
+}
+
 #[test]
 fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
     let folder = folder();
-    let script = "trap '' TERM; echo begun $$ >&2; while :; do sleep 0.02; done";
-    let mut outlast = Outlast::start(folder.path(), &["run", "--name", "deaf", "--", "sh", "-c", script]);
-    let begun = outlast.wait_for("begun");
-    let deaf: u32 = begun.trim_start_matches("begun ").parse().unwrap();
-    outlast.signal("KILL");
-    outlast.ended();
+    let deaf = left_by_killed_supervisor(folder.path(), "deaf");
     // Programs that are called by their files may be different ones of one name.
     let told_of = |name: &str| {
         let program = folder.path().join(name);
@@ -158,12 +163,7 @@ fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
 #[test]
 fn one_that_still_serves_is_not_ended_for_a_start_that_cannot_be() {
     let folder = folder();
-    let script = "trap '' TERM; echo begun $$ >&2; while :; do sleep 0.02; done";
-    let mut outlast = Outlast::start(folder.path(), &["run", "--name", "serving", "--", "sh", "-c", script]);
-    let begun = outlast.wait_for("begun");
-    let serving: u32 = begun.trim_start_matches("begun ").parse().unwrap();
-    outlast.signal("KILL");
-    outlast.ended();
+    let serving = left_by_killed_supervisor(folder.path(), "serving");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let metrics = taken.local_addr().unwrap().to_string();
     for wrong in [

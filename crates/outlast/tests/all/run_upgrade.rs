@@ -90,7 +90,7 @@ fn play(role: &str) -> ! {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        // As the root of several processes does, which start anew only all together.
+        // As the root of several processes does, which start again only all together.
         "roles" => {
             board.set_backend(Backend::Roles);
             board.note_begin(own, Duration::ZERO);

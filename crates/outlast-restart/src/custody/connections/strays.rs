@@ -20,7 +20,7 @@ impl Connections {
     }
 
     /// Closes those that nobody serves, and that have come to an address at which the program, which serves by now, does not
-    /// listen any more, or listens as somebody who may not have them: how many. Clients connect anew then, and see what they
+    /// listen any more, or listens as somebody who may not have them: how many. Clients connect again then, and see what they
     /// would see without this one.
     pub(in crate::custody) fn close_strays(&mut self, listeners: &Listeners, now: Instant) -> u32 {
         if self.loose.is_empty() {

@@ -36,7 +36,7 @@ impl Shedding {
         self.ended.saturating_sub(NAMED_MAX)
     }
 
-    /// Tells how many are gone that were not named, and counts anew.
+    /// Tells how many are gone that were not named, and counts from zero again.
     fn tell(&mut self) {
         let others = self.others();
         if others > 0 {

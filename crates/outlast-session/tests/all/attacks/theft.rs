@@ -2,7 +2,7 @@
 
 use super::ALONE;
 use super::raw::{Raw, Victim, bytes_of, fresh_id, hello};
-use crate::common::{certificates, psk, quick, within};
+use crate::common::{certificates, psk, quick, tls_of_both_ends, within};
 use outlast_session::proto::{
     Answer, BINDING_LABEL, ClientHandshake, ClientStep, Credentials, Hello, Intent, Message, Refusal,
     SessionId, SessionKey, Welcomed,
@@ -222,11 +222,7 @@ pub(super) fn tls_stream(
 fn tls_sessions_are_bound_to_key_and_connection() {
     let _shared = ALONE.read();
     within(|| {
-        let security = Security::Tls(TlsConfig {
-            client: Some(certificates().client(None)),
-            server_name: Some("localhost".into()),
-            server: Some(certificates().server(false)),
-        });
+        let security = tls_of_both_ends();
         let victim = Victim::new(Config { security, ..quick() });
         let stolen = victim.session.id();
         let address = victim.address();

@@ -3,9 +3,9 @@
 use super::ALONE;
 use super::raw::{Raw, fresh_id, hello};
 use super::theft::{shake, tls_stream};
-use crate::common::{certificates, quick, within};
+use crate::common::{certificates, quick, tls_of_both_ends, within};
 use outlast_session::proto::{ClientStep, Credentials};
-use outlast_session::{Config, Security, TlsConfig, blocking};
+use outlast_session::{Config, blocking};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -46,11 +46,7 @@ fn helper_ticks() -> u64 {
 fn what_comes_behind_the_end_of_tls_keeps_no_thread_busy() {
     let _shared = ALONE.read();
     within(|| {
-        let security = Security::Tls(TlsConfig {
-            client: Some(certificates().client(None)),
-            server_name: Some("localhost".into()),
-            server: Some(certificates().server(false)),
-        });
+        let security = tls_of_both_ends();
         let config = Arc::new(Config { security, ..quick() });
         let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
         let address = listener.local_addr();

@@ -78,7 +78,7 @@ pub struct Plan {
     pub datagram_nat: bool,
     /// One in so many paths has something in between that terminates TCP (`Auto`); 0 is never.
     pub indirect: u64,
-    /// The application in place of the server's is started anew once.
+    /// The application in place of the server's is started again once.
     pub restarts: bool,
     /// This end's application ends its stream when it has seen the end of the other.
     pub ends_last: Option<Side>,

@@ -62,7 +62,7 @@ impl Server {
 
     /// The process dies, with all it knows, and comes back.
     pub fn restart(&mut self, cx: &mut Ctx) {
-        cx.log(|| "Server: starts anew".into());
+        cx.log(|| "Server: starts again".into());
         for pending in self.pending.drain(..) {
             cx.net.close(pending.conn, Side::Server, false);
         }
