@@ -73,13 +73,17 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     }
     let registry = Arc::new(Registry::default());
     let mut fronts = Vec::new();
-    // Whoever stops may take its time.
+    // Before anything listens: if this process is killed just then, its child would have those sockets until it has executed.
+    let mut watcher = Watcher::of(&mut plans.connect, narrator);
+    if let Some(watcher) = &mut watcher {
+        watcher.begin();
+    }
+    // A listener that stops may take its time.
     let listen = std::mem::take(&mut plans.listen);
     let (turns, bound) = match unless_stopped(&mut signals, move || bind_all(listen)).await? {
         Ok(bound) => bound,
         Err(code) => return Ok(code),
     };
-    let watcher = Watcher::of(&mut plans.connect, narrator);
     for plan in plans.connect {
         outages::warn_of(&plan.config, narrator);
         fronts.extend(front::bind(plan).await?);
@@ -115,8 +119,7 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     let mut attending = JoinSet::new();
     attending.spawn(manager.keep_alive());
     let last_words = watcher.as_ref().map(Watcher::table);
-    if let Some(mut watcher) = watcher {
-        watcher.begin();
+    if let Some(watcher) = watcher {
         attending.spawn(watcher.keep_running(narrator.clone()));
     }
     if let Some(admin) = admin {

@@ -31,6 +31,7 @@ mod killed_supervisors;
 mod killed_young;
 mod last_answers;
 mod leaving_masters;
+mod many_listeners;
 mod other_networks;
 mod other_users;
 mod own_sandbox;

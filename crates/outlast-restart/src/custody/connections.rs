@@ -69,6 +69,8 @@ pub(super) struct Given {
 #[derive(Debug)]
 pub(super) struct Connections {
     table: &'static Table,
+    /// Of this process.
+    network: Option<u64>,
     all: BTreeMap<u32, Connection>,
     /// Those that nobody serves.
     loose: Loose,
@@ -127,9 +129,11 @@ fn is_over(socket: BorrowedFd<'_>) -> bool {
 }
 
 impl Connections {
-    pub(super) fn new(table: &'static Table) -> Self {
+    /// `network`: where this process connects to the program.
+    pub(super) fn new(table: &'static Table, network: Option<u64>) -> Self {
         Self {
             table,
+            network,
             all: BTreeMap::new(),
             loose: Loose::default(),
             strays: Strays::default(),

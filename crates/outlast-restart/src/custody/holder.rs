@@ -198,7 +198,7 @@ impl Holder {
         let descriptors = sys::descriptors_limit();
         let now = Instant::now();
         Ok(Self {
-            connections: Connections::new(table),
+            connections: Connections::new(table, sys::network(socket.as_fd())),
             board,
             table,
             memory,
@@ -340,6 +340,7 @@ impl Holder {
         self.left_over.go_on(|pid| parts.get(&pid).map(|part| part.process.as_fd()), held, now);
         self.look_at_listeners(now);
         if self.table.take_unheard_closes() {
+            self.doubted_at = now;
             self.connections.sweep();
         }
         if self.connections.is_in_doubt() && now.duration_since(self.doubted_at) >= IN_DOUBT {

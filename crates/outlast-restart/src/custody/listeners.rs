@@ -123,9 +123,8 @@ impl Listener {
     }
 
     /// The same address is another one in another network namespace.
-    fn is_in_network(&self, network: u64) -> bool {
-        let own = sys::network_cookie(self.socket.as_fd());
-        [own, network].contains(&0) || own == network
+    fn is_in_network(&self, network: Option<u64>) -> bool {
+        sys::network(self.socket.as_fd()).zip(network).is_none_or(|(own, its)| own == its)
     }
 
     /// Whether a connection to this address may be served by whoever accepts here.
@@ -147,8 +146,8 @@ pub(super) struct Place<'a> {
     pub(super) folder: Option<BorrowedFd<'a>>,
     /// For IPv6 alone.
     pub(super) ipv6_only: bool,
-    /// The [network namespace](sys::network_cookie) of the program's socket. 0: not known.
-    pub(super) network: u64,
+    /// The [network namespace](sys::network) of the program's socket.
+    pub(super) network: Option<u64>,
 }
 
 impl Listeners {

@@ -105,6 +105,11 @@ impl Message {
         Self { verb, descriptor: -1, slot: 0, cookie: 0, address: AddressBytes::default() }
     }
 
+    /// The network namespace that it is about, as far as it is known.
+    pub(crate) fn network(&self) -> Option<u64> {
+        Some(self.cookie).filter(|cookie| *cookie > 0)
+    }
+
     /// As it is sent.
     #[must_use]
     pub fn encode(&self) -> [u8; BYTES] {

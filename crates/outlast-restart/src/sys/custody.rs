@@ -87,7 +87,7 @@ pub(crate) fn is_exiting(pid: Pid) -> bool {
     let is_first_exiting = flags.is_none_or(|flags| flags & PF_EXITING != 0);
     // The first thread may have ended long before the others.
     let has_others = || super::process::field::<u32>(&stat, 17).is_some_and(|threads| threads > 1);
-    is_first_exiting && (!has_others() || super::process::is_dead(pid))
+    is_first_exiting && (!has_others() || super::process::is_killed(pid))
 }
 
 /// Whether all threads of a process stand still, or are gone.
@@ -108,12 +108,6 @@ pub(crate) fn is_stopped(pid: Pid) -> bool {
 /// What no other socket has, or has had. 0: it is none.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> u64 {
     number(socket, SO_COOKIE)
-}
-
-/// The kernel's number for the network namespace of a socket. 0: not known, as before Linux 5.14.
-pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> u64 {
-    const SO_NETNS_COOKIE: libc::c_int = 71;
-    number(socket, SO_NETNS_COOKIE)
 }
 
 /// A long option. 0: there is none.
@@ -277,11 +271,15 @@ pub(crate) fn ipv6_only(socket: BorrowedFd<'_>) -> bool {
 
 /// All who wait at a listening socket that nobody else has any more.
 pub(crate) fn accept_all(socket: &OwnedFd) -> Vec<OwnedFd> {
-    if rustix::io::ioctl_fionbio(socket, true).is_err() {
+    let before = rustix::fs::fcntl_getfl(socket);
+    let Some(before) = before.ok().filter(|_| rustix::io::ioctl_fionbio(socket, true).is_ok()) else {
         return Vec::new();
-    }
+    };
     let flags = rustix::net::SocketFlags::CLOEXEC;
-    std::iter::from_fn(|| rustix::net::accept_with(socket, flags).ok()).take(WAITING_MAX).collect()
+    let all = std::iter::from_fn(|| rustix::net::accept_with(socket, flags).ok()).take(WAITING_MAX).collect();
+    // It may be on its way to another process of the program after all.
+    let _ = rustix::fs::fcntl_setfl(socket, before);
+    all
 }
 
 /// Whether it is a socket of streams.

@@ -267,9 +267,13 @@ pub(crate) fn duplicate(number: RawFd) -> Option<OwnedFd> {
 /// From here on numbers are high ones.
 pub(crate) const HIGH: RawFd = 900;
 
-/// The same under a high number, if such numbers are allowed: low ones are for who counts on them.
+/// The same under a high number: low ones are for programs that count on theirs. Where fewer descriptors are allowed, under one
+/// of the last quarter of these.
 pub(crate) fn move_up(descriptor: OwnedFd) -> OwnedFd {
-    rustix::io::fcntl_dupfd_cloexec(&descriptor, HIGH).unwrap_or(descriptor)
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let number =
+        most.and_then(|most| RawFd::try_from(most / 4 * 3).ok()).map_or(HIGH, |number| number.min(HIGH));
+    rustix::io::fcntl_dupfd_cloexec(&descriptor, number).unwrap_or(descriptor)
 }
 
 /// Whether no program that is executed has it.

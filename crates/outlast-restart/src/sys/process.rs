@@ -298,6 +298,19 @@ pub(crate) fn thread_count(pid: Pid) -> io::Result<u32> {
 /// Whether no thread of a process can run a program's instruction any more: all are on their way out, or gone. Its first
 /// thread is.
 pub(crate) fn is_dead(pid: Pid) -> bool {
+    all_threads(pid, is_exiting)
+}
+
+/// The same, or will be as soon as the kernel has done what it does for them: one may wait there for a disk.
+pub(crate) fn is_killed(pid: Pid) -> bool {
+    // Pending for this thread, as for each of a process that ends. (Of real-time signals nothing is told here.)
+    let is_killed =
+        |stat: &str| field::<u64>(stat, 28).is_some_and(|pending| pending & (1 << (libc::SIGKILL - 1)) != 0);
+    all_threads(pid, |stat| is_exiting(stat) || is_killed(stat))
+}
+
+/// Whether this is so of each thread's `stat`, but for the first one if there is no other.
+fn all_threads(pid: Pid, is_so: impl Fn(&str) -> bool) -> bool {
     let tasks = format!("/proc/{pid}/task");
     match std::fs::metadata(&tasks) {
         // Two links and one for each thread: a tenth of the time of looking at them.
@@ -312,7 +325,7 @@ pub(crate) fn is_dead(pid: Pid) -> bool {
     };
     let mut stats = tasks.map(|task| std::fs::read_to_string(task?.path().join("stat")));
     stats.all(|stat| match stat {
-        Ok(stat) => is_exiting(&stat),
+        Ok(stat) => is_so(&stat),
         Err(error) => is_gone(&error),
     })
 }

@@ -76,7 +76,8 @@ pub struct Policy {
     pub draining_retry_after_ms: Option<u64>,
     /// No new sessions are taken for the time being: there is too little of something that this table does not count.
     pub short_of: Option<Shortage>,
-    /// New sessions only from blocks that have fewer than so many.
+    /// New sessions only from blocks that have fewer than so many; and from peers that have few themselves, until they have as
+    /// many together.
     pub sessions_per_block_max: usize,
     /// After so long a client that finds the server full may try again.
     pub busy_retry_after_ms: u64,
@@ -322,7 +323,7 @@ impl<T: Clone> Registry<T> {
         let limits = &self.limits;
         let of_address = counts.sessions >= limits.sessions_per_peer_max
             || counts.detached >= limits.detached_per_peer_max;
-        let of_network = || self.peers.in_block(Block::of(peer)) >= policy.sessions_per_block_max;
+        let of_network = || self.peers.has_its_share(PeerName::of(peer), policy.sessions_per_block_max);
         let of_all =
             || self.sessions.len() >= limits.sessions_max || self.deadlines.len() >= limits.detached_max;
         of_address

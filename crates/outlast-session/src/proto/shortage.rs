@@ -44,7 +44,8 @@ impl fmt::Display for Shortage {
                 "three quarters of the file descriptors are in use (ulimit -n), sessions without a link make room"
             }
             Self::Network => {
-                "half of the file descriptors are in use (ulimit -n), and this network has its share of the sessions"
+                "half of the file descriptors are in use (ulimit -n), and the network of this address (24 bits of IPv4, 48 of \
+                 IPv6) has its share of the sessions"
             }
             Self::Memory => {
                 "sessions hold most of the memory that they may (--memory), those without a link make room"

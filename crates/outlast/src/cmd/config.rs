@@ -67,7 +67,7 @@ pub fn relays(file: &ConfigFile, process: &ProcessArgs, narrator: &Narrator) -> 
 fn together(lines: Vec<Vec<OsString>>) -> Result<Code> {
     let shown: Vec<String> =
         lines.iter().map(|line| line.join(OsStr::new(" ")).to_string_lossy().into_owned()).collect();
-    let parts = Parts::new(lines.len())?;
+    let parts = Parts::new(lines.len());
     let commands = lines.into_iter().enumerate().map(|(place, line)| {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("outlast").args(line);

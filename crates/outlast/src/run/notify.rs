@@ -41,9 +41,16 @@ pub(super) struct Folder(PathBuf);
 impl Folder {
     /// One that others can go through, but not look into.
     pub(super) fn fresh() -> io::Result<Self> {
+        // A service may write to nothing else (`ProtectSystem=`).
+        let of_service = std::env::var_os("RUNTIME_DIRECTORY");
+        let of_service = of_service.iter().flat_map(std::env::split_paths).find(|path| path.is_absolute());
+        let own = of_service.and_then(|folder| Self::fresh_in(&folder).ok());
+        own.map_or_else(|| Self::fresh_in(&std::env::temp_dir()), Ok)
+    }
+
+    fn fresh_in(parent: &Path) -> io::Result<Self> {
         for attempt in 0..ATTEMPTS_MAX {
-            let name = format!("outlast-notify-{}-{attempt}", std::process::id());
-            let folder = std::env::temp_dir().join(name);
+            let folder = parent.join(format!("outlast-notify-{}-{attempt}", std::process::id()));
             match std::fs::DirBuilder::new().mode(0o711).create(&folder) {
                 // Of a process that was killed, or somebody's who wants to be in our way.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -3,7 +3,6 @@
 
 use super::manager::Manager;
 use super::notify::{Folder, MESSAGE_BYTES_MAX, Said, cannot_listen, may_speak, understood};
-use anyhow::Result;
 use outlast_restart::credentials::receive;
 use rustix::net::sockopt;
 use std::io;
@@ -12,6 +11,9 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// What it means.
+const WITHOUT: &str = "the service manager does not hear whether it is ready, or alive";
 
 /// Where the parts say how they are, as long as this lives.
 #[derive(Debug)]
@@ -23,15 +25,24 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// For so many, if whoever has started this process wants to hear of them.
-    pub fn new(count: usize) -> Result<Option<Self>> {
+    /// For so many, if a service manager wants to hear of them. None also where that cannot be, which is said.
+    pub fn new(count: usize) -> Option<Self> {
         let manager = Manager::of_this_process();
         if !manager.listens() {
-            return Ok(None);
+            return None;
         }
-        let folder =
-            Folder::fresh().map_err(|error| cannot_listen("what the sections say of themselves", &error))?;
-        Ok(Some(Self { folder, count, all: Arc::new(Mutex::new(All::new(count))), manager }))
+        match Folder::fresh() {
+            Ok(folder) => Some(Self { folder, count, all: Arc::new(Mutex::new(All::new(count))), manager }),
+            Err(error) => {
+                // As much as it can be said.
+                manager.ready();
+                tracing::error!(
+                    "{:#}: {WITHOUT}",
+                    cannot_listen("what the sections say of themselves", &error)
+                );
+                None
+            }
+        }
     }
 
     /// Has a part say how it is to this process. The thread that hears it gets no signals if this one does not.
@@ -45,7 +56,9 @@ impl Parts {
             thread.spawn(move || hear(&socket, place, &all, manager)).map(drop)
         };
         if let Err(error) = listen() {
-            tracing::error!("{:#}", cannot_listen("what a section says of itself", &error));
+            tracing::error!("{:#}: {WITHOUT}", cannot_listen("what a section says of itself", &error));
+            // It is not waited for.
+            self.ended(place);
         }
         command.env("NOTIFY_SOCKET", path).env_remove("WATCHDOG_PID");
         if self.manager.alive_interval().is_none() {

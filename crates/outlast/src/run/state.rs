@@ -169,6 +169,10 @@ impl State {
             }
             Event::Succeeded { pid, .. } | Event::RolledBack { pid, .. } | Event::InBackground { pid } => {
                 now.main_pid = pid;
+                // What that start goes on as: it is this one that may crash.
+                if let Some(start) = now.starts.back_mut() {
+                    start.pid = pid;
+                }
             }
             Event::Stopping { for_good, .. } => now.stopping = for_good,
             Event::Crashed { death, .. } => {

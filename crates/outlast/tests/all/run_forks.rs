@@ -118,6 +118,13 @@ fn what_goes_into_the_background_is_kept_running() {
     outlast.wait_for("it is started again");
     ask(&mut held).unwrap();
     eventually("the same one", || (master(folder.path()) != killed).then_some(()));
+    // One process has crashed, once: not the one that had ended in order by then.
+    until(folder.path(), "crashed once", |now| {
+        let pids = |what: &str| {
+            now[what].as_array().unwrap().iter().map(|one| one["pid"].clone()).collect::<Vec<_>>()
+        };
+        now["crashes"]["count"] == 1 && pids("starts").first() == Some(&killed.into())
+    });
     outlast.signal("TERM");
     assert!(outlast.ended().code().is_some());
     assert!(of(folder.path()).is_empty());

@@ -80,7 +80,7 @@ impl Connections {
                 // It is lost, and counts as closed when the end of its process is heard of.
                 return true;
             }
-            let Some(socket) = copy else {
+            let Some(socket) = copy.filter(|socket| self.can_be_offered(socket.as_fd())) else {
                 self.uncopied.insert(number);
                 return false;
             };

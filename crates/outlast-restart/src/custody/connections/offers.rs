@@ -128,9 +128,16 @@ impl Connections {
         closed.iter().flat_map(sys::accept_all).for_each(|socket| self.pass_on(socket));
     }
 
-    /// Its number, which is no slot's. None: there is no room for it.
+    /// Whether the program can be connected to where this connection has come to: the same address is another one in another
+    /// network namespace.
+    pub(super) fn can_be_offered(&self, connection: BorrowedFd<'_>) -> bool {
+        let is_unix = Address::parse(&sys::local_address(connection)).is_some_and(|own| own.path().is_some());
+        is_unix || sys::network(connection).zip(self.network).is_none_or(|(its, own)| its == own)
+    }
+
+    /// Its number, which is no slot's. None: there is no room for it, or it cannot be offered.
     pub(super) fn add_untouched(&mut self, socket: OwnedFd) -> Option<u32> {
-        if !self.make_room() {
+        if !self.can_be_offered(socket.as_fd()) || !self.make_room() {
             return None;
         }
         let number = self.next_untouched;
@@ -352,7 +359,7 @@ mod tests {
     fn scene(count: usize) -> Scene {
         let (_memory, table) = Table::create(false, "a test").unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table));
+        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table, None));
         connections.set_limit(count);
         let bytes = AddressBytes::new(&sys::local_address(listener.as_fd())).unwrap();
         let socket = listener.as_fd().try_clone_to_owned().unwrap();
@@ -410,7 +417,7 @@ mod tests {
     /// One that is held, of this process, and its client; `linger_s` is what its listener says of closing.
     fn served_by(owner: process::Pid, linger_s: Option<u64>) -> (Connections, TcpStream) {
         let (_memory, table) = Table::create(false, "a test").unwrap();
-        let mut connections = Connections::new(table);
+        let mut connections = Connections::new(table, None);
         connections.set_limit(9);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let linger = linger_s.map(std::time::Duration::from_secs);
@@ -465,7 +472,7 @@ mod tests {
             return;
         }
         let (_memory, table) = Table::create(false, "a test").unwrap();
-        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table));
+        let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table, None));
         connections.set_limit(10);
         let ours = listens_at(0);
         let port = TcpListener::from(ours.try_clone().unwrap()).local_addr().unwrap().port();

@@ -185,7 +185,7 @@ impl Holder {
                     address,
                     folder,
                     ipv6_only,
-                    network: message.cookie,
+                    network: message.network(),
                 });
                 if let Some(socket) =
                     place.and_then(|at| self.listeners.adopt(pid, &at, &processes, is_about_to_receive))
@@ -208,7 +208,8 @@ impl Holder {
             Verb::Probe => {
                 let alone = address.is_some_and(|address| {
                     let folder = descriptors.first().map(AsFd::as_fd);
-                    let at = Place { address: &address, folder, ipv6_only: false, network: message.cookie };
+                    let at =
+                        Place { address: &address, folder, ipv6_only: false, network: message.network() };
                     // Who is left from an earlier start may ask others that are, as long as they are there.
                     let is_older = self.left_over.is_older(pid);
                     let all = family::below_this;
@@ -219,7 +220,7 @@ impl Holder {
                             let controls = &self.controls;
                             self.listeners.is_reached_alone(
                                 pid,
-                                (&address, message.cookie),
+                                (&address, message.network()),
                                 processes,
                                 |other| about_to_receive(controls, pid, other),
                             )
@@ -273,10 +274,10 @@ impl Holder {
                 }
             }
             Verb::Look => {
-                let now = Instant::now();
-                if self.listeners.closes(pid, message.descriptor) {
+                let looks_soon = self.listeners.is_in_doubt();
+                if self.listeners.closes(pid, message.descriptor) && !looks_soon {
                     // Not at once: it is closed after it was said.
-                    self.listeners_at = now;
+                    self.listeners_at = Instant::now();
                 }
             }
             Verb::Yes | Verb::No => {}

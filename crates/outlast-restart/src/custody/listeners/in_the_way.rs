@@ -3,12 +3,13 @@
 
 use super::left::is_in;
 use super::sockets::open_of;
-use super::{Listener, Listeners, Place};
+use super::{LISTENERS_MAX, Listener, Listeners, Place};
 use crate::custody::address::Address;
 use crate::custody::overlap;
 use crate::sys::addresses;
+use crate::sys::descriptors::does_listen;
 use crate::sys::process::Pid;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Of these listeners the inodes of those that nobody has, or is about to receive.
 pub(super) fn of_nobody(
@@ -68,7 +69,7 @@ impl Listeners {
     pub(in crate::custody) fn is_reached_alone(
         &self,
         by: Pid,
-        (to, network): (&Address, u64),
+        (to, network): (&Address, Option<u64>),
         processes: impl FnOnce() -> Vec<Pid>,
         is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> bool {
@@ -76,9 +77,15 @@ impl Listeners {
             overlap::reaches(to, (&listener.address, listener.ipv6_only), addresses::is_local)
                 && listener.is_in_network(network)
                 && is_in(by, listener.network.as_ref())
+                // The port of one that was shut down may be another socket's by now.
+                && does_listen(listener.socket.as_fd())
         };
         let there: Vec<&Listener> = self.all.iter().filter(is_reached).collect();
-        !there.is_empty() && of_nobody(&there, by, &processes(), is_about_to_receive).len() == there.len()
+        // Of further ones that are there nothing is known then.
+        let knows_all = self.all.len() < LISTENERS_MAX;
+        knows_all
+            && !there.is_empty()
+            && of_nobody(&there, by, &processes(), is_about_to_receive).len() == there.len()
     }
 
     /// Whether some were last seen with that process.

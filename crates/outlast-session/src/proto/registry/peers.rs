@@ -49,11 +49,22 @@ pub(super) struct PeerCounts {
     pub(super) detached: usize,
 }
 
+/// So many sessions of a peer are no crowd.
+const FEW: usize = 4;
+
+/// Sessions of all peers of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct BlockCounts {
+    sessions: usize,
+    /// The same, where the first [`FEW`] of each peer count.
+    few_each: usize,
+}
+
 /// Everybody who has sessions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peers {
     peers: BTreeMap<PeerName, PeerCounts>,
-    blocks: BTreeMap<Block, usize>,
+    blocks: BTreeMap<Block, BlockCounts>,
 }
 
 impl Peers {
@@ -61,29 +72,35 @@ impl Peers {
         self.peers.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Sessions of all peers of a block.
-    pub(super) fn in_block(&self, block: Block) -> usize {
-        self.blocks.get(&block).copied().unwrap_or_default()
+    /// Whether a peer's block has `share` sessions, which is all that it may have. One peer alone does not use that up for its
+    /// neighbours: those with few sessions may have as many together.
+    pub(super) fn has_its_share(&self, peer: PeerName, share: usize) -> bool {
+        let block = self.blocks.get(&Block::of(peer.0)).copied().unwrap_or_default();
+        block.sessions >= share && (self.of(peer).sessions >= FEW || block.few_each >= share)
     }
 
     /// One more session.
     pub(super) fn enter(&mut self, peer: PeerName) {
-        self.peers.entry(peer).or_default().sessions += 1;
-        *self.blocks.entry(Block::of(peer.0)).or_default() += 1;
+        let counts = self.peers.entry(peer).or_default();
+        counts.sessions += 1;
+        let block = self.blocks.entry(Block::of(peer.0)).or_default();
+        block.sessions += 1;
+        block.few_each += usize::from(counts.sessions <= FEW);
     }
 
     /// One session less; it is not detached.
     pub(super) fn leave(&mut self, peer: PeerName) {
-        if let Some(counts) = self.peers.get_mut(&peer) {
-            counts.sessions -= 1;
-            if counts.sessions == 0 {
-                self.peers.remove(&peer);
-            }
+        let Some(counts) = self.peers.get_mut(&peer) else { return };
+        counts.sessions -= 1;
+        let is_of_few = counts.sessions < FEW;
+        if counts.sessions == 0 {
+            self.peers.remove(&peer);
         }
         let block = Block::of(peer.0);
-        if let Some(sessions) = self.blocks.get_mut(&block) {
-            *sessions -= 1;
-            if *sessions == 0 {
+        if let Some(counts) = self.blocks.get_mut(&block) {
+            counts.sessions -= 1;
+            counts.few_each -= usize::from(is_of_few);
+            if counts.sessions == 0 {
                 self.blocks.remove(&block);
             }
         }

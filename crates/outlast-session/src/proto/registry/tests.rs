@@ -490,20 +490,37 @@ fn only_sessions_without_a_link_are_shed_and_latecomers_are_told() {
 
 /// When places are short a block has its share only, however many addresses it has; resumes are none of that.
 #[test]
-fn a_block_has_its_share() {
-    let mut registry = Registry::new(limits());
-    registry.insert(id(1), 10, 1, PEER).unwrap();
-    registry.insert(id(2), 20, 1, OTHER_PEER).unwrap();
-    assert!(registry.knows(PEER) && registry.knows(OTHER_PEER));
-    let short = Policy { sessions_per_block_max: 2, ..Policy::default() };
-    let mut opens = |from: [u8; 4], hello: &Hello| {
-        registry.decide(at(0), hello, IpAddr::from(from), Auth::Proven, DIRECT, &short)
+fn a_block_has_its_share_and_one_of_its_addresses_does_not_use_that_up() {
+    let limits = RegistryLimits { sessions_per_peer_max: 100, sessions_max: 100, ..limits() };
+    let mut registry = Registry::new(limits);
+    let short = Policy { sessions_per_block_max: 8, ..Policy::default() };
+    let at_host = |host: u8| IpAddr::from([192, 0, 2, host]);
+    let opens = |registry: &mut Registry<u32>, from: IpAddr, hello: &Hello| {
+        registry.decide(at(0), hello, from, Auth::Proven, DIRECT, &short)
     };
-    assert_eq!(refusal(opens([192, 0, 2, 3], &opening(3))), Refusal::Busy { retry_after_ms: 1000 });
-    assert_eq!(opens([192, 0, 3, 3], &opening(3)), Decision::Create);
-    assert_eq!(opens([192, 0, 2, 3], &resume(1, 2)), Decision::Resume(10));
-    registry.end(&id(2), 0, None, at(1));
-    let decision =
-        registry.decide(at(1), &opening(3), IpAddr::from([192, 0, 2, 3]), Auth::Proven, DIRECT, &short);
-    assert_eq!(decision, Decision::Create);
+    // Before places were short.
+    for number in 0..20 {
+        registry.insert(id(number), u32::from(number), 1, at_host(1)).unwrap();
+    }
+    let busy = Decision::Refuse(Refusal::Busy { retry_after_ms: 1000 });
+    assert_eq!(opens(&mut registry, at_host(1), &opening(99)), busy);
+    assert_eq!(opens(&mut registry, IpAddr::from([192, 0, 3, 1]), &opening(99)), Decision::Create);
+    assert_eq!(opens(&mut registry, at_host(1), &resume(1, 2)), Decision::Resume(1));
+    // Its neighbours have four.
+    for number in 20..24 {
+        assert_eq!(opens(&mut registry, at_host(number), &opening(number)), Decision::Create);
+        registry.insert(id(number), u32::from(number), 1, at_host(number)).unwrap();
+    }
+    assert_eq!(opens(&mut registry, at_host(99), &opening(99)), busy);
+    registry.end(&id(20), 0, None, at(1));
+    assert_eq!(opens(&mut registry, at_host(99), &opening(99)), Decision::Create);
+    // One with many leaves no more room for those with few, until it has few itself.
+    registry.insert(id(25), 25, 1, at_host(25)).unwrap();
+    for number in 0..16 {
+        registry.end(&id(number), 0, None, at(1));
+    }
+    assert_eq!(opens(&mut registry, at_host(99), &opening(99)), busy);
+    registry.end(&id(16), 0, None, at(1));
+    assert_eq!(opens(&mut registry, at_host(99), &opening(99)), Decision::Create);
+    assert_eq!(opens(&mut registry, at_host(1), &opening(98)), Decision::Create);
 }
