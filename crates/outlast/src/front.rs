@@ -6,6 +6,7 @@ use crate::narrate::Narrator;
 use crate::plan::{ConnectPlan, FrontPlan};
 use crate::registry::Registry;
 use crate::server::{cannot_listen, listen};
+use crate::sparingly::Sparingly;
 use crate::unix_socket::{FileId, bind_replacing, file_at};
 use anyhow::Result;
 use outlast_session::relay::dial::plain;
@@ -15,9 +16,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
+
+/// As often as it is tried again while descriptors are short.
+static CANNOT_ACCEPT: Sparingly = Sparingly::new();
 
 /// One listener for local programs.
 #[derive(Debug)]
@@ -123,7 +127,9 @@ impl Front {
                 }
                 Err(error) => {
                     // Out of descriptors, most likely: others have to end first.
-                    tracing::error!("cannot accept local connections: {}", plain(&error));
+                    if let Some(skipped) = CANNOT_ACCEPT.due(Instant::now()) {
+                        tracing::error!(skipped, "cannot accept local connections: {}", plain(&error));
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }

@@ -249,6 +249,11 @@ impl Engine {
         allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
+    /// Whether it holds as much input as it may for an application that does not read. A reader at work holds nothing.
+    pub(super) fn holds_too_much(&self) -> bool {
+        self.rx.try_lock().is_some_and(|rx| rx.backlog_bytes >= self.backlog_bytes_max())
+    }
+
     /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
         let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);

@@ -1,17 +1,17 @@
 //! Reading: from what earlier links left behind, then from the present link.
 
+mod backlog;
 mod pump;
 
+pub(crate) use backlog::Segment;
 pub(crate) use pump::Pumped;
 
 use super::gap::{self, Gap};
 use super::inbox::{INBOX_READ_BYTES, Inbox};
-use super::memory::FrozenBytes;
 use super::opening::{HandshakeEnd, Opening};
 use super::{Engine, Helper, Link, Progress, Waiting};
 use crate::error::{Error, Result, in_words};
 use crate::proto::{Control, Piece, Receiver};
-use crate::sys;
 use parking_lot::MutexGuard;
 use pump::STEPS_MAX;
 use std::collections::VecDeque;
@@ -23,22 +23,6 @@ use std::sync::atomic::Ordering;
 const DIRECT_BYTES_MIN: usize = 4096;
 /// The peer is told at once when it can forget so much (`inband`, `udp`).
 const ACK_BYTES: u64 = 256 << 10;
-
-/// Bytes of the stream that come before those of the present link.
-#[derive(Debug)]
-pub(crate) enum Segment {
-    /// Already in memory.
-    Bytes(Inbox),
-    /// Still in the kernel, in the receive queue of an earlier link that was frozen.
-    Frozen {
-        /// The link.
-        link: Arc<Link>,
-        /// Bytes still to be read from it.
-        left_bytes: u64,
-        /// Those that it had at first.
-        _charge: FrozenBytes,
-    },
-}
 
 /// What readers share.
 #[derive(Debug)]
@@ -122,70 +106,6 @@ impl Rx {
             && !self.receiver.is_complete()
             && self.failure.is_none()
     }
-
-    /// Reads from what earlier links left behind.
-    pub(super) fn read_backlog(&mut self, buffer: &mut [u8]) -> Option<Result<usize>> {
-        loop {
-            let segment = self.backlog.front_mut()?;
-            let count = match segment {
-                Segment::Bytes(inbox) => inbox.read(buffer),
-                Segment::Frozen { link, left_bytes, .. } => {
-                    let most = usize::try_from(*left_bytes).unwrap_or(usize::MAX).min(buffer.len());
-                    let room = buffer.get_mut(..most).unwrap_or_default();
-                    match sys::receive(&**link, room, false) {
-                        Ok(count) if count > 0 || most == 0 => {
-                            *left_bytes -= count as u64;
-                            count
-                        }
-                        // The kernel had promised these bytes (SIOCINQ on a frozen socket).
-                        Ok(_) => return Some(Err(broken_promise(*left_bytes, "end of input"))),
-                        Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                        Err(error) => return Some(Err(broken_promise(*left_bytes, &error.to_string()))),
-                    }
-                }
-            };
-            self.backlog_bytes -= count as u64;
-            let empty = match segment {
-                Segment::Bytes(inbox) => inbox.is_empty(),
-                Segment::Frozen { left_bytes, .. } => *left_bytes == 0,
-            };
-            if empty {
-                self.backlog.pop_front();
-            }
-            if count > 0 || buffer.is_empty() {
-                return Some(Ok(count));
-            }
-        }
-    }
-
-    /// Puts decoded bytes aside for the application.
-    fn stash(&mut self, bytes: &[u8]) {
-        self.backlog_bytes += bytes.len() as u64;
-        if let Some(Segment::Bytes(inbox)) = self.backlog.back_mut() {
-            inbox.extend(bytes);
-            return;
-        }
-        let mut inbox = Inbox::default();
-        inbox.extend(bytes);
-        self.backlog.push_back(Segment::Bytes(inbox));
-    }
-
-    /// Throws away what nobody will read. It counts as received, as the peer has been told.
-    pub(crate) fn drop_input(&mut self) {
-        self.backlog.clear();
-        self.backlog_bytes = 0;
-        // Between the payload of frames there is more to know, such as the peer's end; and an answer is none of it.
-        if !self.receiver.is_framed() && self.opening.is_none() {
-            self.receiver.took(self.inbox.len());
-            self.inbox.clear();
-            self.inbox.shrink();
-        }
-    }
-}
-
-fn broken_promise(left_bytes: u64, what: &str) -> Error {
-    tracing::error!(left_bytes, what, "a frozen link lost received bytes");
-    Error::System { what: "read the rest of a replaced link", errno: crate::error::Errno(libc::EIO) }
 }
 
 impl Engine {

@@ -1,7 +1,7 @@
 //! Changing the link: losing one, and carrying on with the next.
 
 use super::gap::{self, Gap};
-use super::memory::{FrozenBytes, ROOM_BYTES_FIRST};
+use super::memory::ROOM_BYTES_FIRST;
 use super::opening::{NoWelcome, Opening};
 use super::rx::{EndedByPeer, Segment};
 use super::{Ctl, Engine, EventKind, Farewell, Helper, Link, Role, Rx, Tx};
@@ -152,20 +152,29 @@ impl Engine {
                 let received_bytes = rx.link_read_bytes + unread_bytes;
                 sys::tcp_info(&**link).is_ok_and(|info| info.bytes_received == received_bytes + 1)
             });
+            let comes_again = link.mode().is_acked_by_peer();
             let unread = frozen.and_then(|()| sys::unread_bytes(&**link));
-            let counted = unread.is_ok();
-            match unread {
-                Ok(left_bytes) if left_bytes > 0 => {
-                    rx.backlog_bytes += left_bytes;
-                    rx.receiver.took(usize::try_from(left_bytes).unwrap_or(usize::MAX));
-                    let _charge = FrozenBytes::new(left_bytes);
-                    rx.backlog.push_back(Segment::Frozen { link: link.clone(), left_bytes, _charge });
+            let counted = match unread {
+                // Only the peer itself says what it may forget there: what is not counted comes again.
+                Ok(left_bytes) if comes_again && left_bytes > 0 => {
+                    let has_room = rx.backlog_bytes < self.backlog_bytes_max();
+                    if has_room {
+                        rx.keep_unread(link, left_bytes);
+                    }
+                    has_room
                 }
-                Ok(_) => {}
-                // What is not counted comes again: only the peer itself says what it may forget.
-                Err(_) if link.mode().is_acked_by_peer() => {}
-                Err(error) => tracing::warn!(session = %self.id, %error, "cannot freeze a link"),
-            }
+                Ok(left_bytes) => {
+                    rx.keep_unread(link, left_bytes);
+                    true
+                }
+                Err(_) if comes_again => false,
+                Err(error) => {
+                    // What comes after this moment is acknowledged, and lost: less than all of it.
+                    tracing::warn!(session = %self.id, %error, "cannot freeze a link");
+                    rx.take_unread(link, u64::MAX);
+                    true
+                }
+            };
             if fin_received && counted {
                 // The peer's end is behind all that: it need not come again.
                 let end_offset = rx.receiver.next_offset();

@@ -188,6 +188,13 @@ impl Acceptor {
         if !engine.could_continue_at(hello.next_offset) {
             return Err(Refusal::OffsetOutOfRange.into());
         }
+        // There each link that ends leaves as much as it had received, which is acknowledged: no peer piles that up.
+        if hello.mode.needs_direct_path() && engine.holds_too_much() {
+            let offered = self.modes().without(LinkMode::Kernel).without(LinkMode::Window);
+            let can_do_without = hello.auto && !offered.is_empty();
+            let busy = Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms };
+            return Err(if can_do_without { Refusal::ModeRefused { offered } } else { busy }.into());
+        }
         let before = ctl.life.state();
         if !booked && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err() {
             return Err(Refusal::StaleEpoch { current: ctl.epoch }.into());

@@ -4,7 +4,7 @@ use super::floods::descriptors;
 use super::hoards::{enters, from};
 use super::raw::{Raw, Victim, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
-use outlast_session::proto::{Message, Refusal};
+use outlast_session::proto::{Hello, Intent, LinkMode, Message, Refusal};
 use outlast_session::{Config, Memory, blocking};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -117,6 +117,41 @@ fn sessions_without_a_link_make_room() {
         let local_address = Some(std::net::SocketAddr::from(([127, 200, 0, 1], 0)));
         enters(address, &Arc::new(Config { local_address, ..quick() }));
         assert!(Memory::now().shed_sessions > 0);
+    });
+}
+
+/// Each link that is lost while nobody reads leaves what it has received: no descriptor of its own.
+#[test]
+fn a_session_that_resumes_again_and_again_takes_no_more_descriptors() {
+    alone("descriptors::a_session_that_resumes_again_and_again_takes_no_more_descriptors", || {
+        limit_descriptors(400);
+        let config = Arc::new(quick());
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut hello = Hello { udp_port: Some(9), ..Hello::open(fresh_id(), LinkMode::Udp) };
+        let enter = |hello: &Hello| {
+            let mut raw = Raw::connect(listener.local_addr());
+            raw.say(&bytes_of(hello));
+            match raw.hear() {
+                Some(Message::Welcome(welcome)) => (raw, welcome.next_offset),
+                other => panic!("{other:?}"),
+            }
+        };
+        let _opened = enter(&hello);
+        let mut session = listener.accept().unwrap();
+        let before = descriptors();
+        let mut received = 0;
+        for epoch in 2..=200 {
+            (hello.intent, hello.epoch) = (Intent::Resume, epoch);
+            let (mut raw, now) = enter(&hello);
+            assert!(epoch == 2 || now > received, "{now} at {epoch}");
+            received = now;
+            // Some leave more than is taken at once.
+            raw.say(&vec![7; if epoch % 20 == 0 { 100_000 } else { 1 }]);
+        }
+        assert!(descriptors() < before + 16, "{} of {before}", descriptors());
+        let mut read = vec![0; usize::try_from(received).unwrap()];
+        session.read_exact(&mut read).unwrap();
+        assert!(read.len() > 500_000 && read.iter().all(|byte| *byte == 7));
     });
 }
 

@@ -5,7 +5,7 @@ use super::descriptors::alone;
 use super::floods::many_descriptors;
 use super::raw::{Raw, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
-use outlast_session::proto::{Frame, FrameHeader, Intent, Message, Refusal};
+use outlast_session::proto::{Frame, FrameHeader, Intent, LinkMode, Message, Refusal};
 use outlast_session::{Config, Error, Memory, Targets, blocking};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -275,5 +275,39 @@ fn without_a_link_a_session_takes_no_more() {
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(session.info().unacked_bytes, 64 << 10);
         session.kill();
+    });
+}
+
+/// What each of its links leaves behind is acknowledged, and nobody reads it: the next link has a mode in which the server decides
+/// how much comes.
+#[test]
+fn a_client_that_comes_back_before_it_is_read_comes_back_in_another_mode() {
+    alone("hoards::a_client_that_comes_back_before_it_is_read_comes_back_in_another_mode", || {
+        Memory::set_budget(16 << 20);
+        let config = Arc::new(Config { retain_bytes_max: 1 << 20, ..quick() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut client =
+            blocking::Session::connect_with(&Targets::from(listener.local_addr()), &config).unwrap();
+        let mut server = listener.accept().unwrap();
+        client.established().unwrap();
+        assert_eq!(client.info().mode, Some(LinkMode::Kernel));
+        let (block, mut sent) = (vec![7; 40 << 10], 0);
+        while client.info().mode != Some(LinkMode::Inband) {
+            assert!(sent < 64 << 20, "{:?}", client.info());
+            client.write_all(&block).unwrap();
+            sent += block.len();
+            while !client.passivate().unwrap() {
+                std::thread::yield_now();
+            }
+            client.write_all(&[7]).unwrap();
+            sent += 1;
+            while client.info().mode.is_none() {
+                std::thread::yield_now();
+            }
+        }
+        assert!(sent > 2 << 20, "{sent}");
+        let mut read = vec![0; sent];
+        server.read_exact(&mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 7));
     });
 }
