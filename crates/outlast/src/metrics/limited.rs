@@ -1,19 +1,20 @@
-//! Connections of those who ask for metrics: a few at a time, and each for a short time. Whoever can connect there cannot
-//! take the descriptors that sessions need.
+//! Connections of those who ask for metrics: a few at a time, and each for a short time. Nobody who can connect there can take
+//! the descriptors that sessions need, or keep others from asking.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
-/// So many at a time. Others wait in the kernel's queue.
-pub(super) const CONNECTIONS_MAX: usize = 32;
+/// So many at a time. For a further one the oldest of the address that has most of them is closed.
+const CONNECTIONS_MAX: usize = 32;
 /// A connection is closed after this time, whatever it does: a scrape takes milliseconds.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
 /// After an error of the listening socket, such as too few descriptors.
@@ -23,12 +24,49 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Limited {
     listener: TcpListener,
-    places: Arc<Semaphore>,
+    guests: Arc<Mutex<Guests>>,
+}
+
+/// Connections that are open.
+#[derive(Debug, Default)]
+struct Guests {
+    next: u64,
+    /// By their order: whose they are, and how they are told to end.
+    all: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+}
+
+impl Guests {
+    /// One more from this address: its number, and what it hears when it is to end.
+    fn enter(&mut self, address: IpAddr) -> (u64, oneshot::Receiver<()>) {
+        if self.all.len() >= CONNECTIONS_MAX
+            && let Some((_, ends)) = self.in_the_way().and_then(|number| self.all.remove(&number))
+        {
+            // It may be about to end by itself.
+            ends.send(()).ok();
+        }
+        let (ends, is_to_end) = oneshot::channel();
+        self.next += 1;
+        self.all.insert(self.next, (address, ends));
+        (self.next, is_to_end)
+    }
+
+    /// The oldest one of the address that has most.
+    fn in_the_way(&self) -> Option<u64> {
+        let mut counts: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
+        for (number, (address, _)) in &self.all {
+            counts.entry(*address).or_insert((0, *number)).0 += 1;
+        }
+        counts.into_values().max_by_key(|(count, _)| *count).map(|(_, oldest)| oldest)
+    }
+}
+
+fn lock(guests: &Mutex<Guests>) -> MutexGuard<'_, Guests> {
+    guests.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Limited {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) }
+        Self { listener, guests: Arc::default() }
     }
 }
 
@@ -38,14 +76,13 @@ impl axum::serve::Listener for Limited {
 
     async fn accept(&mut self) -> (Timed, SocketAddr) {
         loop {
-            let place = Arc::clone(&self.places).acquire_owned().await;
-            match (place, self.listener.accept().await) {
-                (Ok(place), Ok((stream, peer))) => {
-                    let over = Box::pin(sleep(CONNECTION_TIME));
-                    return (Timed { stream, over, _place: place }, peer);
-                }
-                _ => sleep(ACCEPT_PAUSE).await,
-            }
+            let Ok((stream, peer)) = self.listener.accept().await else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let (number, is_to_end) = lock(&self.guests).enter(peer.ip().to_canonical());
+            let over = Box::pin(sleep(CONNECTION_TIME));
+            return (Timed { stream, over, is_to_end, number, guests: Arc::clone(&self.guests) }, peer);
         }
     }
 
@@ -54,22 +91,30 @@ impl axum::serve::Listener for Limited {
     }
 }
 
-/// A connection that ends after a time.
+/// A connection that ends after a time, or for another one.
 #[derive(Debug)]
 pub(super) struct Timed {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
-    /// Until it is closed.
-    _place: OwnedSemaphorePermit,
+    is_to_end: oneshot::Receiver<()>,
+    number: u64,
+    guests: Arc<Mutex<Guests>>,
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        lock(&self.guests).all.remove(&self.number);
+    }
 }
 
 impl Timed {
     /// The stream, while it has time.
     fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        match self.over.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(Pin::new(&mut self.stream)),
+        let is_over = self.over.as_mut().poll(context).is_ready();
+        if is_over || Pin::new(&mut self.is_to_end).poll(context).is_ready() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
+        Ok(Pin::new(&mut self.stream))
     }
 }
 
@@ -98,5 +143,50 @@ impl AsyncWrite for Timed {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::serve::Listener;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpSocket;
+
+    async fn connect(from: [u8; 4], to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_crowd_ends_its_own_connections_only() {
+        let mut listener = Limited::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let (at, guests) = (listener.local_addr().unwrap(), Arc::clone(&listener.guests));
+        tokio::spawn(async move {
+            loop {
+                let (mut guest, _) = listener.accept().await;
+                tokio::spawn(async move {
+                    let asked = guest.read_u8().await?;
+                    guest.write_u8(asked).await
+                });
+            }
+        });
+        let mut other = connect([127, 0, 0, 2], at).await;
+        let mut crowd = Vec::new();
+        for _ in 0..3 * CONNECTIONS_MAX {
+            crowd.push(connect([127, 0, 0, 1], at).await);
+        }
+        // The first of them have made room.
+        for early in crowd.drain(..CONNECTIONS_MAX) {
+            let mut early = early;
+            assert_eq!(early.read(&mut [0]).await.unwrap_or(0), 0);
+        }
+        assert!(lock(&guests).all.len() <= CONNECTIONS_MAX);
+        other.write_u8(7).await.unwrap();
+        assert_eq!(other.read_u8().await.unwrap(), 7);
+        let last = crowd.last_mut().unwrap();
+        last.write_u8(8).await.unwrap();
+        assert_eq!(last.read_u8().await.unwrap(), 8);
     }
 }

@@ -1,4 +1,4 @@
-use super::super::wire::LinkMode;
+use super::super::wire::{LinkMode, Modes};
 use super::*;
 use crate::proto::direct::NotDirect;
 use alloc::collections::BTreeMap;

@@ -1,0 +1,224 @@
+//! Connections that are given to the program again.
+
+use super::*;
+use crate::custody::message::AddressBytes;
+use crate::custody::table::Table;
+use crate::sys::process;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+
+/// A program that listens, and connections that it has accepted, but not read from, with their clients.
+struct Scene {
+    listener: TcpListener,
+    listeners: Listeners,
+    connections: Connections,
+    _clients: Vec<TcpStream>,
+}
+
+fn scene(count: usize) -> Scene {
+    let (_memory, table) = Table::create(false, "a test").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table, None));
+    connections.set_limit(count);
+    let bytes = AddressBytes::new(&sys::local_address(listener.as_fd())).unwrap();
+    let socket = listener.as_fd().try_clone_to_owned().unwrap();
+    assert!(listeners.add(socket, bytes, None, (process::pid(), None), &[], table));
+    let mut clients = Vec::new();
+    for number in 0..count {
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        writeln!(client, "{number}").unwrap();
+        clients.push(client);
+        connections.pass_on(listener.accept().unwrap().0.into());
+    }
+    Scene { listener, listeners, connections, _clients: clients }
+}
+
+impl Scene {
+    /// The program accepts, and asks what it has got.
+    fn accept(&mut self) -> Given {
+        let (accepted, us) = (self.listener.accept().unwrap().0, process::pid());
+        let known = process::open(us).unwrap();
+        let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
+        self.connections.swap(&self.listeners, (us, known.as_fd()), accepted.as_raw_fd(), &peer).unwrap()
+    }
+}
+
+fn reads(given: Given) -> String {
+    let mut said = [0; 8];
+    let length = TcpStream::from(given.socket).read(&mut said).unwrap();
+    String::from_utf8_lossy(&said[..length]).trim().to_owned()
+}
+
+#[test]
+fn all_are_given_and_those_first_that_wait_longest() {
+    const COUNT: usize = 100;
+    let mut scene = scene(COUNT);
+    for number in 0..COUNT {
+        scene.connections.offer(&scene.listeners, None, Instant::now());
+        assert!(scene.connections.has_waiting());
+        assert_eq!(scene.connections.loose.offered.len(), OFFERS.min(COUNT - number));
+        let given = scene.accept();
+        assert_eq!(reads(given), number.to_string());
+    }
+    assert!(!scene.connections.has_waiting() && scene.connections.loose.is_empty());
+}
+
+fn listens_at(port: u16) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).unwrap();
+    sockopt::set_socket_reuseport(&socket, true).unwrap();
+    bind(&socket, &std::net::SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+    listen(&socket, 10).unwrap();
+    socket
+}
+
+/// One that is held, of this process, and its client; `linger_s` is what its listener says of closing.
+fn served_by(owner: process::Pid, linger_s: Option<u64>) -> (Connections, TcpStream) {
+    let (_memory, table) = Table::create(false, "a test").unwrap();
+    let mut connections = Connections::new(table, None);
+    connections.set_limit(9);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let linger = linger_s.map(std::time::Duration::from_secs);
+    rustix::net::sockopt::set_socket_linger(&listener, linger).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    connections.pass_on(listener.accept().unwrap().0.into());
+    let number = *connections.all.keys().next().unwrap();
+    connections.change(number, State::Served);
+    let held = connections.all.get_mut(&number).unwrap();
+    (held.owner, held.number, held.got_at) =
+        (owner, 0, Instant::now().checked_sub(super::super::SETTLED * 2).unwrap());
+    (connections, client)
+}
+
+#[test]
+fn what_a_process_has_that_takes_long_to_be_gone_is_not_closed() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let (mut connections, _client) = served_by(child.id().cast_signed(), None);
+    child.kill().unwrap();
+    while !sys::is_exiting(child.id().cast_signed()) {}
+    connections.sweep();
+    connections.settle_doubts();
+    assert_eq!(connections.count(), 1);
+    // And what one has closed that lives is.
+    child.wait().unwrap();
+    let (mut connections, _client) = served_by(process::pid(), None);
+    connections.sweep();
+    connections.settle_doubts();
+    assert_eq!(connections.count(), 0);
+}
+
+#[test]
+fn a_close_does_not_wait_for_the_client() {
+    let (mut connections, mut client) = served_by(process::pid(), Some(60));
+    let held = connections.all.values().next().unwrap().socket.try_clone().unwrap();
+    let mut held = TcpStream::from(held);
+    held.set_nonblocking(true).unwrap();
+    while held.write(&[0; 10_000]).is_ok() {}
+    drop(held);
+    let began = Instant::now();
+    connections.clear();
+    assert!(began.elapsed().as_secs() < 20);
+    // All of it comes.
+    let mut all = Vec::new();
+    client.read_to_end(&mut all).unwrap();
+    assert!(all.len() > 10_000);
+}
+
+#[test]
+fn one_is_given_to_who_has_a_socket_that_may_serve_it_and_not_to_who_has_a_strangers() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (_memory, table) = Table::create(false, "a test").unwrap();
+    let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table, None));
+    connections.set_limit(10);
+    let ours = listens_at(0);
+    let port = TcpListener::from(ours.try_clone().unwrap()).local_addr().unwrap().port();
+    let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client.write_all(b"hello").unwrap();
+    connections.pass_on(TcpListener::from(ours.try_clone().unwrap()).accept().unwrap().0.into());
+    let strangers = listens_at(port);
+    rustix::fs::fchown(&strangers, Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
+    for socket in [&ours, &strangers] {
+        let bytes = AddressBytes::new(&sys::local_address(socket.as_fd())).unwrap();
+        let socket = socket.try_clone().unwrap();
+        assert!(listeners.add(socket, bytes, None, (process::pid(), None), &[], table));
+    }
+    connections.offer(&listeners, None, Instant::now());
+    // It may have come to either.
+    let both = [ours, strangers].map(TcpListener::from);
+    both.iter().for_each(|listener| listener.set_nonblocking(true).unwrap());
+    let accepted = both.iter().find_map(|listener| listener.accept().ok()).unwrap().0;
+    let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
+    // It has what was accepted, and neither of these.
+    let mut other = std::process::Command::new("sleep");
+    let mut other = other.arg("60").stdin(OwnedFd::from(accepted.try_clone().unwrap())).spawn().unwrap();
+    let pid = Pid::try_from(other.id()).unwrap();
+    let known = process::open(pid).unwrap();
+    assert!(connections.swap(&listeners, (pid, known.as_fd()), 0, &peer).is_none());
+    let us = process::open(process::pid()).unwrap();
+    let ours = (process::pid(), us.as_fd());
+    let given = connections.swap(&listeners, ours, accepted.as_raw_fd(), &peer);
+    assert_eq!(reads(given.unwrap()), "hello");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+#[test]
+fn places_without_a_copy_are_free_when_their_process_ends_or_at_once_if_it_was_closed() {
+    let mut scene = scene(1);
+    scene.connections.set_limit(2);
+    let (table, accepted) =
+        (scene.connections.table, TcpStream::connect(scene.listener.local_addr().unwrap()).unwrap());
+    let (us, at) = (process::pid(), accepted.as_raw_fd());
+    let known = process::open(us).unwrap();
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let is_free = |number: u32| table.slot(number).unwrap().cookie.load(SeqCst) == 0;
+    let claim =
+        |cookie: u64| table.claim(cookie, us.cast_unsigned(), at.cast_unsigned(), Phase::Idle).unwrap();
+    // The program has no such process.
+    let number = claim(sys::cookie(accepted.as_fd()));
+    scene.connections.take(|_| None);
+    assert!(!is_free(number));
+    assert_eq!(scene.connections.ended(us, true, &epoll, |_| Vec::new()), (0, 1));
+    assert!(is_free(number));
+    // Another connection has that number by now.
+    let number = claim(u64::MAX);
+    scene.connections.take(|_| Some(known.as_fd()));
+    assert!(is_free(number));
+    assert_eq!(scene.connections.ended(us, true, &epoll, |_| Vec::new()), (0, 0));
+}
+
+#[test]
+fn one_that_was_not_received_is_given_again() {
+    let mut scene = scene(1);
+    for _ in 0..3 {
+        scene.connections.offer(&scene.listeners, None, Instant::now());
+        let given = scene.accept();
+        scene.connections.take_back(given);
+        assert!(scene.connections.has_waiting());
+    }
+    scene.connections.offer(&scene.listeners, None, Instant::now());
+    let given = scene.accept();
+    assert_eq!(reads(given), "0");
+}
+
+#[test]
+fn a_client_waits_as_long_as_the_program_takes_to_begin_and_some_time_more() {
+    let mut scene = scene(2);
+    let (now, start) = (Instant::now(), Duration::from_secs(3600));
+    let serves = Some(now + start);
+    let moment = Duration::from_secs(1);
+    for (serves_since, at, is_there) in [
+        (None, start, true),
+        (serves, start, true),
+        (serves, start + OFFER - moment, true),
+        (serves, start + OFFER + moment, false),
+    ] {
+        scene.connections.offer(&scene.listeners, serves_since, now + at);
+        assert_eq!(scene.connections.has_waiting(), is_there, "{at:?}");
+    }
+    assert_eq!(scene.connections.count(), 0);
+}
