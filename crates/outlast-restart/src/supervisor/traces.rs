@@ -7,7 +7,7 @@
 
 use super::left;
 use crate::custody;
-use crate::sys::descriptors::HIGH;
+use crate::sys::descriptors::{HIGH, LOW_MAX};
 use crate::sys::family;
 use crate::sys::process::{self, Known, Pid};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 pub(super) const KEY_ENVIRONMENT: &str = "OUTLAST_SERVICE";
 /// Begins the name of a board's memory.
 const BOARD: &str = "outlast-board:";
-/// A supervisor has few descriptors when it makes its board: it is one of the first, or of those with [high](HIGH) numbers.
+/// A supervisor has few descriptors when it makes its board: it is one of the first, or of so many with [high](HIGH) numbers.
 const NUMBERS: i32 = 256;
 
 /// As what a supervisor of this key is known to the next one. The number that it has means something in its own PID
@@ -58,7 +58,7 @@ fn by_board(pid: Pid, key: &str) -> Option<Pid> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
     let is_one = |entry: &std::fs::DirEntry| {
         entry.file_name().to_str().and_then(|name| name.parse().ok()).is_some_and(|number: i32| {
-            (0..NUMBERS).contains(&number) || (HIGH..HIGH + NUMBERS).contains(&number)
+            (0..=LOW_MAX).contains(&number) || (HIGH..HIGH + NUMBERS).contains(&number)
         })
     };
     entries.filter(is_one).find_map(|entry| {

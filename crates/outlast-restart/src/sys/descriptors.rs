@@ -266,13 +266,14 @@ pub(crate) fn duplicate(number: RawFd) -> Option<OwnedFd> {
 
 /// From here on numbers are high ones.
 pub(crate) const HIGH: RawFd = 900;
+/// Others than these are never looked through.
+pub(crate) const LOW_MAX: RawFd = 255;
 
-/// The same under a high number: low ones are for programs that count on theirs. Where fewer descriptors are allowed, under one
-/// of the last quarter of these.
+/// The same under a high number: low ones are for programs that count on theirs. Where fewer descriptors are allowed, under as
+/// high a one as is looked through by the next supervisor.
 pub(crate) fn move_up(descriptor: OwnedFd) -> OwnedFd {
-    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let number =
-        most.and_then(|most| RawFd::try_from(most / 4 * 3).ok()).map_or(HIGH, |number| number.min(HIGH));
+    let most = RawFd::try_from(super::custody::descriptors_limit()).unwrap_or(RawFd::MAX);
+    let number = if most > HIGH { HIGH } else { (most / 4 * 3).min(LOW_MAX) };
     rustix::io::fcntl_dupfd_cloexec(&descriptor, number).unwrap_or(descriptor)
 }
 
