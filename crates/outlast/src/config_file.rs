@@ -293,6 +293,11 @@ impl ConfigFile {
                 }
             } else if matches!(values, Values::Texts(_)) && is_switch(&command, key) {
                 format!("{key:?} is true or false, without quotes")
+            } else if matches!(values, Values::Flag(_)) && !is_switch(&command, key) {
+                format!("{key:?} has a value, and is not true or false: leave it out where it is not wanted")
+            } else if matches!(values, Values::Texts(texts) if texts.is_empty()) {
+                // What is left out may mean that all is allowed.
+                format!("{key:?} is an empty list: leave it out where it is not wanted")
             } else {
                 continue;
             };

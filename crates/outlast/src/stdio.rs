@@ -89,8 +89,8 @@ pub async fn run(
                 request = signals.next() => match request {
                     // There is nobody to wait for: whoever signals is the one who uses the stream.
                     Request::Drain if !std::mem::replace(&mut stopped, true) => control.stop(),
-                    // Asked for twice: what is not delivered by now is lost.
                     Request::Drain => control.end(),
+                    // Also when it is asked for twice: what is not delivered by now is lost.
                     Request::Now(code) => {
                         interrupted = Some(code);
                         control.end();
@@ -115,8 +115,9 @@ pub async fn run(
         .into());
     }
     match interrupted {
+        // A second SIGTERM: what was delivered by then is another question.
+        None | Some(Code::Ok) => code_of(&ended),
         Some(code) => Ok(code),
-        None => code_of(&ended),
     }
 }
 

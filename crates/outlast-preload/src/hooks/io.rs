@@ -26,7 +26,8 @@ fn reading<'a>(
         // With these the kernel gives other bytes than the next ones, or throws them away and leaves the buffer as it was: there need not
         // even be one (tcp(7), MSG_TRUNC).
         let is_ordinary = flags & (libc::MSG_TRUNC | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
-        marks::on_read(descriptor, if is_ordinary { filled() } else { None }, result);
+        // Asked behind it: the program may have named memory that is not there.
+        marks::on_read(descriptor, if is_ordinary && result > 0 { filled() } else { None }, result);
     }
     result
 }

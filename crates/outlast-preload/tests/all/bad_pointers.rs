@@ -48,6 +48,17 @@ static long accept_nowhere(void *length) {
     return connect(client, (void *)&address, size) ? -3 : accept(listener, 0, length) > 0;
 }
 
+/* recvmsg(2), where a client has written something. */
+static long receive_nowhere(void *message) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (void *)&address, size) || listen(listener, 1)) return -2;
+    getsockname(listener, (void *)&address, &size);
+    if (connect(client, (void *)&address, size) || write(client, "x", 1) != 1) return -3;
+    return recvmsg(accept(listener, 0, 0), message, 0);
+}
+
 int main(int count, char **arguments) {
     extern char **environ;
     const char *path = arguments[1];
@@ -75,6 +86,8 @@ int main(int count, char **arguments) {
     TELL(sendmsg(-1, (void *)near, 0));
     TELL(discard(end - 1));
     TELL(accept_nowhere(near));
+    TELL(receive_nowhere(near));
+    TELL(receive_nowhere(far));
     rename(path, arguments[2]);
     return 0;
 }

@@ -171,8 +171,8 @@ impl Engine {
                 Err(error) => {
                     // What comes after this moment is acknowledged, and lost: less than all of it.
                     tracing::warn!(session = %self.id, %error, "cannot freeze a link");
-                    rx.take_unread(link, u64::MAX);
-                    true
+                    let known_bytes = sys::unread_bytes(&**link).unwrap_or(u64::MAX);
+                    rx.take_unread(link, u64::MAX) >= known_bytes
                 }
             };
             if fin_received && counted {

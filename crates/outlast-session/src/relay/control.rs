@@ -77,7 +77,7 @@ impl Control {
         answered.as_mut().enable();
         self.0.asked.store(true, Ordering::SeqCst);
         self.0.wake.notify_one();
-        let _ = tokio::time::timeout(Duration::from_secs(1), answered).await;
+        tokio::time::timeout(Duration::from_secs(1), answered).await.ok()?;
         self.0.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -84,7 +84,10 @@ impl Stdio {
         match self.output().take() {
             // The same socket may be the input.
             Some(End::Socket(fd)) => socket2::SockRef::from(fd.get_ref()).shutdown(std::net::Shutdown::Write),
-            _ => Ok(()),
+            // Some file systems tell only here what could not be written (close(2)).
+            Some(End::File(fd)) => sys::close(fd.into_inner()),
+            Some(End::Ready(fd)) => sys::close(fd),
+            None => Ok(()),
         }
     }
 
@@ -123,7 +126,8 @@ impl End {
                 let _ = urgent::keep_in_place(&fd);
                 Ok(End::Socket(registered(fd, interest)?))
             }
-            libc::S_IFREG => Ok(End::Ready(fd)),
+            // These have a position, which another description of the file would not have.
+            libc::S_IFREG | libc::S_IFBLK => Ok(End::Ready(fd)),
             _ => {
                 let again = reopened(fd.as_fd(), write);
                 if !write && sys::has_ended_empty(fd.as_fd()) {

@@ -2,7 +2,7 @@
 
 use rustix::net::{self, RecvFlags, SendFlags};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// Receives without blocking, whatever the mode of the descriptor.
 pub(super) fn recv(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
@@ -41,6 +41,16 @@ pub(super) fn read(file: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize>
 /// write(2).
 pub(super) fn write(file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::io::write(file, bytes)?)
+}
+
+/// close(2), and what it says of what was written. Closed it is in any case.
+pub(super) fn close(file: OwnedFd) -> io::Result<()> {
+    // SAFETY: nobody else has this number.
+    if unsafe { libc::close(file.into_raw_fd()) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }
 
 /// Bytes written to a socket that its peer has not taken yet; 0 where that is unknown.

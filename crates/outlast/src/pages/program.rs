@@ -65,17 +65,25 @@ pub(super) fn text(status: &Status, view: &Program, socket: &str) -> String {
     text
 }
 
+/// A time, as an instance has told it: others than ours may say anything, and after the year 9999 there is no such format.
+fn when(since_1970_ms: u64, format: fn(SystemTime) -> humantime::Rfc3339Timestamp) -> String {
+    const YEAR_10000_MS: u64 = 253_402_300_800_000;
+    if since_1970_ms >= YEAR_10000_MS {
+        return "?".into();
+    }
+    format(SystemTime::UNIX_EPOCH + Duration::from_millis(since_1970_ms)).to_string()
+}
+
 /// The last ones, and how many there were.
 fn crashes(crashes: &Crashes) -> String {
     let mut table = plain_table(&["CRASH", "PROCESS", "AT", "HOW", "CONNECTIONS KEPT", "CLOSED"]);
-    let first = crashes.count.saturating_sub(crashes.kept.len() as u64) + 1;
-    let numbered = (first..).zip(&crashes.kept);
+    let first = crashes.count.saturating_sub(crashes.kept.len() as u64).saturating_add(1);
+    let numbered = (0..).map(|further: u64| first.saturating_add(further)).zip(&crashes.kept);
     for (number, one) in numbered.skip(crashes.kept.len().saturating_sub(PAST_MAX)) {
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(one.at_ms);
         table.add_row([
             number.to_string(),
             one.pid.to_string(),
-            humantime::format_rfc3339_millis(at).to_string(),
+            when(one.at_ms, humantime::format_rfc3339_millis),
             one.how.as_deref().map_or_else(|| "unknown".into(), clean),
             grouped(one.kept.into()),
             grouped(one.closed.into()),
@@ -154,7 +162,6 @@ where
     }
     let mut table = plain_table(&header);
     for one in &past {
-        let began = SystemTime::UNIX_EPOCH + Duration::from_millis(one.began_ms);
         let served =
             one.ended_ms.map(|ended_ms| Duration::from_millis(ended_ms.saturating_sub(one.began_ms)));
         let dash = || "-".to_owned();
@@ -162,7 +169,7 @@ where
         let mut row = vec![
             one.number.to_string(),
             one.pid.to_string(),
-            humantime::format_rfc3339_seconds(began).to_string(),
+            when(one.began_ms, humantime::format_rfc3339_seconds),
             served.map_or_else(dash, seconds),
             one.how.map(clean).or_else(unknown).unwrap_or_else(dash),
         ];
@@ -187,8 +194,10 @@ pub fn under_way(upgrade: &UnderWay) -> String {
     let program = upgrade.program.as_deref().map_or_else(|| "what is at its path now".to_owned(), clean);
     let began = SystemTime::UNIX_EPOCH + Duration::from_millis(upgrade.began_ms);
     let since = SystemTime::now().duration_since(began).unwrap_or_default();
-    let (began, limit) =
-        (humantime::format_rfc3339_seconds(began), Duration::from_millis(upgrade.timeout_ms));
+    let (began, limit) = (
+        when(upgrade.began_ms, humantime::format_rfc3339_seconds),
+        Duration::from_millis(upgrade.timeout_ms),
+    );
     if upgrade.old_ends {
         return format!("to {program}, since {began}, as soon as the old one has ended");
     }
@@ -235,6 +244,17 @@ pub(super) fn register(page: &Program, registry: &mut Registry) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_that_cannot_be_are_shown_as_unknown() {
+        assert_eq!(when(0, humantime::format_rfc3339_seconds), "1970-01-01T00:00:00Z");
+        assert_eq!(when(253_402_300_799_999, humantime::format_rfc3339_millis), "9999-12-31T23:59:59.999Z");
+        for beyond in [253_402_300_800_000, u64::MAX] {
+            assert_eq!(when(beyond, humantime::format_rfc3339_millis), "?");
+        }
+        let many = Crashes { count: u64::MAX, ..Crashes::default() };
+        assert!(crashes(&many).contains("CRASH"));
+    }
 
     #[test]
     fn a_shell_takes_what_is_shown_for_what_was_given() {

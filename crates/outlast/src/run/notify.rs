@@ -41,11 +41,12 @@ pub(super) struct Folder(PathBuf);
 impl Folder {
     /// One that others can go through, but not look into.
     pub(super) fn fresh() -> io::Result<Self> {
+        // A program that has given its rights away, or clears its own folder up, finds a socket there.
+        let temporary = Self::fresh_in(&std::env::temp_dir());
         // A service may write to nothing else (`ProtectSystem=`).
-        let of_service = std::env::var_os("RUNTIME_DIRECTORY");
+        let of_service = std::env::var_os("RUNTIME_DIRECTORY").filter(|_| temporary.is_err());
         let of_service = of_service.iter().flat_map(std::env::split_paths).find(|path| path.is_absolute());
-        let own = of_service.and_then(|folder| Self::fresh_in(&folder).ok());
-        own.map_or_else(|| Self::fresh_in(&std::env::temp_dir()), Ok)
+        of_service.and_then(|folder| Self::fresh_in(&folder).ok()).map_or(temporary, Ok)
     }
 
     fn fresh_in(parent: &Path) -> io::Result<Self> {

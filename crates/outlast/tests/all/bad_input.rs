@@ -107,6 +107,14 @@ fn wrong_files_end_with_2_and_name_the_line() {
             ":2: there is no section [[lisen]]; did you mean [[listen]]?",
         ),
         (
+            "[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:1'\nallow = []\n",
+            ":4: \"allow\" is an empty list",
+        ),
+        (
+            "[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:1'\npsk-file = false\n",
+            ":4: \"psk-file\" has a value",
+        ),
+        (
             "[[listen]]\naddress = '127.0.0.1:9'\nto = 'a:1'\n[[connect]]\naddress = '127.0.0.1:9'\nvia = 'a:1'\n",
             "two sections listen on 127.0.0.1:9",
         ),

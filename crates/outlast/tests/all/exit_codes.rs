@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::common::restarts::listen;
-use crate::common::{Outlast, command, echo, folder, nobody};
+use crate::common::{Outlast, command, echo, eventually, folder, nobody};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -79,6 +79,37 @@ fn a_client_that_is_terminated_before_the_streams_have_ended_exits_with_4() {
     assert_eq!(client.ended().code(), Some(4));
     // Whoever ends it this way has what he wanted.
     assert_eq!(client.said(), "");
+}
+
+/// Twice is an order to end, whatever is delivered.
+#[test]
+fn a_client_that_is_terminated_twice_says_that_not_everything_was_delivered() {
+    let folder = folder();
+    let runtime = folder.path();
+    let address = nobody();
+    // It accepts by its queue, and reads nothing.
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listen(runtime, address, &service.local_addr().unwrap().to_string(), &[]);
+    let mut command = command(runtime, &["connect", "--stdio", "--via", &address.to_string()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut client = Outlast::from(command);
+    let mut input = client.child().stdin.take().unwrap();
+    let writing = std::thread::spawn(move || while input.write_all(&[7; 1 << 16]).is_ok() {});
+    eventually("nothing more is taken", || {
+        let taken = || std::fs::read_to_string(format!("/proc/{}/io", client.pid())).ok();
+        let before = taken()?;
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        (taken()? == before).then_some(())
+    });
+    // Nobody takes its last words.
+    server.signal("STOP");
+    client.signal("TERM");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    client.signal("TERM");
+    let code = client.ended().code();
+    server.signal("CONT");
+    assert_eq!(code, Some(4));
+    writing.join().unwrap();
 }
 
 /// A socket that listens, and answers nobody: its queue is full.

@@ -15,6 +15,10 @@ use crate::sys;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A session with as much input as it may have, that nobody reads, gets a link in a mode that can add to it only after such a pause.
+const OVERFULL_PAUSE: Duration = Duration::from_secs(3);
 
 impl Acceptor {
     pub(super) fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
@@ -189,11 +193,15 @@ impl Acceptor {
             return Err(Refusal::OffsetOutOfRange.into());
         }
         // There each link that ends leaves as much as it had received, which is acknowledged: no peer piles that up.
-        if hello.mode.needs_direct_path() && engine.holds_too_much() {
+        if hello.mode.needs_direct_path() && ctl.welcomed && engine.holds_too_much() {
             let offered = self.modes().without(LinkMode::Kernel).without(LinkMode::Window);
-            let can_do_without = hello.auto && !offered.is_empty();
-            let busy = Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms };
-            return Err(if can_do_without { Refusal::ModeRefused { offered } } else { busy }.into());
+            if hello.auto && !offered.is_empty() {
+                return Err(Refusal::ModeRefused { offered }.into());
+            }
+            // The application may read on only when its client has what it writes: now and then there is a link all the same.
+            if ctl.paused_at.is_none_or(|at| at.elapsed() < OVERFULL_PAUSE) {
+                return Err(Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms }.into());
+            }
         }
         let before = ctl.life.state();
         if !booked && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err() {

@@ -6,7 +6,7 @@ use super::floods::many_descriptors;
 use super::raw::{Raw, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
 use outlast_session::proto::{Frame, FrameHeader, Intent, LinkMode, Message, Refusal};
-use outlast_session::{Config, Error, Memory, Targets, blocking};
+use outlast_session::{AckMode, Config, Error, Memory, Targets, blocking};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -309,5 +309,38 @@ fn a_client_that_comes_back_before_it_is_read_comes_back_in_another_mode() {
         let mut read = vec![0; sent];
         server.read_exact(&mut read).unwrap();
         assert!(read.iter().all(|byte| *byte == 7));
+    });
+}
+
+/// The server's application may wait for its client, which has no other mode.
+#[test]
+fn a_client_that_insists_on_a_mode_gets_a_link_when_its_server_waits_for_it() {
+    alone("hoards::a_client_that_insists_on_a_mode_gets_a_link_when_its_server_waits_for_it", || {
+        Memory::set_budget(16 << 20);
+        let ack = AckMode::Fixed(LinkMode::Kernel);
+        let config = Arc::new(Config { retain_bytes_max: 1 << 20, ack, ..quick() });
+        let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let mut client =
+            blocking::Session::connect_with(&Targets::from(listener.local_addr()), &config).unwrap();
+        let mut server = listener.accept().unwrap();
+        let (block, mut sent) = (vec![7; 40 << 10], 0);
+        let refused = || listener.refusals().iter().any(|(reason, count)| *reason == "busy" && *count > 0);
+        while !refused() {
+            client.write_all(&block).unwrap();
+            sent += block.len();
+            while !client.passivate().unwrap() && !refused() {
+                std::thread::yield_now();
+            }
+        }
+        const ANSWER_BYTES: usize = 4 << 20;
+        let serving = std::thread::spawn(move || {
+            server.write_all(&vec![8; ANSWER_BYTES]).unwrap();
+            server.read_exact(&mut vec![0; sent]).unwrap();
+            server
+        });
+        let mut answer = vec![0; ANSWER_BYTES];
+        client.read_exact(&mut answer).unwrap();
+        assert!(answer.iter().all(|byte| *byte == 8));
+        serving.join().unwrap();
     });
 }
