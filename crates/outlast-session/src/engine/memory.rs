@@ -254,6 +254,12 @@ impl Engine {
         self.rx.try_lock().is_some_and(|rx| rx.backlog_bytes >= self.backlog_bytes_max())
     }
 
+    /// Whether some links that it got all the same have added as much as they may.
+    pub(super) fn holds_far_too_much(&self) -> bool {
+        const MORE_BYTES: u64 = 1 << 20;
+        self.rx.try_lock().is_some_and(|rx| rx.backlog_bytes >= self.backlog_bytes_max() + MORE_BYTES)
+    }
+
     /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
         let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);

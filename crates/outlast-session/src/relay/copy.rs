@@ -381,9 +381,16 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         Err(_) => Moved::Not,
     };
     if up_ended && moved == Moved::ToTheEnd {
-        local.end_in_order();
+        let broken = pump.broken().map(io::Error::kind);
+        if broken.is_none() {
+            local.end_in_order();
+        }
         let finished = tokio::time::timeout(SETTLE_TIMEOUT, session.finish()).await;
-        return finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
+        return match (finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome), broken) {
+            // The session has said all that it had to say, and the local side did not take it.
+            (Outcome::Completed, Some(kind)) => Outcome::LocalFailed(kind.into()),
+            (outcome, _) => outcome,
+        };
     }
     local.settle(SETTLE_TIMEOUT).await;
     let delivered = async {

@@ -82,7 +82,8 @@ impl axum::serve::Listener for Limited {
             };
             let (number, is_to_end) = lock(&self.guests).enter(peer.ip().to_canonical());
             let over = Box::pin(sleep(CONNECTION_TIME));
-            return (Timed { stream, over, is_to_end, number, guests: Arc::clone(&self.guests) }, peer);
+            let guests = Arc::clone(&self.guests);
+            return (Timed { stream, over, is_to_end, has_ended: false, number, guests }, peer);
         }
     }
 
@@ -97,6 +98,7 @@ pub(super) struct Timed {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
     is_to_end: oneshot::Receiver<()>,
+    has_ended: bool,
     number: u64,
     guests: Arc<Mutex<Guests>>,
 }
@@ -110,11 +112,11 @@ impl Drop for Timed {
 impl Timed {
     /// The stream, while it has time.
     fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        let is_over = self.over.as_mut().poll(context).is_ready();
-        if is_over || Pin::new(&mut self.is_to_end).poll(context).is_ready() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(Pin::new(&mut self.stream))
+        // Neither is asked again once it has answered.
+        self.has_ended = self.has_ended
+            || self.over.as_mut().poll(context).is_ready()
+            || Pin::new(&mut self.is_to_end).poll(context).is_ready();
+        if self.has_ended { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Pin::new(&mut self.stream)) }
     }
 }
 
@@ -157,6 +159,21 @@ mod tests {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((from, 0).into()).unwrap();
         socket.connect(to).await.unwrap()
+    }
+
+    /// As a server of HTTP does: it flushes what cannot be read any more.
+    #[tokio::test]
+    async fn one_that_has_ended_may_be_asked_again() {
+        let mut listener = Limited::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let _client = connect([127, 0, 0, 1], listener.local_addr().unwrap()).await;
+        let (mut guest, _) = listener.accept().await;
+        for _ in 0..CONNECTIONS_MAX {
+            lock(&listener.guests).enter([127, 0, 0, 1].into());
+        }
+        for _ in 0..3 {
+            assert!(guest.read_u8().await.is_err());
+            assert!(guest.flush().await.is_err());
+        }
     }
 
     #[tokio::test]

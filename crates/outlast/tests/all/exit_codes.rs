@@ -81,6 +81,27 @@ fn a_client_that_is_terminated_before_the_streams_have_ended_exits_with_4() {
     assert_eq!(client.said(), "");
 }
 
+/// As without the signal: standard output has not taken it.
+#[test]
+fn what_standard_output_does_not_take_is_not_delivered_also_when_the_client_is_told_to_end() {
+    let folder = folder();
+    let runtime = folder.path();
+    let address = nobody();
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let _server = listen(runtime, address, &service.local_addr().unwrap().to_string(), &[]);
+    let mut command = command(runtime, &["connect", "--stdio", "--via", &address.to_string()]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped());
+    let mut client = Outlast::from(command);
+    let mut served = service.accept().unwrap().0;
+    assert_eq!(served.read(&mut [0]).unwrap(), 0);
+    client.signal("TERM");
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    served.write_all(&[7; 200_000]).unwrap();
+    drop(served);
+    assert_eq!(client.ended().code(), Some(7), "{}", client.said());
+}
+
 /// Twice is an order to end, whatever is delivered.
 #[test]
 fn a_client_that_is_terminated_twice_says_that_not_everything_was_delivered() {

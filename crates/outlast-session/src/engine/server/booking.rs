@@ -18,7 +18,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A session with as much input as it may have, that nobody reads, gets a link in a mode that can add to it only after such a pause.
-const OVERFULL_PAUSE: Duration = Duration::from_secs(3);
+/// By then it is one of those that make room, where that is needed.
+const OVERFULL_PAUSE: Duration = Duration::from_secs(6);
 
 impl Acceptor {
     pub(super) fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
@@ -199,7 +200,8 @@ impl Acceptor {
                 return Err(Refusal::ModeRefused { offered }.into());
             }
             // The application may read on only when its client has what it writes: now and then there is a link all the same.
-            if ctl.paused_at.is_none_or(|at| at.elapsed() < OVERFULL_PAUSE) {
+            let has_waited = ctl.lost_at.is_some_and(|at| at.elapsed() >= OVERFULL_PAUSE);
+            if !has_waited || engine.holds_far_too_much() {
                 return Err(Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms }.into());
             }
         }
