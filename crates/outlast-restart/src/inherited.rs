@@ -2,10 +2,11 @@
 
 use crate::slots::{Slot, Slots};
 use crate::sys::descriptors::{self, Kind, Known};
+use crate::sys::tcp;
 use crate::transport::{self, Transport};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Descriptors that were opened after [`register`](crate::register), by generations that are dead, and are still open.
 /// Those that are dropped are closed, as if the generation that had opened them had closed them.
@@ -65,9 +66,25 @@ fn left(descriptor: RawFd, slot: &Slot) -> Option<OwnedFd> {
     socket
 }
 
+/// Whether an answer is not complete, as far as is known, which is not to look so. Of a connection that the program was closing
+/// only that is known which it had not said itself.
+fn has_half_said(slot: &Slot, socket: &OwnedFd) -> bool {
+    let mark = slot.mark();
+    let has_begun = || {
+        let passed = Transport::Tcp.passed(socket.as_fd(), slot);
+        passed.is_ok_and(|passed| passed.sent_bytes != mark.written_bytes)
+    };
+    mark.outbox != 0 || !slot.has_ended() && tcp::is_open_for_writing(socket.as_fd()) && has_begun()
+}
+
 fn end(slot: &Slot, socket: Option<OwnedFd>) {
     let inode = slot.inode();
     if let Some(transport) = Transport::of_slot(slot) {
+        if let Some(socket) = socket.as_ref().filter(|_| transport == Transport::Tcp)
+            && has_half_said(slot, socket)
+        {
+            tcp::reset_on_close(socket.as_fd());
+        }
         transport.end(slot);
     }
     drop(socket);
@@ -151,6 +168,32 @@ mod tests {
         let (socket, peer, pipe) = held(slots);
         discard(slots, [socket]);
         has_ended(slots, peer, &pipe);
+    }
+
+    #[test]
+    fn half_an_answer_of_a_connection_that_is_given_up_is_no_whole_one() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        let slots = Slots::new().unwrap();
+        let ends_in_order = |said: &[u8], shuts: bool| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut server = listener.accept().unwrap().0;
+            let slot = slots.to_use(server.as_raw_fd()).unwrap();
+            let socket = OwnedFd::from(server.try_clone().unwrap());
+            Transport::Tcp.begin(&socket, descriptors::inode(&socket).unwrap(), slot).unwrap();
+            drop(socket);
+            server.write_all(said).unwrap();
+            if shuts {
+                server.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            discard(slots, [OwnedFd::from(server)]);
+            client.read_to_end(&mut Vec::new()).is_ok()
+        };
+        assert!(ends_in_order(b"", false) && ends_in_order(b"", true));
+        assert!(!ends_in_order(b"half", false));
+        // It has said itself that this was all.
+        assert!(ends_in_order(b"whole", true));
     }
 
     #[test]

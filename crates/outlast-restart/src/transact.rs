@@ -358,6 +358,37 @@ mod tests {
         assert_eq!(connection.input(), words);
     }
 
+    /// Its socket may wait, as those of servers with threads do.
+    #[test]
+    fn a_client_that_reads_nothing_is_not_waited_for_when_it_is_refused() {
+        let (connection, mut client) = connected(shared_with(OnceLock::new()));
+        rustix::io::ioctl_fionbio(connection.socket(), false).unwrap();
+        let (done, refused) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            connection.refuse(&vec![7; 64 << 20]);
+            done.send(()).unwrap();
+        });
+        refused.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        let ended = client.read_to_end(&mut Vec::new());
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_refusal_is_said_where_no_answer_has_begun() {
+        let refuse = |begins: bool| {
+            let (mut connection, mut client) = connected(shared_with(OnceLock::new()));
+            say(&mut client, &mut connection, b"asked");
+            if begins {
+                connection.write_all(b"half").unwrap();
+            }
+            connection.refuse(b"500");
+            let mut heard = Vec::new();
+            (client.read_to_end(&mut heard).is_ok(), heard)
+        };
+        assert_eq!(refuse(false), (true, b"500".to_vec()));
+        assert!(!refuse(true).0);
+    }
+
     #[test]
     fn input_that_is_done_unseen_is_no_end() {
         let (mut connection, mut client) = connected(shared_with(OnceLock::new()));

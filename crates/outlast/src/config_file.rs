@@ -160,6 +160,11 @@ impl ConfigFile {
             let said = unknown_key(key, &keys);
             return Err(Fault { error: fault(&self.path, *line, &said), key: Some(key.clone()), said });
         }
+        for Entry { key, line, values } in entries {
+            if let Some(said) = wrong_value(&Cli::command(), key, values) {
+                return Err(Fault { error: fault(&self.path, *line, &said), key: Some(key.clone()), said });
+            }
+        }
         let arguments = merged(entries, given, &Cli::command());
         Ok(self.read(None, entries, arguments)?.process)
     }
@@ -291,13 +296,8 @@ impl ConfigFile {
                     ),
                     _ => unknown_key(key, &keys),
                 }
-            } else if matches!(values, Values::Texts(_)) && is_switch(&command, key) {
-                format!("{key:?} is true or false, without quotes")
-            } else if matches!(values, Values::Flag(_)) && !is_switch(&command, key) {
-                format!("{key:?} has a value, and is not true or false: leave it out where it is not wanted")
-            } else if matches!(values, Values::Texts(texts) if texts.is_empty()) {
-                // What is left out may mean that all is allowed.
-                format!("{key:?} is an empty list: leave it out where it is not wanted")
+            } else if let Some(why) = wrong_value(&command, key, values) {
+                why
             } else {
                 continue;
             };
@@ -384,6 +384,23 @@ fn unknown_key(key: &str, keys: &[String]) -> String {
 fn is_switch(command: &clap::Command, key: &str) -> bool {
     let mut arguments = command.get_arguments().filter(|argument| argument.get_long() == Some(key));
     arguments.any(|argument| !argument.get_action().takes_values())
+}
+
+/// What is wrong with a key's value, whatever it says.
+fn wrong_value(command: &clap::Command, key: &str, values: &Values) -> Option<String> {
+    match values {
+        Values::Texts(_) if is_switch(command, key) => {
+            Some(format!("{key:?} is true or false, without quotes"))
+        }
+        Values::Flag(_) if !is_switch(command, key) => Some(format!(
+            "{key:?} has a value, and is not true or false: leave it out where it is not wanted"
+        )),
+        // What is left out may mean that all is allowed.
+        Values::Texts(texts) if texts.is_empty() => {
+            Some(format!("{key:?} is an empty list: leave it out where it is not wanted"))
+        }
+        _ => None,
+    }
 }
 
 /// The definition of a subcommand.

@@ -3,6 +3,7 @@
 use super::Connection;
 use crate::generation::peer;
 use crate::sys::{descriptors, tcp};
+use crate::transport::Transport;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 
@@ -21,11 +22,17 @@ impl Connection {
     pub(crate) fn refuse(mut self, refusal: &[u8]) {
         let request = self.input().to_vec();
         self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
-        if self.sent_bytes == self.mark.written_bytes {
-            let _ = tcp::send(self.socket.as_fd(), refusal);
+        let has_begun = self.sent_bytes != self.mark.written_bytes || self.mark.outbox != 0;
+        // Nobody is served meanwhile: a client that reads nothing is not waited for.
+        let is_said =
+            || tcp::send_now(self.socket.as_fd(), refusal).is_ok_and(|count| count == refusal.len());
+        if !has_begun && is_said() {
             let _ = self.shutdown_write();
             // What is unread at a close makes that a reset, which can overtake what was just said.
             tcp::drain(self.socket.as_fd());
+        } else if self.transport == Transport::Tcp {
+            // Half an answer is not to look like a whole one.
+            tcp::reset_on_close(self.socket.as_fd());
         }
         self.acquit();
     }

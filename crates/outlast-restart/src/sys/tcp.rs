@@ -186,6 +186,19 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
+/// The same, without waiting for room, whatever the socket does otherwise.
+pub(crate) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: reads at most `bytes`.
+    let count = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether this end of a connection may still say something.
+pub(crate) fn is_open_for_writing(socket: BorrowedFd<'_>) -> bool {
+    info(socket).is_ok_and(|info| [ESTABLISHED, CLOSE_WAIT].contains(&info.state))
+}
+
 /// Sends a part of a file.
 pub(crate) fn send_file(
     socket: BorrowedFd<'_>,
@@ -207,13 +220,19 @@ pub(crate) fn read_at(file: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> io:
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Throws away what has come, without waiting for more.
+/// Throws away what has come, without waiting for more, and not for ever of a peer that sends as fast.
 pub(crate) fn drain(socket: BorrowedFd<'_>) {
+    const TIMES_MAX: usize = 4096;
     let mut room = [0u8; 4096];
-    // SAFETY: fills at most `room`.
-    while unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) }
-        > 0
-    {}
+    for _ in 0..TIMES_MAX {
+        // SAFETY: fills at most `room`.
+        let count = unsafe {
+            libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT)
+        };
+        if count <= 0 {
+            return;
+        }
+    }
 }
 
 /// Sleeps until the socket takes more, or is broken.

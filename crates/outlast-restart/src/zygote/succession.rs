@@ -12,6 +12,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// A process whose first thread has ended is looked at all the time for so long, and then this often.
+const SOON_MS: u64 = 10;
+const LATE_POLL: Duration = Duration::from_millis(50);
+
 /// Between two looks at whether the dead have left their memory, which is much: each look takes some.
 const ENDED_POLL: Duration = Duration::from_millis(1);
 
@@ -133,8 +137,13 @@ pub(super) fn stand_by(origin: &Origin) -> Result<Generation, Error> {
     }
     let dead = control.serving_pid.load(Ordering::SeqCst).cast_signed();
     // One thread has died: the others are about to, and touch everything until they have.
+    let (looked_at, mut pause) = (clock::monotonic_ms(), SOON_POLL);
     while !has_handed_over && dead != 0 && !process::is_dead(dead) {
-        std::thread::sleep(SOON_POLL);
+        std::thread::sleep(pause);
+        // The first thread may have ended alone (`pthread_exit`): the others serve then, for hours perhaps.
+        if clock::monotonic_ms() - looked_at > SOON_MS {
+            pause = (pause * 2).min(LATE_POLL);
+        }
     }
     // Also where it could not hand over.
     let has_faulted = control.faulting_thread.load(Ordering::SeqCst) != 0;

@@ -107,6 +107,10 @@ fn wrong_files_end_with_2_and_name_the_line() {
             ":2: there is no section [[lisen]]; did you mean [[listen]]?",
         ),
         (
+            "metrics = []\n[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:1'\n",
+            ":1: \"metrics\" is an empty list",
+        ),
+        (
             "[[listen]]\naddress = '127.0.0.1:0'\nto = '127.0.0.1:1'\nallow = []\n",
             ":4: \"allow\" is an empty list",
         ),
