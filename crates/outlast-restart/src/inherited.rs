@@ -74,7 +74,7 @@ fn has_half_said(slot: &Slot, socket: &OwnedFd) -> bool {
         let passed = Transport::Tcp.passed(socket.as_fd(), slot);
         passed.is_ok_and(|passed| passed.sent_bytes != mark.written_bytes)
     };
-    mark.outbox != 0 || !slot.has_ended() && tcp::is_open_for_writing(socket.as_fd()) && has_begun()
+    if slot.has_ended() { mark.outbox != 0 } else { tcp::is_open_for_writing(socket.as_fd()) && has_begun() }
 }
 
 fn end(slot: &Slot, socket: Option<OwnedFd>) {

@@ -374,6 +374,27 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_are_done_arrive_whatever_becomes_of_the_next_request() {
+        for shuts in [false, true] {
+            let (mut connection, mut client) = connected(shared_with(OnceLock::new()));
+            say(&mut client, &mut connection, b"asked");
+            let block = vec![7; 1 << 20];
+            let mut answered = 0;
+            while let Ok(count) = connection.write(&block) {
+                answered += count;
+            }
+            connection.done(5);
+            if shuts {
+                connection.shutdown_write().unwrap();
+            }
+            connection.refuse(b"500");
+            let mut heard = Vec::new();
+            client.read_to_end(&mut heard).unwrap();
+            assert_eq!(heard.len(), answered);
+        }
+    }
+
+    #[test]
     fn a_refusal_is_said_where_no_answer_has_begun() {
         let refuse = |begins: bool| {
             let (mut connection, mut client) = connected(shared_with(OnceLock::new()));

@@ -22,11 +22,12 @@ impl Connection {
     pub(crate) fn refuse(mut self, refusal: &[u8]) {
         let request = self.input().to_vec();
         self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
-        let has_begun = self.sent_bytes != self.mark.written_bytes || self.mark.outbox != 0;
+        let has_begun = self.sent_bytes != self.mark.written_bytes;
         // Nobody is served meanwhile: a client that reads nothing is not waited for.
-        let is_said =
-            || tcp::send_now(self.socket.as_fd(), refusal).is_ok_and(|count| count == refusal.len());
-        if !has_begun && is_said() {
+        let said_bytes = if has_begun { 0 } else { tcp::send_now(self.socket.as_fd(), refusal).unwrap_or(0) };
+        let is_cut = has_begun || said_bytes > 0 && said_bytes < refusal.len();
+        if !is_cut {
+            // Whole answers may still be on their way, and be all that it has room for.
             let _ = self.shutdown_write();
             // What is unread at a close makes that a reset, which can overtake what was just said.
             tcp::drain(self.socket.as_fd());

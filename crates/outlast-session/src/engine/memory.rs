@@ -249,15 +249,11 @@ impl Engine {
         allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
-    /// Whether it holds as much input as it may for an application that does not read. A reader at work holds nothing.
-    pub(super) fn holds_too_much(&self) -> bool {
-        self.rx.try_lock().is_some_and(|rx| rx.backlog_bytes >= self.backlog_bytes_max())
-    }
-
-    /// Whether some links that it got all the same have added as much as they may.
-    pub(super) fn holds_far_too_much(&self) -> bool {
-        const MORE_BYTES: u64 = 1 << 20;
-        self.rx.try_lock().is_some_and(|rx| rx.backlog_bytes >= self.backlog_bytes_max() + MORE_BYTES)
+    /// If it holds as much input as it may for an application that does not read: where that would read on. A reader at work holds
+    /// nothing.
+    pub(super) fn overfull_at(&self) -> Option<u64> {
+        let rx = self.rx.try_lock()?;
+        (rx.backlog_bytes >= self.backlog_bytes_max()).then(|| rx.consumed_offset())
     }
 
     /// What the session holds, as far as is known without waiting for a reader or a writer.

@@ -139,6 +139,13 @@ pub(crate) struct Engine {
     patience_watched: AtomicBool,
 }
 
+/// Links of a session whose application does not read, and where it would read on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Overfull {
+    offset: u64,
+    links: u32,
+}
+
 /// What changes with the link.
 #[derive(Debug)]
 pub(crate) struct Ctl {
@@ -153,6 +160,8 @@ pub(crate) struct Ctl {
     pub(crate) client: ClientState,
     /// Where the peer takes acknowledgement datagrams.
     pub(crate) peer_udp_port: Option<u16>,
+    /// The links that it got though nobody read what those before had left.
+    overfull: Overfull,
     /// Where this end takes them.
     pub(crate) mailbox: Option<Arc<udp::Mailbox>>,
     /// The server has answered once: from now on the client resumes.
@@ -235,6 +244,7 @@ impl Engine {
                 owner: None,
                 client: ClientState::new(&config),
                 peer_udp_port: None,
+                overfull: Overfull::default(),
                 mailbox: None,
                 welcomed: false,
                 reconnecting: false,

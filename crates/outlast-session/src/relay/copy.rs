@@ -140,7 +140,15 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 outcome = Box::pin(hand_over(&mut pump, &mut session, &local)) => Ok(outcome),
                 wish = control.at_once() => Err(wish),
             };
-            wish.unwrap_or_else(|wish| at_once(&session, wish))
+            match (wish.unwrap_or_else(|wish| at_once(&session, wish)), pump.broken()) {
+                // The session has said all that it had to say, and the local side did not take it. As above.
+                (Outcome::Completed, Some(error)) => {
+                    local.abort();
+                    let outcome = Outcome::LocalFailed(error.kind().into());
+                    return Ended { info: session.info(), outcome, peer_knows: true };
+                }
+                (outcome, _) => outcome,
+            }
         }
     };
     let info = session.info();
@@ -381,16 +389,11 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         Err(_) => Moved::Not,
     };
     if up_ended && moved == Moved::ToTheEnd {
-        let broken = pump.broken().map(io::Error::kind);
-        if broken.is_none() {
+        if pump.broken().is_none() {
             local.end_in_order();
         }
         let finished = tokio::time::timeout(SETTLE_TIMEOUT, session.finish()).await;
-        return match (finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome), broken) {
-            // The session has said all that it had to say, and the local side did not take it.
-            (Outcome::Completed, Some(kind)) => Outcome::LocalFailed(kind.into()),
-            (outcome, _) => outcome,
-        };
+        return finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
     }
     local.settle(SETTLE_TIMEOUT).await;
     let delivered = async {
@@ -399,7 +402,7 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         }
     };
     let delivered = tokio::time::timeout(SETTLE_TIMEOUT, delivered).await.is_ok();
-    Outcome::Stopped { delivered: delivered && moved != Moved::Not }
+    Outcome::Stopped { delivered: delivered && moved != Moved::Not && pump.broken().is_none() }
 }
 
 /// How much of what the session had to give the local side has.

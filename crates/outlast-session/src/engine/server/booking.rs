@@ -2,7 +2,7 @@
 
 use super::super::memory;
 use super::super::switch::PeerPosition;
-use super::super::{Engine, Link, Role, millis};
+use super::super::{Engine, Link, Overfull, Role, millis};
 use super::door::say_no;
 use super::{
     Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX,
@@ -20,6 +20,8 @@ use std::time::Duration;
 /// A session with as much input as it may have, that nobody reads, gets a link in a mode that can add to it only after such a pause.
 /// By then it is one of those that make room, where that is needed.
 const OVERFULL_PAUSE: Duration = Duration::from_secs(6);
+/// And so many, until the application has read more.
+const OVERFULL_LINKS_MAX: u32 = 16;
 
 impl Acceptor {
     pub(super) fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
@@ -194,16 +196,19 @@ impl Acceptor {
             return Err(Refusal::OffsetOutOfRange.into());
         }
         // There each link that ends leaves as much as it had received, which is acknowledged: no peer piles that up.
-        if hello.mode.needs_direct_path() && ctl.welcomed && engine.holds_too_much() {
+        let overfull_at = engine.overfull_at().filter(|_| hello.mode.needs_direct_path() && ctl.welcomed);
+        if let Some(offset) = overfull_at {
             let offered = self.modes().without(LinkMode::Kernel).without(LinkMode::Window);
             if hello.auto && !offered.is_empty() {
                 return Err(Refusal::ModeRefused { offered }.into());
             }
             // The application may read on only when its client has what it writes: now and then there is a link all the same.
             let has_waited = ctl.lost_at.is_some_and(|at| at.elapsed() >= OVERFULL_PAUSE);
-            if !has_waited || engine.holds_far_too_much() {
+            let links = if ctl.overfull.offset == offset { ctl.overfull.links } else { 0 };
+            if !has_waited || links == OVERFULL_LINKS_MAX {
                 return Err(Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms }.into());
             }
+            ctl.overfull = Overfull { offset, links: links + 1 };
         }
         let before = ctl.life.state();
         if !booked && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err() {
