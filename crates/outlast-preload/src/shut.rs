@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 
 /// So many are woken up at the most, one after the other.
 const WAKE_UPS_MAX: usize = 512;
+/// So many are left to those who have not woken up in time.
+const FURTHER_WAKE_UPS: usize = 16;
 /// Between two looks whether somebody has woken up.
 const LOOK_US: u32 = 200;
 /// When nobody has woken up for so many looks, nobody waits there: about 30 ms.
@@ -44,6 +46,14 @@ pub fn pretend(descriptor: RawFd, table: &Table) -> bool {
             break;
         }
         if !is_taken(descriptor) {
+            // Nobody waits there; or those who do have had no processor yet, and find these when they have.
+            for _ in 0..FURTHER_WAKE_UPS {
+                table.shut_down.wake_ups.fetch_add(1, Ordering::SeqCst);
+                if !wake_one_up(descriptor) {
+                    table.shut_down.wake_ups.fetch_sub(1, Ordering::SeqCst);
+                    break;
+                }
+            }
             break;
         }
     }

@@ -387,10 +387,15 @@ mod tests {
             if shuts {
                 connection.shutdown_write().unwrap();
             }
+            client.write_all(b"next").unwrap();
+            while connection.receive().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {}
+            // As the next generation finds it.
+            let connection = left(connection);
             connection.refuse(b"500");
             let mut heard = Vec::new();
             client.read_to_end(&mut heard).unwrap();
-            assert_eq!(heard.len(), answered);
+            // There may be room again for the refusal.
+            assert!([answered, answered + 3].contains(&heard.len()), "{} of {answered}", heard.len());
         }
     }
 

@@ -22,7 +22,11 @@ impl Connection {
     pub(crate) fn refuse(mut self, refusal: &[u8]) {
         let request = self.input().to_vec();
         self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
-        let has_begun = self.sent_bytes != self.mark.written_bytes;
+        // The end that it has said itself counts as a byte.
+        let may_say_more = self.transport != Transport::Tcp
+            || self.mark.outbox != 0
+            || tcp::is_open_for_writing(self.socket.as_fd());
+        let has_begun = may_say_more && self.sent_bytes != self.mark.written_bytes;
         // Nobody is served meanwhile: a client that reads nothing is not waited for.
         let said_bytes = if has_begun { 0 } else { tcp::send_now(self.socket.as_fd(), refusal).unwrap_or(0) };
         let is_cut = has_begun || said_bytes > 0 && said_bytes < refusal.len();
@@ -31,6 +35,8 @@ impl Connection {
             let _ = self.shutdown_write();
             // What is unread at a close makes that a reset, which can overtake what was just said.
             tcp::drain(self.socket.as_fd());
+            // A close is not to wait either.
+            tcp::close_without_waiting(self.socket.as_fd());
         } else if self.transport == Transport::Tcp {
             // Half an answer is not to look like a whole one.
             tcp::reset_on_close(self.socket.as_fd());

@@ -160,6 +160,11 @@ pub(crate) fn reset_on_close(socket: BorrowedFd<'_>) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
 }
 
+/// A close does not wait from here on, whatever was asked for (SO_LINGER). What was said is sent all the same.
+pub(crate) fn close_without_waiting(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+}
+
 /// About what was sent, of a number that may be no such socket: something may be acknowledged meanwhile. In half the time of
 /// [`positions`].
 pub(crate) fn sent_bytes(socket: std::os::fd::RawFd) -> Option<u64> {

@@ -249,11 +249,11 @@ impl Engine {
         allowed.min((budget.bytes / 4).max(self.config.retain_bytes_max as u64))
     }
 
-    /// If it holds as much input as it may for an application that does not read: where that would read on. A reader at work holds
-    /// nothing.
-    pub(super) fn overfull_at(&self) -> Option<u64> {
+    /// If it holds as much input as it may for an application that does not read: where that would read on, and how much it holds. A
+    /// reader at work holds nothing.
+    pub(super) fn overfull_at(&self) -> Option<(u64, u64)> {
         let rx = self.rx.try_lock()?;
-        (rx.backlog_bytes >= self.backlog_bytes_max()).then(|| rx.consumed_offset())
+        (rx.backlog_bytes >= self.backlog_bytes_max()).then(|| (rx.consumed_offset(), rx.backlog_bytes))
     }
 
     /// What the session holds, as far as is known without waiting for a reader or a writer.

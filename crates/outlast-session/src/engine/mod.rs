@@ -143,6 +143,8 @@ pub(crate) struct Engine {
 #[derive(Clone, Copy, Debug, Default)]
 struct Overfull {
     offset: u64,
+    /// What it held before the first of them.
+    held_bytes: u64,
     links: u32,
 }
 

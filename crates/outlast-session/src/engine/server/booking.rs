@@ -20,8 +20,9 @@ use std::time::Duration;
 /// A session with as much input as it may have, that nobody reads, gets a link in a mode that can add to it only after such a pause.
 /// By then it is one of those that make room, where that is needed.
 const OVERFULL_PAUSE: Duration = Duration::from_secs(6);
-/// And so many, until the application has read more.
+/// And so many, until the application has read more, if they have added so much.
 const OVERFULL_LINKS_MAX: u32 = 16;
+const OVERFULL_MORE_BYTES: u64 = 1 << 20;
 
 impl Acceptor {
     pub(super) fn decide(&self, greeting: &mut Greeting, mut link: Link, greeted: &Greeted) -> Outcome {
@@ -197,18 +198,20 @@ impl Acceptor {
         }
         // There each link that ends leaves as much as it had received, which is acknowledged: no peer piles that up.
         let overfull_at = engine.overfull_at().filter(|_| hello.mode.needs_direct_path() && ctl.welcomed);
-        if let Some(offset) = overfull_at {
+        if let Some((offset, held_bytes)) = overfull_at {
             let offered = self.modes().without(LinkMode::Kernel).without(LinkMode::Window);
             if hello.auto && !offered.is_empty() {
                 return Err(Refusal::ModeRefused { offered }.into());
             }
             // The application may read on only when its client has what it writes: now and then there is a link all the same.
             let has_waited = ctl.lost_at.is_some_and(|at| at.elapsed() >= OVERFULL_PAUSE);
-            let links = if ctl.overfull.offset == offset { ctl.overfull.links } else { 0 };
-            if !has_waited || links == OVERFULL_LINKS_MAX {
+            let is_first = ctl.overfull.links == 0 || ctl.overfull.offset != offset;
+            let known = if is_first { Overfull { offset, held_bytes, links: 0 } } else { ctl.overfull };
+            let has_more = held_bytes >= known.held_bytes + OVERFULL_MORE_BYTES;
+            if !has_waited || known.links >= OVERFULL_LINKS_MAX && has_more {
                 return Err(Refusal::Busy { retry_after_ms: self.policy.busy_retry_after_ms }.into());
             }
-            ctl.overfull = Overfull { offset, links: links + 1 };
+            ctl.overfull = Overfull { links: known.links.saturating_add(1), ..known };
         }
         let before = ctl.life.state();
         if !booked && self.registry.lock().attach(&hello.id, hello.epoch, link.peer_addr.ip()).is_err() {
