@@ -97,8 +97,12 @@ impl LabCommand {
             let program = self.command.get_program().to_string_lossy();
             format!("cannot start `{program}` in host {}", self.host.name())
         })?;
-        let inner =
-            Arc::new(ProcessInner { pid: child.id(), group: self.own_group, child: Mutex::new(Some(child)) });
+        let inner = Arc::new(ProcessInner {
+            pid: child.id(),
+            group: self.own_group,
+            child: Mutex::new(Some(child)),
+            status: OnceLock::new(),
+        });
         self.host.lab().register_process(Arc::downgrade(&inner));
         Ok(Process { inner })
     }
@@ -183,6 +187,8 @@ pub(crate) struct ProcessInner {
     group: bool,
     /// Taken when it has been reaped: from then on the number may belong to somebody else.
     child: Mutex<Option<Child>>,
+    /// How it ended, once it has been reaped.
+    status: OnceLock<ExitStatus>,
 }
 
 impl ProcessInner {
@@ -208,8 +214,17 @@ impl ProcessInner {
         let mut child = self.lock();
         if let Some(mut unreaped) = child.take() {
             let _ = self.signal_unreaped(libc::SIGKILL);
-            let _ = unreaped.wait();
+            if let Ok(status) = unreaped.wait() {
+                let _ = self.status.set(status);
+            }
         }
+    }
+
+    /// How it ended, `None` while it runs. Waits for its end with `block`. Another thread may end and reap it meanwhile.
+    fn status(&self, block: bool) -> io::Result<Option<ExitStatus>> {
+        let seen = sys::wait_without_reaping(self.pid, block);
+        let _reaped = self.lock(); // until a thread that reaps it has noted how it ended
+        self.status.get().map_or(seen, |status| Ok(Some(*status)))
     }
 }
 
@@ -274,12 +289,12 @@ impl Process {
         self.signal(libc::SIGCONT)
     }
 
-    /// Waits until the program ends. Its descendants live on until the guard is dropped.
+    /// Waits until the program ends, by itself or by [`Self::kill`]. Its descendants live on until the guard is dropped.
     ///
     /// # Errors
     /// When it has been waited for by other means.
     pub fn wait(&self) -> Result<ExitStatus> {
-        let ended = sys::wait_without_reaping(self.id(), true);
+        let ended = self.inner.status(true);
         let ended = ended.and_then(|status| status.ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD)));
         ended.context(|| format!("cannot wait for process {}", self.id()))
     }
@@ -289,8 +304,7 @@ impl Process {
     /// # Errors
     /// When it has been waited for by other means.
     pub fn try_wait(&self) -> Result<Option<ExitStatus>> {
-        sys::wait_without_reaping(self.id(), false)
-            .context(|| format!("cannot wait for process {}", self.id()))
+        self.inner.status(false).context(|| format!("cannot wait for process {}", self.id()))
     }
 
     /// Its standard input, if it was piped and not taken before.

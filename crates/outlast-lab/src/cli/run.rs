@@ -18,6 +18,8 @@ use crate::{Error, Host, Lab, Schedule, Service, Target, sys};
 
 /// How long a program may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
+/// How often the lab looks whether a signal has arrived while it waits for a service.
+const SIGNAL_CHECK: Duration = Duration::from_millis(100);
 /// Steps drawn at a time with `--random`.
 const RANDOM_STEPS: usize = 1000;
 
@@ -44,7 +46,10 @@ pub(super) fn run(args: &LabArgs, quiet: bool) -> anyhow::Result<i32> {
         sys::signal_file(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]).context("cannot watch for signals")?;
     let lab = Lab::new("cli")?;
     let topology = build(&lab, args)?;
-    let (relay, server) = start_services(args, &topology)?;
+    let (relay, server) = match start_services(args, &topology, &signals)? {
+        Started::Services { relay, server } => (relay, server),
+        Started::Told(signal) => return Ok(128 + signal),
+    };
     let mut target = topology.target.clone();
     for (role, service) in [(Role::Relay, &relay), (Role::Server, &server)] {
         if let Some(service) = service {
@@ -114,36 +119,70 @@ fn hint(fault: Fault) -> &'static str {
     }
 }
 
-fn start_services(args: &LabArgs, topology: &Topology) -> anyhow::Result<(Option<Service>, Option<Service>)> {
+/// What has come of starting the services.
+enum Started {
+    Services {
+        relay: Option<Service>,
+        server: Option<Service>,
+    },
+    /// This signal told the lab to end meanwhile.
+    Told(i32),
+}
+
+fn start_services(args: &LabArgs, topology: &Topology, signals: &File) -> anyhow::Result<Started> {
     let server = args.server.as_ref().map(|command| start_service(&topology.server, command)).transpose()?;
     if server.is_some() {
-        wait_for_server(&topology.server, args.server_wait)?;
+        let problem = match wait_for_service(&topology.server, args.server_wait, signals)? {
+            Wait::Signal(signal) => return Ok(Started::Told(signal)),
+            Wait::Ready => None,
+            Wait::NotListening => Some("accepts no TCP connections"),
+            Wait::NotAtRest => Some("has not come to rest"),
+        };
+        if let Some(problem) = problem {
+            let wait = humantime::format_duration(args.server_wait);
+            let warning = format!("the server {problem} after {wait}; going on\n");
+            let _ = io::stderr().write_all(warning.as_bytes());
+        }
     }
     let relay = match (&args.relay, &topology.relay) {
         (Some(command), Some(host)) => Some(start_service(host, command)?),
         _ => None,
     };
     if let Some(host) = topology.relay.as_ref().filter(|_| relay.is_some()) {
-        let started = Instant::now();
-        host.wait_for_listener(None, args.server_wait)?;
-        host.wait_until_at_rest(args.server_wait.saturating_sub(started.elapsed()))?;
+        if let Wait::Signal(signal) = wait_for_service(host, args.server_wait, signals)? {
+            return Ok(Started::Told(signal));
+        }
     }
-    Ok((relay, server))
+    Ok(Started::Services { relay, server })
 }
 
-/// Waits until the server accepts connections, and until nothing that was started with it is still on its way there.
-fn wait_for_server(host: &Host, wait: Duration) -> anyhow::Result<()> {
-    let started = Instant::now();
-    let problem = if !host.wait_for_listener(None, wait)? {
-        "accepts no TCP connections"
-    } else if !host.wait_until_at_rest(wait.saturating_sub(started.elapsed()))? {
-        "has not come to rest"
-    } else {
-        return Ok(());
-    };
-    let warning = format!("the server {problem} after {}; going on\n", humantime::format_duration(wait));
-    let _ = io::stderr().write_all(warning.as_bytes());
-    Ok(())
+/// What ended the wait for a service.
+enum Wait {
+    Ready,
+    NotListening,
+    NotAtRest,
+    Signal(i32),
+}
+
+/// Waits until a service accepts connections, and until nothing that was started with it is still on its way there, or a
+/// signal arrives.
+fn wait_for_service(host: &Host, wait: Duration, signals: &File) -> anyhow::Result<Wait> {
+    let deadline = Instant::now() + wait;
+    let mut listens = false;
+    loop {
+        let slice = SIGNAL_CHECK.min(deadline.saturating_duration_since(Instant::now()));
+        if !listens {
+            listens = host.wait_for_listener(None, slice)?;
+        } else if host.wait_until_at_rest(slice)? {
+            return Ok(Wait::Ready);
+        }
+        if let Some(signal) = next_signal(signals) {
+            return Ok(Wait::Signal(signal));
+        }
+        if Instant::now() >= deadline {
+            return Ok(if listens { Wait::NotAtRest } else { Wait::NotListening });
+        }
+    }
 }
 
 /// What a service writes goes to standard error: standard output belongs to the client.

@@ -205,3 +205,30 @@ fn a_signal_ends_the_client_and_removes_the_lab() {
         assert!(!std::path::Path::new("/proc").join(client).exists());
     }
 }
+
+/// The thread of the fault reaps the client while another one waits for its end.
+#[test]
+fn a_client_that_is_killed_gives_its_exit_code() {
+    require!();
+    for _ in 0..3 {
+        let (code, _, err) = lab(&["--fault", "kill client at 100ms", "--", "sleep", "60"]);
+        assert_eq!(code, Some(128 + 9), "{err}");
+        assert!(err.contains("the client has ended with exit code 137"), "{err}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_server_that_never_listens() {
+    require!();
+    let server = "echo server is $$ >&2; sleep 60";
+    let mut child = start(&["--server-wait", "50s", "--server", server, "--", "echo", "has run"]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("server is ")));
+    let start = Instant::now();
+    // SAFETY: kill takes integers only; the child has not been waited for.
+    assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), libc::SIGINT) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(128 + libc::SIGINT));
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("has run"));
+}

@@ -258,12 +258,13 @@ impl Slot {
             .store(phase as u32 | low_bits(at.read_bytes) << PHASE_BITS, Ordering::Release);
     }
 
-    /// Whether all that has passed through the connection was seen.
+    /// Whether all that has passed through the connection was seen, and more can.
     pub(super) fn is_at(&self, at: Positions) -> bool {
         let read_bytes = self.phase_and_read_bytes.load(Ordering::Acquire) >> PHASE_BITS;
         let written_bytes = self.written_bytes.load(Ordering::Acquire);
-        (read_bytes, written_bytes)
-            == (low_bits(at.read_bytes) << PHASE_BITS >> PHASE_BITS, low_bits(at.written_bytes))
+        !at.is_shut
+            && (read_bytes, written_bytes)
+                == (low_bits(at.read_bytes) << PHASE_BITS >> PHASE_BITS, low_bits(at.written_bytes))
     }
 
     /// From one state to another; false if it is in neither.

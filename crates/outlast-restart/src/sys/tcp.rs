@@ -11,6 +11,8 @@ pub(crate) struct Positions {
     pub(crate) read_bytes: u64,
     /// Bytes that were written to it. A connection that was made from this side counts one more (its SYN).
     pub(crate) written_bytes: u64,
+    /// Nothing more can be written to it: this side has ended its stream. Its FIN is none of `written_bytes`.
+    pub(crate) is_shut: bool,
 }
 
 /// The beginning of the kernel's `struct tcp_info`, as far as it is used (include/uapi/linux/tcp.h).
@@ -39,6 +41,10 @@ const QUIET_MS: u32 = 200;
 
 /// States in which the peer's FIN has come, which the kernel counts as a byte: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
 const PEER_HAS_ENDED: [u8; 4] = [CLOSE_WAIT, 9, 11, 6];
+
+/// States in which this side has sent a FIN or is about to, counted in the same way: FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING,
+/// TIME_WAIT.
+const THIS_SIDE_HAS_ENDED: [u8; 5] = [4, 5, 9, 11, 6];
 
 /// CLOSE: both sides have ended, or the connection was broken off.
 const CLOSE: u8 = 7;
@@ -141,9 +147,13 @@ pub(crate) fn positions(socket: BorrowedFd<'_>) -> io::Result<Positions> {
             let has_ended = PEER_HAS_ENDED.contains(&after.state)
                 || after.state == CLOSE && has_peer_ended(socket, unread);
             let ends = u64::from(has_ended);
+            // Of one that was broken off behind the peer's end nobody needs to know how much was written.
+            let is_shut = THIS_SIDE_HAS_ENDED.contains(&after.state) || after.state == CLOSE && has_ended;
+            let own_ends = u64::from(is_shut);
             return Ok(Positions {
                 read_bytes: after.bytes_received.saturating_sub(unread + ends),
-                written_bytes: after.bytes_acked + unacked,
+                written_bytes: (after.bytes_acked + unacked).saturating_sub(own_ends),
+                is_shut,
             });
         }
         before = after;
@@ -276,6 +286,34 @@ mod tests {
         server.read_exact(&mut [0; 700]).unwrap();
         assert_eq!(server.read(&mut [0]).unwrap(), 0);
         assert_eq!(at(&server), (1000, 50));
+    }
+
+    #[test]
+    fn the_end_of_this_side_is_no_byte() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for client_ends_first in [false, true] {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            let at = |server: &TcpStream| {
+                let positions = positions(server.as_fd()).unwrap();
+                (positions.written_bytes, positions.is_shut)
+            };
+            server.write_all(&[8; 50]).unwrap();
+            client.read_exact(&mut [0; 50]).unwrap();
+            assert_eq!(at(&server), (50, false));
+            if client_ends_first {
+                client.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            }
+            server.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(at(&server), (50, true));
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            assert_eq!(at(&server), (50, true));
+            if client_ends_first {
+                wait_closed(&server);
+                assert_eq!(at(&server), (50, true));
+            }
+        }
     }
 
     /// Until both sides have ended.

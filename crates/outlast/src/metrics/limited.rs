@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
-/// So many at a time. For a further one the oldest of the address that has most of them is closed.
+/// So many at a time. For a further one the oldest of the address (the /64 of IPv6) that has most of them is closed.
 const CONNECTIONS_MAX: usize = 32;
 /// A connection is closed after this time, whatever it does: a scrape takes milliseconds.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
@@ -60,6 +60,14 @@ impl Guests {
     }
 }
 
+/// Whose a connection is: one who has an address of IPv6 usually has all those of its /64.
+fn holder(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
 fn lock(guests: &Mutex<Guests>) -> MutexGuard<'_, Guests> {
     guests.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -80,7 +88,7 @@ impl axum::serve::Listener for Limited {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let (number, is_to_end) = lock(&self.guests).enter(peer.ip().to_canonical());
+            let (number, is_to_end) = lock(&self.guests).enter(holder(peer.ip()));
             let over = Box::pin(sleep(CONNECTION_TIME));
             let guests = Arc::clone(&self.guests);
             return (Timed { stream, over, is_to_end, has_ended: false, number, guests }, peer);
@@ -174,6 +182,15 @@ mod tests {
             assert!(guest.read_u8().await.is_err());
             assert!(guest.flush().await.is_err());
         }
+    }
+
+    #[test]
+    fn the_addresses_of_one_machine_are_one_crowd() {
+        let holder = |address: &str| holder(address.parse().unwrap()).to_string();
+        assert_eq!(holder("2001:db8:0:1:2:3:4:5"), "2001:db8:0:1::");
+        assert_eq!(holder("2001:db8:0:2:2:3:4:5"), "2001:db8:0:2::");
+        assert_eq!(holder("::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(holder("192.0.2.7"), "192.0.2.7");
     }
 
     #[tokio::test]
