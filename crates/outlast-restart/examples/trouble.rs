@@ -1,5 +1,5 @@
-//! A server of lines with requests that no generation survives: `!segv`, `!abort`, `!hang` and `!memory` crash whoever deals
-//! with them, every time. After three crashes such a client is refused, and the others have noticed nothing. `!copy` leaves the
+//! A server of lines with requests that no generation survives: `!segv`, `!abort`, `!panic`, `!hang` and `!memory` crash
+//! it, every time. After three crashes such a client is refused, and the others have noticed nothing. `!copy` leaves the
 //! client's socket open by another number, too; `!accept` accepts a client and leaves it at that; `!close` closes the standard
 //! input, whose number (`!number`) is another client's then; `!child` has another one of these servers begin and end; `!bye`
 //! closes the connection.
@@ -52,6 +52,8 @@ fn serve(
                     unsafe { nowhere.write_volatile(1) };
                 }
                 b"!abort" => std::process::abort(),
+                #[allow(clippy::panic, reason = "that is what it is for")]
+                b"!panic" => panic!("as it was asked to"),
                 #[allow(clippy::empty_loop, reason = "that is what it is for")]
                 b"!hang" => loop {
                     std::hint::spin_loop();

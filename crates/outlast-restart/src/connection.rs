@@ -482,6 +482,11 @@ const _: () = assert!(size_of::<Connection>() <= 104);
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The thread that serves it has panicked, which is a crash as any other: closed here, it would be lost. The next
+            // generation goes on with it. The message was printed.
+            std::process::abort();
+        }
         let inode = self.slot.inode();
         self.transport.end(self.slot);
         self.give_back();

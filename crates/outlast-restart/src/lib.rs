@@ -18,6 +18,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A panic of a thread that has a [`Connection`] is a crash as any other: it aborts the process when the connection would be
+//! dropped. What [`catch_unwind`](std::panic::catch_unwind) is to contain must not own one.
+//!
 //! For programs of several processes, such as a master and its workers, there are [`roles`].
 //!
 //! The design follows Chang, Tsai, Li, Lee, "Kernel support for zero-loss Internet service restart" (2006), without a

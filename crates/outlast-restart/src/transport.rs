@@ -48,6 +48,10 @@ struct Pipe {
 impl Transport {
     pub(crate) fn of(descriptor: &OwnedFd) -> io::Result<Self> {
         match descriptors::shape(descriptor)? {
+            Shape::Tcp if tcp::has_upper_layer(descriptor.as_fd()) => {
+                let why = "the kernel encrypts this connection (kTLS): what its counters count are not the program's bytes";
+                Err(io::Error::new(io::ErrorKind::Unsupported, why))
+            }
             Shape::Tcp => Ok(Self::Tcp),
             Shape::UnixStream => Ok(Self::Unix),
             Shape::Pipe => Ok(Self::Pipe),
@@ -305,6 +309,21 @@ mod tests {
         let error = sandboxed.join().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         assert!(error.to_string().contains("SO_PEEK_OFF"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_of_several_paths_is_not_taken_for_one_of_tcp() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+        let socket =
+            |protocol| socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, protocol);
+        assert_eq!(Transport::of(&socket(Some(ipproto::TCP)).unwrap()).unwrap(), Transport::Tcp);
+        let Ok(multipath) = socket(Some(ipproto::MPTCP)) else {
+            eprintln!(
+                "SKIPPED: a_socket_of_several_paths_is_not_taken_for_one_of_tcp: this kernel has no MPTCP"
+            );
+            return;
+        };
+        assert_eq!(Transport::of(&multipath).unwrap_err().kind(), io::ErrorKind::Unsupported);
     }
 
     /// What is sent through a private pipe of one page, and what a thread at the other side has heard of that.

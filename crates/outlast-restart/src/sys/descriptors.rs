@@ -173,7 +173,12 @@ pub(crate) enum Shape {
 pub(crate) fn shape(descriptor: &OwnedFd) -> io::Result<Shape> {
     if option(descriptor, libc::SO_TYPE) == Some(libc::SOCK_STREAM) {
         return Ok(match option(descriptor, libc::SO_DOMAIN) {
-            Some(libc::AF_INET | libc::AF_INET6) => Shape::Tcp,
+            // MPTCP counts each of its paths, and SCTP is none.
+            Some(libc::AF_INET | libc::AF_INET6)
+                if option(descriptor, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP) =>
+            {
+                Shape::Tcp
+            }
             Some(libc::AF_UNIX) => Shape::UnixStream,
             _ => Shape::Other,
         });

@@ -102,6 +102,25 @@ fn info(socket: BorrowedFd<'_>) -> io::Result<Info> {
     Ok(unsafe { info.assume_init() })
 }
 
+/// Whether the kernel changes what the program writes and reads on a connection: `TCP_ULP`, such as kTLS
+/// (Documentation/networking/tls.rst).
+pub(crate) fn has_upper_layer(socket: BorrowedFd<'_>) -> bool {
+    let mut name = [0u8; 16];
+    let mut length = libc::socklen_t::try_from(name.len()).unwrap_or(0);
+    // SAFETY: fills at most the length that is told, which is that of `name`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_TCP,
+            libc::TCP_ULP,
+            name.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    // Where there is none, the kernel gives the length 0.
+    result == 0 && length > 0
+}
+
 /// How many connections wait at a listening socket of TCP. None: it is none.
 pub(crate) fn queued_count(socket: BorrowedFd<'_>) -> Option<u32> {
     const LISTEN: u8 = 10;

@@ -155,16 +155,6 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Its task has panicked. tokio would catch that, when this connection is closed; the next generation goes on
-            // with it. The message was printed.
-            std::process::abort();
-        }
-    }
-}
-
 /// Without a second descriptor for that: there may be none left.
 pub(super) fn set_nonblocking(socket: BorrowedFd<'_>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(socket, true).map_err(Into::into)

@@ -42,8 +42,7 @@
 //!   the right one is blamed when it crashes.
 //! * A hang is one poll that takes longer than [`hang_timeout_ms`](crate::policy::Policy::hang_timeout_ms). The hooks of the
 //!   runtime for threads that are parked do not tell: under load, threads are never parked.
-//! * tokio catches a panic, and the task would be gone with its connection. Where a task has a [`Connection`], a panic is a
-//!   crash as any other: it aborts the process.
+//! * tokio catches a panic. One of a task that has a [`Connection`] aborts the process all the same, as that of a thread does.
 
 mod attribute;
 mod connection;

@@ -63,6 +63,7 @@ fn who_crashes_everybody_is_refused_and_the_others_notice_nothing() {
     let server = Server::start("trouble", &["127.0.0.1:0"]);
     poison(&server, "!segv", OTHERS);
     poison(&server, "!abort", 20);
+    poison(&server, "!panic", 20);
 }
 
 /// Fifteen crashes, which are more than would cost everybody their connections if each counted.
