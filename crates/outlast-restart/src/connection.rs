@@ -289,6 +289,9 @@ impl Connection {
 
     /// The next `bytes` of the input were dealt with, and everything was written that is to be written for them: no
     /// later generation sees them.
+    ///
+    /// After a greeting, which answers no input, say `done(0)`: until then it counts as an answer that is not complete, and
+    /// where connections are given up rather than taken over, it ends by a reset.
     pub fn done(&mut self, bytes: usize) {
         let mark = self.mark_after(bytes);
         self.carry_note(&mark, true);

@@ -22,7 +22,7 @@ impl Connection {
     pub(crate) fn refuse(mut self, refusal: &[u8]) {
         let request = self.input().to_vec();
         self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
-        // The end that it has said itself counts as a byte.
+        // Whose end it has said has had all that is to come.
         let may_say_more = self.transport != Transport::Tcp
             || self.mark.outbox != 0
             || tcp::is_open_for_writing(self.socket.as_fd());
