@@ -1,6 +1,6 @@
 //! A server that counts, and that nobody sees crash: `add NAME` adds one to what NAME has, and says how much that is. No
 //! client is counted twice, or not at all. `crash` crashes the first generation in the middle of a change, with half a
-//! gigabyte that a dump takes its time for.
+//! gigabyte that a dump takes its time for. A second argument is a command that it starts to help it.
 //!
 //! `cargo run --example tally -- 127.0.0.1:7` and `nc 127.0.0.1 7`.
 #![allow(clippy::print_stdout, reason = "a program")]
@@ -25,6 +25,9 @@ fn main() -> Result<(), Failure> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
     let listener = outlast_restart::listen(address)?;
     println!("listening on {}", listener.local_addr()?);
+    if let Some(helper) = std::env::args().nth(2) {
+        std::process::Command::new("sh").args(["-c", &helper]).spawn()?;
+    }
     let region = Arc::new(Region::anonymous("tally", &Options { layout: "tally", ..Options::default() })?);
     // For an example that is there to be crashed.
     let policy = Policy { intensity: 20, intensity_window_ms: 20, ..Policy::default() };

@@ -106,10 +106,14 @@ impl Zygote {
     }
 }
 
-/// Ends a program that does not serve, and what it has started: each of those has the sockets, too.
+/// Ends a program that does not serve, and what it has started: each of those has the sockets, too. What the program before it
+/// had started, which was there before this copy of it was, goes on.
 fn kill_all_but_this(root: Pid) {
     let mut others = family::and_below(root);
-    others.retain(|pid| *pid != process::pid());
+    let own_start = family::start_ticks(process::pid());
+    let is_older =
+        |pid: Pid| own_start.is_some_and(|own| family::start_ticks(pid).is_some_and(|start| start < own));
+    others.retain(|pid| *pid == root || *pid != process::pid() && !is_older(*pid));
     for pid in &others {
         let _ = process::kill(*pid, libc::SIGKILL);
     }

@@ -136,10 +136,8 @@ fn a_binary_that_never_serves_is_given_up_in_time_or_when_nobody_wants_it_any_mo
     let (memory, board) = Board::create(&Policy::default()).unwrap();
     let server = Server::start_below(&memory, "tally", &["127.0.0.1:0"]);
     let folder = tempfile::tempdir().unwrap();
-    let sleeper = folder.path().join("sleeper");
     // What it starts has the sockets, too.
-    std::fs::write(&sleeper, "#!/bin/sh\nsleep 1000 & wait\n").unwrap();
-    std::fs::set_permissions(&sleeper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let sleeper = sleeper(folder.path());
     let mut client = connect(server.address);
     let mut add = || {
         client.get_mut().write_all(b"add one\n").unwrap();
@@ -183,6 +181,30 @@ fn a_binary_that_never_serves_is_given_up_in_time_or_when_nobody_wants_it_any_mo
     // Nobody else has the connection any more.
     let mut rest = String::new();
     assert_eq!(client.read_line(&mut rest).unwrap(), 0, "{rest}");
+}
+
+/// A program that starts another one and never serves.
+fn sleeper(folder: &Path) -> std::path::PathBuf {
+    let sleeper = folder.join("sleeper");
+    std::fs::write(&sleeper, "#!/bin/sh\nsleep 1000 & wait\n").unwrap();
+    std::fs::set_permissions(&sleeper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    sleeper
+}
+
+#[test]
+fn what_the_old_program_has_started_outlives_a_binary_that_never_serves() {
+    let (memory, board) = Board::create(&Policy::default()).unwrap();
+    let server = Server::start_below(&memory, "tally", &["127.0.0.1:0", "exec sleep 1000"]);
+    let runs = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let helpers = || children(board.main_pid()).into_iter().map(|child| child.pid);
+    let helper = || helpers().find(|pid| runs(*pid).starts_with("sleep"));
+    eventually("the helper runs", || helper().is_some());
+    let helper = helper().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let ended = upgrade(board, &server, &sleeper(folder.path()), Duration::from_secs(1));
+    assert_eq!(ended, UpgradeEnd::undone(WhyNot::TooLate));
+    assert!(runs(helper).starts_with("sleep"), "the helper was killed");
+    crate::common::signal(helper, "KILL");
 }
 
 /// What a process gives to programs that it executes.
