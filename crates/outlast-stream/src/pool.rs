@@ -73,6 +73,24 @@ impl BufferPool {
         self.kept_bytes
     }
 
+    /// A free buffer of at least `bytes` bytes, if one of that size was kept.
+    pub fn take_kept(&mut self, bytes: usize) -> Option<Box<[u8]>> {
+        let buffer = self.free.get_mut(class_of(class_bytes(bytes))?)?.pop()?;
+        self.kept_bytes -= buffer.len();
+        Some(buffer)
+    }
+
+    /// Keeps a buffer for reuse. Gives it back if that would be too much: to be dropped where no lock is held, as the
+    /// allocator may take its time for that.
+    pub fn keep(&mut self, buffer: Box<[u8]>) -> Option<Box<[u8]>> {
+        let fits = buffer.len() <= self.kept_bytes_max.saturating_sub(self.kept_bytes);
+        let list = class_of(buffer.len()).and_then(|class| self.free.get_mut(class));
+        let Some(list) = list.filter(|_| fits) else { return Some(buffer) };
+        self.kept_bytes += buffer.len();
+        list.push(buffer);
+        None
+    }
+
     /// Returns every free buffer to the allocator.
     pub fn clear(&mut self) {
         for list in &mut self.free {
@@ -85,24 +103,11 @@ impl BufferPool {
 
 impl BufferSource for BufferPool {
     fn take(&mut self, bytes: usize) -> Box<[u8]> {
-        let bytes = class_bytes(bytes);
-        let kept = class_of(bytes).and_then(|class| self.free.get_mut(class)).and_then(Vec::pop);
-        match kept {
-            Some(buffer) => {
-                self.kept_bytes -= buffer.len();
-                buffer
-            }
-            None => zeroed(bytes),
-        }
+        self.take_kept(bytes).unwrap_or_else(|| Heap.take(bytes))
     }
 
     fn give(&mut self, buffer: Box<[u8]>) {
-        let fits = buffer.len() <= self.kept_bytes_max.saturating_sub(self.kept_bytes);
-        let list = class_of(buffer.len()).and_then(|class| self.free.get_mut(class));
-        if let (true, Some(list)) = (fits, list) {
-            self.kept_bytes += buffer.len();
-            list.push(buffer);
-        }
+        drop(self.keep(buffer));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The process's pool of ring buffers.
 
-use outlast_stream::{BufferPool, BufferSource};
+use outlast_stream::{BufferPool, BufferSource, Heap};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,13 +22,16 @@ pub(crate) struct SharedPool;
 
 impl BufferSource for SharedPool {
     fn take(&mut self, bytes: usize) -> Box<[u8]> {
-        let buffer = POOL.lock().take(bytes);
+        // The allocator is asked without the lock: a thread that loses its processor there would hold up all others.
+        let kept = POOL.lock().take_kept(bytes);
+        let buffer = kept.unwrap_or_else(|| Heap.take(bytes));
         TAKEN_BYTES.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         buffer
     }
 
     fn give(&mut self, buffer: Box<[u8]>) {
         TAKEN_BYTES.fetch_sub(buffer.len() as u64, Ordering::Relaxed);
-        POOL.lock().give(buffer);
+        let left = POOL.lock().keep(buffer);
+        drop(left);
     }
 }

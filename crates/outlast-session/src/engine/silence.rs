@@ -37,7 +37,11 @@ impl Listened {
             SilenceAdvice::Wait => {}
             SilenceAdvice::Ask => engine.send_control(Some(Frame::Ping { token: 0 })),
             SilenceAdvice::GiveUp => {
-                link.note_unheard(engine.look_interval() * LOOKS_PER_TIMEOUT);
+                // The last byte came before the look that heard of it.
+                let unheard = engine.look_interval() * LOOKS_PER_TIMEOUT;
+                let by_kernel =
+                    sys::tcp_info(&*link).map(|info| Duration::from_millis(info.unheard_ms.into()));
+                link.note_unheard(by_kernel.map_or(unheard, |time| time.max(unheard)));
                 engine.lost(&link, "nothing was heard for too long");
             }
         }

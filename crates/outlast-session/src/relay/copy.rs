@@ -103,6 +103,8 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         until_end(&mut pump, &mut session, &local, control).await
     };
     session.stop_passing();
+    // Nobody may poll it for long from here on.
+    pump.leave_turns();
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match end {
         End::Both => {
@@ -388,6 +390,7 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         Err(_) if pump.is_drained() => Moved::SoFar,
         Err(_) => Moved::Not,
     };
+    pump.leave_turns();
     if up_ended && moved == Moved::ToTheEnd {
         if pump.broken().is_none() {
             local.end_in_order();

@@ -161,6 +161,11 @@ impl Pump {
         }
     }
 
+    /// Others get the places that this one has, or waits for: it is to be called where it is not polled for some time.
+    pub(super) fn leave_turns(&mut self) {
+        (self.up_turn, self.down_turn) = (Turn::default(), Turn::default());
+    }
+
     /// All sessions lead to the local side's service: RP 10.
     pub(super) fn undirected(self) -> Self {
         Self { undirected: true, ..self }

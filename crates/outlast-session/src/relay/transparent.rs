@@ -3,7 +3,7 @@
 //! With TPROXY the accepted socket's own address is the original destination; the listener needs
 //! `IP_TRANSPARENT`, hence `CAP_NET_ADMIN`. With REDIRECT (NAT on this host) connection tracking remembers it.
 
-use super::Destination;
+use super::{Destination, local};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -34,6 +34,8 @@ impl TransparentListener {
         };
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
+        // Each accepted socket has these from the beginning: one may wait for its turn when this process is killed.
+        local::set_options(&socket);
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from_std(socket.into())?;

@@ -99,6 +99,8 @@ pub(crate) struct TcpInfo {
     pub bytes_received: u64,
     /// Since when nothing has come from the peer, neither data nor an acknowledgement; in the kernel's ticks.
     pub silent_ms: u32,
+    /// Since when no data have come; in the kernel's ticks.
+    pub unheard_ms: u32,
     /// How often in a row the same data was sent again, without an answer.
     pub retransmits: u8,
     /// How long ago the data were sent first that are sent again and again; 0 if none are, or nobody has to answer yet.
@@ -163,6 +165,7 @@ pub(crate) fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
         is_window_closed: tells_window && raw.send_window == 0,
         bytes_received: raw.bytes_received,
         silent_ms: last_data_ms.min(last_ack_ms),
+        unheard_ms: last_data_ms,
         retransmits: raw.retransmits,
         unanswered_ms: unanswered_ms(rto_us, raw.retransmits, last_sent_ms),
         probes: raw.probes,

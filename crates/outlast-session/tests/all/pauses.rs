@@ -4,6 +4,7 @@ use crate::common::{HANG, quick};
 use outlast_lab::{Fault, Host, Injected, Lab, Link, Target};
 use outlast_session::{AckMode, Config, EventKind, LinkMode, Targets, blocking};
 use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -270,4 +271,67 @@ fn an_idle_link_that_is_reset_makes_no_long_pause() {
         assert_eq!(info.outages, 1, "{info:?}");
         assert!(Duration::from_millis(info.pause_total_ms) <= took + TICKS, "{took:?}: {info:?}");
     }
+}
+
+/// What passes on a connection in one direction. Where the way is silent, it is taken and goes nowhere.
+fn forward(mut from: TcpStream, mut to: TcpStream, is_silent: &AtomicBool) {
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if !is_silent.load(Ordering::SeqCst) && to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A proxy that ends TCP on the way to `server`, and where it listens.
+fn proxy(server: SocketAddr, is_silent: Arc<AtomicBool>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(server) else { continue };
+            let both = [(&client, &server), (&server, &client)];
+            for (from, to) in both.map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap())) {
+                let is_silent = Arc::clone(&is_silent);
+                std::thread::spawn(move || forward(from, to, &is_silent));
+            }
+        }
+    });
+    address
+}
+
+/// Behind a proxy the kernels hear of nothing: the ends look whether anything has come, four times in the time that a peer may be
+/// silent. The last byte may have come just behind the look before the first of these.
+#[test]
+fn behind_a_proxy_a_pause_begins_with_the_last_byte_too() {
+    let detect_timeout = Duration::from_secs(1);
+    let handshake_timeout = Duration::from_millis(200);
+    let ack = AckMode::Fixed(LinkMode::Inband);
+    let config = Arc::new(Config { ack, detect_timeout, handshake_timeout, ..quick() });
+    let listener = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let targets = Targets::from(proxy(listener.local_addr(), Arc::clone(&is_silent)));
+    let mut client = blocking::Session::connect_with(&targets, &config).unwrap();
+    client.write_all(b"x").unwrap();
+    let mut server = listener.accept().unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    let mut paused = Duration::ZERO;
+    for round in 1..=3 {
+        is_silent.store(true, Ordering::SeqCst);
+        let cut = Instant::now();
+        std::thread::sleep(2 * detect_timeout);
+        let lasted = cut.elapsed();
+        is_silent.store(false, Ordering::SeqCst);
+        client.write_all(b"y").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        server.write_all(b"z").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+        paused += lasted;
+        for info in [client.info(), server.info()] {
+            let told = Duration::from_millis(info.pause_total_ms);
+            assert!(info.outages == round && told + TICKS * round >= paused, "{round}: {paused:?}: {info:?}");
+        }
+    }
+    client.kill();
 }

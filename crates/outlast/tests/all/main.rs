@@ -16,6 +16,7 @@ mod client_certificates;
 mod common;
 mod containers;
 mod end_messages;
+mod ended_relays;
 mod exit_codes;
 mod full_server;
 mod handover;

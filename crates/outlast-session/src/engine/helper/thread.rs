@@ -1,6 +1,7 @@
 //! What the helper thread does, tick by tick and event by event.
 
 mod repeats;
+mod stalled;
 
 use super::super::server::Acceptor;
 use super::super::silence::Silences;
@@ -12,6 +13,7 @@ use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token};
 use repeats::Repeats;
+use stalled::Stalled;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -96,6 +98,7 @@ pub(super) struct Thread {
     later: Vec<(Instant, Job)>,
     mailboxes: HashMap<usize, Weak<Mailbox>>,
     repeats: Repeats,
+    stalled: Stalled,
     silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
@@ -117,6 +120,7 @@ impl Thread {
             later: Vec::new(),
             mailboxes: HashMap::new(),
             repeats: Repeats::default(),
+            stalled: Stalled::default(),
             silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
@@ -186,10 +190,11 @@ impl Thread {
                 self.look_after(&engine);
             }
         }
+        self.stalled.look(self.helper);
         for engine in pump.iter().filter_map(Weak::upgrade) {
             engine.pump_again();
         }
-        let busy = self.linger() || busy;
+        let busy = self.linger() || busy || !self.stalled.is_empty();
         self.quiet_ticks = if busy { 0 } else { self.quiet_ticks.saturating_add(1) };
         if Instant::now() >= self.next_idle_check {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
@@ -301,22 +306,17 @@ impl Thread {
         self.next_expiry = next;
     }
 
-    /// Flushes, acknowledges, and looks for acknowledgements if a writer waits for them.
+    /// Flushes and acknowledges. If a writer waits for acknowledgements, it is about to be looked after.
     fn look_after(&mut self, engine: &Arc<Engine>) {
         if engine.owes_ack() {
             engine.send_ack();
         }
         if engine.rests_from_looks() {
             self.helper.flush_soon(engine);
-            return;
-        }
-        // A datagram takes nothing along, such as a Welcome without which it does not count (PROTOCOL 5.5).
-        engine.flush();
-        // Without a link nothing makes room; the next one wakes the writer.
-        let waits = engine.writer_waits.load(Ordering::Acquire) && engine.link().is_some();
-        if waits && !engine.make_room() {
-            // Look again at the next tick: the application has nothing else to wait for.
-            self.helper.flush_soon(engine);
+        } else if engine.writer_is_stalled() {
+            self.stalled.add(engine);
+        } else {
+            stalled::look_at(self.helper, engine);
         }
     }
 

@@ -13,6 +13,8 @@ use std::sync::Arc;
 const FROZEN_LINKS_MAX: usize = 4;
 /// And of those that have no more than this.
 const COPIED_BYTES_MAX: u64 = 64 << 10;
+/// More is put aside in further pieces: each is freed when it is read, and a long one would be moved again and again.
+const STASHED_BYTES_MAX: usize = 256 << 10;
 
 /// Bytes of the stream that come before those of the present link.
 #[derive(Debug)]
@@ -69,7 +71,9 @@ impl Rx {
     /// Puts decoded bytes aside for the application.
     pub(super) fn stash(&mut self, bytes: &[u8]) {
         self.backlog_bytes += bytes.len() as u64;
-        if let Some(Segment::Bytes(inbox)) = self.backlog.back_mut() {
+        if let Some(Segment::Bytes(inbox)) = self.backlog.back_mut()
+            && inbox.len() + bytes.len() <= STASHED_BYTES_MAX
+        {
             inbox.extend(bytes);
             return;
         }
