@@ -91,10 +91,15 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let pem = secret(path, "private key")?;
     // The TLS library keeps the key, and what it makes of it, in ordinary memory: no core dump of this process, then, and
     // no debugger but root's.
-    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!("the private key can get into a core dump: {error}");
-    }
+    keep_memory_private("the private key");
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| pem_error("private key", path, error))
+}
+
+/// No core dump of this process, and no debugger but root's, from here on: `what` is in ordinary memory.
+pub fn keep_memory_private(what: &str) {
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("{what} can get into a core dump: {error}");
+    }
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore> {

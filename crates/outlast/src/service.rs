@@ -335,7 +335,7 @@ async fn drain(
 
 /// Where the next listeners ask for a hand-over. Without them they find the address in use until this process has ended.
 fn doors_of(instance: &Instance, process: &ProcessArgs) -> Vec<Door> {
-    if hand_over_timeout(process).is_zero() {
+    if hand_over_timeout(process).is_zero() || handover::check().is_err() {
         return Vec::new();
     }
     let open = |address| Door::open(address).map_err(|error| tracing::debug!("{address}: {error:#}")).ok();

@@ -34,9 +34,10 @@ impl Surroundings {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let service = set("RUNTIME_DIRECTORY").unwrap_or_default();
         let service = service.as_bytes().split(|byte| *byte == b':').filter(|path| path.starts_with(b"/"));
+        let uid = own_uid();
         Self {
-            uid: own_uid(),
-            xdg: set("XDG_RUNTIME_DIR").map(PathBuf::from),
+            uid,
+            xdg: set("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|xdg| !is_of_another_login(xdg, uid)),
             service: service.map(|path| PathBuf::from(std::ffi::OsStr::from_bytes(path))).collect(),
         }
     }
@@ -69,6 +70,12 @@ impl Surroundings {
         folders.push(PathBuf::from(format!("/tmp/outlast-{}", self.uid)));
         Places { folders, of_service }
     }
+}
+
+/// Who has become another user (`su`, `sudo -E`) may have the folder of the login still, which nobody has chosen.
+fn is_of_another_login(xdg: &Path, uid: u32) -> bool {
+    let user = xdg.strip_prefix("/run/user").ok().and_then(Path::to_str);
+    user.and_then(|user| user.parse::<u32>().ok()).is_some_and(|user| user != uid)
 }
 
 /// The only place, if somebody has chosen one.
@@ -121,8 +128,8 @@ fn candidates() -> Vec<PathBuf> {
     }
     let mut all = surroundings.places().folders;
     all.push(Path::new("/run").join(NAME));
-    // Of logins, and of system services.
-    for above in ["/run/user", "/run"] {
+    // Of logins, and of system services, also of those with a user of their own (systemd.exec(5), DynamicUser).
+    for above in ["/run/user", "/run", "/run/private"] {
         all.extend(folders_in(Path::new(above), "").into_iter().map(|folder| folder.join(NAME)));
     }
     let mut temporary = vec![PathBuf::from("/tmp")];
@@ -161,6 +168,14 @@ fn folders_in(above: &Path, beginning: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_folder_of_another_login_is_nobodys_choice() {
+        let of_another = |xdg: &str, uid| is_of_another_login(Path::new(xdg), uid);
+        assert!(of_another("/run/user/1000", 0) && of_another("/run/user/1000/", 7));
+        assert!(!of_another("/run/user/1000", 1000) && !of_another("/run/user/1000/mine", 0));
+        assert!(!of_another("/tmp/x", 0) && !of_another("/run/user", 0));
+    }
 
     fn places(uid: u32, xdg: Option<&str>, service: &[&str]) -> Places {
         let service = service.iter().map(PathBuf::from).collect();

@@ -130,5 +130,10 @@ pub(super) fn register(page: &Sessions, registry: &mut Registry) {
         registry.register_with_unit(name, help, Unit::Bytes, ConstCounter::new(bytes));
     }
     let pauses = ConstCounter::new(Duration::from_millis(totals.pause_ms).as_secs_f64());
-    registry.register_with_unit("pause", "Time without a link, all sessions together", Unit::Seconds, pauses);
+    registry.register_with_unit(
+        "pause",
+        "Time from the last byte that passed until the next link, all sessions together",
+        Unit::Seconds,
+        pauses,
+    );
 }

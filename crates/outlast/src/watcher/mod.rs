@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The relay writes one record when a session opens, and wipes it when the session is over: nothing is done in between.
-//! The records hold what it takes to give a session up, and nothing that a session could be resumed with
-//! (PROTOCOL 6.9). At an orderly end the table is empty, and the watcher has nothing to say. Only sessions whose servers could
+//! The records hold what it takes to give a session up, and with the securities psk and tls nothing that a session could be
+//! resumed with (PROTOCOL 6.9). At an orderly end the table is empty, and the watcher has nothing to say. Only sessions whose servers could
 //! not be reached when the relay ended them are left: the relay says their last words as long as it lives, the watcher then.
 //!
 //! It is a process of its own, with no descriptor of the relay's but the two, in a session of its own: what kills the
@@ -157,7 +157,9 @@ impl Watcher {
         }
         if std::process::id() == 1 {
             // All other processes of a container end with its first one.
-            tracing::info!("as the first process here, this one ends all others with itself: {WITHOUT}");
+            narrator.warn(&format!(
+                "as process 1 of its container, this one ends all others with itself: {WITHOUT}"
+            ));
             return None;
         }
         let table = match Table::new() {

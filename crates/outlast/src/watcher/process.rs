@@ -27,6 +27,9 @@ const HURRY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Watches the relay at the other end of standard input, whose sessions are in standard output.
 pub fn run(args: &WatchArgs) -> Result<Code> {
     sys::close_all_but_standard();
+    // What ends all processes of the relay's name (killall) leaves this one.
+    rustix::thread::set_name(c"outlast-watch").ok();
+    crate::keys::keep_memory_private("the right to give sessions up");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(watch(args))
 }
