@@ -20,6 +20,16 @@ pub fn raise_limit() {
     }
 }
 
+/// How many local programs may be carried at a time. Each takes a descriptor, and one for its link, which has to be there when
+/// a server comes back for all of them. A few are for the process itself, and an eighth for what moves much at a time. Where there are
+/// listeners, they take what they need up to three quarters.
+pub fn programs_max(has_listeners: bool) -> usize {
+    const OWN: u64 = 48;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).saturating_sub(OWN);
+    let sixteenths = if has_listeners { 3 } else { 7 };
+    usize::try_from(limit / 16 * sixteenths).unwrap_or(usize::MAX).max(1)
+}
+
 /// That this process can open so many files more. Some libraries panic where that fails.
 ///
 /// # Errors

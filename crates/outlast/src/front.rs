@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// As often as it is tried again while descriptors are short.
 static CANNOT_ACCEPT: Sparingly = Sparingly::new();
+static PROGRAMS_WAIT: Sparingly = Sparingly::new();
 
 /// One listener for local programs.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub struct Front {
     socket: Socket,
     carrier: Arc<Carrier>,
     places: Arc<Semaphore>,
+    /// Those of the whole process.
+    descriptors: Arc<Semaphore>,
 }
 
 /// Where local programs come in.
@@ -41,9 +44,14 @@ enum Socket {
     Transparent(TransparentListener),
 }
 
-/// Listens on all fronts of a plan but standard input and output.
-pub async fn bind(plan: ConnectPlan) -> Result<Vec<Front>> {
-    let places = Arc::new(Semaphore::new(plan.sessions_max.min(Semaphore::MAX_PERMITS)));
+/// Places for so many programs, for all fronts of a process.
+pub fn places_for(programs: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(programs.min(Semaphore::MAX_PERMITS)))
+}
+
+/// Listens on all fronts of a plan but standard input and output. Each program that comes takes one of `descriptors`.
+pub async fn bind(plan: ConnectPlan, descriptors: &Arc<Semaphore>) -> Result<Vec<Front>> {
+    let places = places_for(plan.sessions_max);
     let fronts = plan.fronts.clone();
     let carrier = Arc::new(Carrier::new(plan));
     let mut bound = Vec::new();
@@ -59,7 +67,12 @@ pub async fn bind(plan: ConnectPlan) -> Result<Vec<Front>> {
                 Socket::Unix { listener, file: file_at(&path), path }
             }
         };
-        bound.push(Front { socket, carrier: Arc::clone(&carrier), places: Arc::clone(&places) });
+        bound.push(Front {
+            socket,
+            carrier: Arc::clone(&carrier),
+            places: Arc::clone(&places),
+            descriptors: Arc::clone(descriptors),
+        });
     }
     Ok(bound)
 }
@@ -118,11 +131,12 @@ impl Front {
             match self.next().await {
                 Ok(program) => {
                     let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+                    let Some(descriptors) = self.descriptors().await else { return };
                     let carrier = Arc::clone(&self.carrier);
                     let (registry, narrator) = (Arc::clone(&registry), narrator.clone());
                     tokio::spawn(async move {
                         carrier.carry(program, &registry, &narrator).await;
-                        drop(place);
+                        drop((place, descriptors));
                     });
                 }
                 Err(error) => {
@@ -134,6 +148,21 @@ impl Front {
                 }
             }
         }
+    }
+
+    /// Descriptors for one program and its link.
+    async fn descriptors(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.descriptors).try_acquire_owned() {
+            return Some(place);
+        }
+        if let Some(skipped) = PROGRAMS_WAIT.due(Instant::now()) {
+            tracing::warn!(
+                skipped,
+                "local programs wait until others end: there would be no descriptors for their links. Raise the limit \
+                 (ulimit -n, in a unit LimitNOFILE)"
+            );
+        }
+        Arc::clone(&self.descriptors).acquire_owned().await.ok()
     }
 
     async fn next(&self) -> io::Result<Program> {

@@ -84,9 +84,10 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
         Ok(bound) => bound,
         Err(code) => return Ok(code),
     };
+    let for_programs = front::places_for(descriptors::programs_max(!bound.is_empty()));
     for plan in plans.connect {
         outages::warn_of(&plan.config, narrator);
-        fronts.extend(front::bind(plan).await?);
+        fronts.extend(front::bind(plan, &for_programs).await?);
     }
     let without = "status, kill and handing sessions over to the next process will not work";
     let admin = admin::socket(process, without)?;

@@ -21,6 +21,7 @@ use super::server::Acceptor;
 use super::silence::Listened;
 use super::udp::Mailbox;
 use super::{Engine, Link};
+use crate::sys;
 use mio::{Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -117,50 +118,63 @@ impl std::fmt::Debug for Jobs {
 }
 
 /// The handle to the thread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Helper {
     requests: Mutex<Requests>,
     /// The thread looks at the requests every tick: no need to wake it.
     ticking: AtomicBool,
-    waker: Option<Waker>,
+    /// Set when the thread runs.
+    waker: OnceLock<Waker>,
+    /// When it is tried again to start the thread, after a failure.
+    next_start_ms: Mutex<u64>,
 }
+
+/// After a failure to start the thread, such as too few descriptors, it is tried again so much later, if somebody asks for anything.
+const START_PAUSE_MS: u64 = 100;
 
 static HELPER: OnceLock<&'static Helper> = OnceLock::new();
 
 impl Helper {
     /// The process's helper, started if need be.
     pub(crate) fn get() -> &'static Helper {
-        HELPER.get_or_init(Self::start)
-    }
-
-    fn start() -> &'static Helper {
-        helper_lives_here();
-        let poll = Poll::new();
-        let waker = poll.as_ref().ok().and_then(|poll| Waker::new(poll.registry(), WAKE).ok());
-        let helper: &'static Helper = Box::leak(Box::new(Helper {
-            requests: Mutex::new(Requests::default()),
-            ticking: AtomicBool::new(false),
-            waker,
-        }));
-        let spawned = poll.map(|poll| {
-            std::thread::Builder::new()
-                .name("outlast-helper".into())
-                .spawn(move || Thread::new(helper, poll).run())
-        });
-        match spawned {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) | Err(error) => {
-                // Sessions work on, without joining of writes and without background resending.
-                tracing::error!(%error, "cannot start the helper thread");
-            }
+        let helper: &'static Helper = HELPER.get_or_init(|| Box::leak(Box::default()));
+        if helper.waker.get().is_none() {
+            helper.start();
         }
         helper
+    }
+
+    /// Starts the thread. Where that fails now, what it is asked for waits for the next time.
+    #[cold]
+    fn start(&'static self) {
+        let mut next_start_ms = self.next_start_ms.lock();
+        let now_ms = sys::coarse_now_ms();
+        if self.waker.get().is_some() || now_ms < *next_start_ms {
+            return;
+        }
+        *next_start_ms = now_ms + START_PAUSE_MS;
+        let started = Poll::new().and_then(|poll| {
+            let waker = Waker::new(poll.registry(), WAKE)?;
+            // It looks at what it was asked for before it sleeps for the first time.
+            std::thread::Builder::new()
+                .name("outlast-helper".into())
+                .spawn(move || Thread::new(self, poll).run())?;
+            Ok(waker)
+        });
+        match started {
+            Ok(waker) => {
+                helper_lives_here();
+                let _ = self.waker.set(waker);
+            }
+            // Sessions work on, without joining of writes and without background resending.
+            Err(error) => tracing::error!(%error, "cannot start the helper thread: it is tried again"),
+        }
     }
 
     fn ask(&self, urgent: bool, request: impl FnOnce(&mut Requests)) {
         request(&mut self.requests.lock());
         if (urgent || !self.ticking.load(Ordering::Acquire))
-            && let Some(waker) = &self.waker
+            && let Some(waker) = self.waker.get()
             && let Err(error) = waker.wake()
         {
             tracing::error!(%error, "cannot wake the helper thread");

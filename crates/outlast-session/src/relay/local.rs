@@ -3,6 +3,7 @@
 mod tcp;
 mod unix;
 
+pub(super) use tcp::set_options;
 pub use tcp::{LocalListener, TcpLocal};
 pub use unix::UnixLocal;
 

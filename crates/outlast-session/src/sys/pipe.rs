@@ -1,5 +1,6 @@
 //! Pipes as places for pages: bytes pass from socket to socket without being read.
 
+use super::descriptors_max;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -20,7 +21,8 @@ impl Pipe {
     /// size, so that a pipe may hold more bytes than that, or fewer.
     ///
     /// # Errors
-    /// When the kernel grants less: `pipe-max-size`, or the user's share in `pipe-user-pages-soft` is spent.
+    /// When the kernel grants less: `pipe-max-size`, or the user's share in `pipe-user-pages-soft` is spent. When three quarters of
+    /// the descriptors are in use: links need the others, and bytes can be copied.
     pub(crate) fn with_slots_for(bytes: libc::c_int) -> io::Result<Self> {
         let mut ends = [0; 2];
         // SAFETY: there is room for two descriptors.
@@ -29,6 +31,10 @@ impl Pipe {
         }
         // SAFETY: the kernel has just made both, and nobody else has them.
         let [output, input] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        // The lowest that is free is taken.
+        if u64::try_from(input.as_raw_fd()).is_ok_and(|number| number >= descriptors_max() / 4 * 3) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         // SAFETY: a plain integer is passed and returned.
         if unsafe { libc::fcntl(input.as_raw_fd(), libc::F_SETPIPE_SZ, bytes) } < bytes {
             return Err(io::Error::last_os_error());
@@ -62,13 +68,26 @@ impl Pipe {
 
     /// Drops the first `bytes` of what is in here. Returns how many these were.
     pub(crate) fn forget(&self, bytes: usize) -> io::Result<usize> {
-        static NULL: OnceLock<Option<OwnedFd>> = OnceLock::new();
-        let null = NULL.get_or_init(|| {
-            std::fs::OpenOptions::new().write(true).open("/dev/null").ok().map(OwnedFd::from)
-        });
-        let null = null.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        splice(self.output(), null.as_fd(), bytes)
+        match null() {
+            Some(null) => splice(self.output(), null, bytes),
+            None => {
+                let mut scratch = [0; 16 << 10];
+                let most = bytes.min(scratch.len());
+                self.read(scratch.get_mut(..most).unwrap_or_default())
+            }
+        }
     }
+}
+
+/// Where bytes can be moved that nobody needs. None while no descriptor is free for it.
+fn null() -> Option<BorrowedFd<'static>> {
+    static NULL: OnceLock<OwnedFd> = OnceLock::new();
+    if NULL.get().is_none()
+        && let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null")
+    {
+        let _ = NULL.set(null.into());
+    }
+    NULL.get().map(AsFd::as_fd)
 }
 
 /// Moves up to `bytes` from one descriptor to another, of which one is a pipe. Does not block if neither descriptor

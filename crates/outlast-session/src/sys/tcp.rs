@@ -207,19 +207,19 @@ pub(crate) fn freeze(fd: impl AsFd) -> io::Result<()> {
 /// Whether this process may [`freeze`] sockets.
 pub(crate) fn can_freeze() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
-    *CAN.get_or_init(|| {
-        let probe = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
-        match probe.and_then(|probe| freeze(&probe)) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::info!(
-                    "this process may not freeze connections: acknowledgement mode inband is used"
-                );
-                false
-            }
-            // Any other error says nothing about the next socket.
-            _ => true,
-        }
-    })
+    if let Some(can) = CAN.get() {
+        return *can;
+    }
+    let probe = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+    match probe.and_then(|probe| freeze(&probe)) {
+        Ok(()) => *CAN.get_or_init(|| true),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => *CAN.get_or_init(|| {
+            tracing::info!("this process may not freeze connections: acknowledgement mode inband is used");
+            false
+        }),
+        // Any other error, such as too few descriptors, says nothing about the next socket.
+        Err(_) => true,
+    }
 }
 
 /// The kernel's name for the network namespace that the socket belongs to: SO_NETNS_COOKIE, since Linux 5.14.

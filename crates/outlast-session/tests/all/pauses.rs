@@ -317,7 +317,7 @@ fn behind_a_proxy_a_pause_begins_with_the_last_byte_too() {
     let mut server = listener.accept().unwrap();
     server.read_exact(&mut [0]).unwrap();
     let mut paused = Duration::ZERO;
-    for round in 1..=3 {
+    for round in 1..=3u32 {
         is_silent.store(true, Ordering::SeqCst);
         let cut = Instant::now();
         std::thread::sleep(2 * detect_timeout);
@@ -330,7 +330,10 @@ fn behind_a_proxy_a_pause_begins_with_the_last_byte_too() {
         paused += lasted;
         for info in [client.info(), server.info()] {
             let told = Duration::from_millis(info.pause_total_ms);
-            assert!(info.outages == round && told + TICKS * round >= paused, "{round}: {paused:?}: {info:?}");
+            assert!(
+                info.outages == u64::from(round) && told + TICKS * round >= paused,
+                "{round}: {paused:?}: {info:?}"
+            );
         }
     }
     client.kill();

@@ -100,7 +100,7 @@ impl TcpLocal {
 }
 
 /// What every connection of a program needs. Best effort: these fail only on what is no TCP socket.
-fn set_options(socket: &socket2::Socket) {
+pub(in crate::relay) fn set_options(socket: &socket2::Socket) {
     // A relay hands on what it has: waiting for more is the business of the program behind it.
     let _ = socket.set_tcp_nodelay(true);
     // Whatever ends this process, SIGKILL included: the program sees a reset, unless its stream was ended in order.

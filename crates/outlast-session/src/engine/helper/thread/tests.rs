@@ -8,11 +8,7 @@ use std::net::{TcpListener, TcpStream};
 
 /// A helper whose thread is the test.
 fn idle_thread() -> (&'static Helper, Thread) {
-    let helper: &'static Helper = Box::leak(Box::new(Helper {
-        requests: parking_lot::Mutex::default(),
-        ticking: std::sync::atomic::AtomicBool::new(false),
-        waker: None,
-    }));
+    let helper: &'static Helper = Box::leak(Box::default());
     let mut thread = Thread::new(helper, Poll::new().unwrap());
     thread.quiet_ticks = QUIET_TICKS_MAX;
     (helper, thread)
