@@ -181,6 +181,8 @@ fn open(file: &Path) -> io::Result<File> {
 pub fn keep(args: &KeepLogArgs) -> Result<Code> {
     // What ends the program and its supervisor is not for this: there may be last words.
     rustix::process::setsid().ok();
+    // Not `exe`, as it was started.
+    rustix::thread::set_name(c"outlast").ok();
     for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(number, libc::SIG_IGN) };

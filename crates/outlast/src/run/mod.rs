@@ -226,7 +226,8 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
 fn key(name: &str) -> String {
     use std::hash::{Hash, Hasher};
     let mut hasher = std::hash::DefaultHasher::new();
-    (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
+    // The folder of a login is not chosen: a service and a cron job of the same user have none.
+    (crate::admin_folder::places::chosen(), std::env::var_os("RUNTIME_DIRECTORY")).hash(&mut hasher);
     rustix::process::geteuid().as_raw().hash(&mut hasher);
     name.hash(&mut hasher);
     let shown: String = name.chars().take(12).collect();

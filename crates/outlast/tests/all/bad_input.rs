@@ -159,6 +159,22 @@ fn a_check_tells_everything_that_is_wrong_in_the_order_of_the_file() {
     assert_complaint(&output(folder.path(), &["config", "check", &file]), 7, ":3: limit: nofile=20000000000");
 }
 
+/// More than this user may have: the start would fail.
+#[test]
+fn a_check_tells_of_a_limit_that_could_not_be_set() {
+    let folder = folder();
+    let text = "[[run]]\nprogram = 'true'\nlimit = 'nofile=100000'\n";
+    let file = write(folder.path(), "outlast.toml", text);
+    // Root may raise the hard limit, unless it has lost the capability for that.
+    let is_root = rustix::process::geteuid().is_root();
+    let without = "setpriv --bounding-set -sys_resource --inh-caps -sys_resource";
+    let script = format!("ulimit -n 4096; exec {} \"$@\"", if is_root { without } else { "" });
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_outlast"), "config", "check", &file]);
+    limited.env("XDG_RUNTIME_DIR", folder.path()).env_remove("OUTLAST_LOG").stdin(Stdio::null());
+    assert_complaint(&limited.output().unwrap(), 7, ":3: limit: nofile=100000 is more than 4096");
+}
+
 /// One mistake hides no other.
 #[test]
 fn a_check_tells_what_is_wrong_beside_something_that_is() {

@@ -81,13 +81,14 @@ fn a_download_through_a_killed_connect_fails_by_every_door() {
     }
 }
 
+/// What standard output has got looks whole: only the exit code says that it is not.
 #[test]
-fn a_killed_stdio_relay_has_an_exit_code() {
+fn a_download_of_stdio_through_a_killed_listen_has_an_exit_code() {
     let folder = folder();
     let (site, sent) = endless();
-    let mut server = Outlast::start(folder.path(), &["listen", "127.0.0.1:0", "--to", &site.to_string()]);
-    let via = server.address().to_string();
-    let mut client = command(folder.path(), &["connect", "--stdio", "--via", &via])
+    let (address, site) = (nobody(), site.to_string());
+    let mut server = listen(folder.path(), address, &site, &[]);
+    let mut client = command(folder.path(), &["connect", "--stdio", "--via", &address.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -96,9 +97,32 @@ fn a_killed_stdio_relay_has_an_exit_code() {
     let mut output = client.stdout.take().unwrap();
     let reader = std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
     in_the_middle(&sent);
-    client.kill().unwrap();
-    assert_eq!(client.wait().unwrap().code(), None);
+    server.signal("KILL");
+    server.ended();
+    let _next = listen(folder.path(), address, &site, &[]);
+    let status = eventually("the relay goes on", || client.try_wait().unwrap());
+    assert_eq!(status.code(), Some(3));
     reader.join().unwrap().unwrap();
+}
+
+/// Whoever has ended its stream waits for the answer: an end of file would say that this is all.
+#[test]
+fn who_has_ended_its_stream_is_told_that_its_relay_was_killed() {
+    for mode in ["kernel", "inband"] {
+        let folder = folder();
+        let service = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = service.local_addr().unwrap().to_string();
+        for kills_client in [true, false] {
+            let pair = Pair::start(folder.path(), &to, &["--ack", mode], &["--ack", mode]);
+            let (program, served) = both_ends(pair.address, &service);
+            let (mut near, mut far) = if kills_client { (program, served) } else { (served, program) };
+            near.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(far.read(&mut [0]).unwrap(), 0);
+            let killed = if kills_client { &pair.client } else { &pair.server };
+            killed.signal("KILL");
+            assert_eq!(how_it_ends(&mut near), Err(ErrorKind::ConnectionReset), "{mode}, {kills_client}");
+        }
+    }
 }
 
 /// The service has said all that it has to say, and the program says nothing: nobody reads or writes, and both kinds of program

@@ -107,6 +107,26 @@ fn idle_clients_of_a_killed_master_are_kept_and_nobody_is_left_at_the_end() {
 }
 
 #[test]
+fn the_crash_of_a_worker_is_in_the_log_and_in_status() {
+    let (folder, port) = (folder(), free_port());
+    let Some(mut outlast) = nginx(folder.path(), port, "off") else { return };
+    client(port);
+    let master = master(folder.path());
+    let worker = of(folder.path()).into_iter().find(|pid| *pid != master).unwrap();
+    kill(worker, "-SEGV");
+    outlast.wait_for(&format!("process {worker} has "));
+    until(folder.path(), "in status", |now| {
+        let crashes = now["crashes"]["kept"].as_array().unwrap();
+        // One, of this process; and the master was not started again.
+        matches!(&crashes[..], [one] if one["pid"] == worker && one["how"].to_string().contains("SEGV"))
+            && now["crashes"]["count"] == 1
+            && now["starts"].as_array().is_some_and(|starts| starts.len() <= 1)
+    });
+    outlast.signal("TERM");
+    assert!(outlast.ended().code().is_some());
+}
+
+#[test]
 fn what_goes_into_the_background_is_kept_running() {
     let (folder, port) = (folder(), free_port());
     let Some(mut outlast) = nginx(folder.path(), port, "on") else { return };

@@ -214,3 +214,23 @@ fn a_program_with_file_capabilities_is_named_with_the_reason() {
         assert_eq!(said.contains(why), is_named, "{user} {capabilities:x?}: {said}");
     }
 }
+
+/// Whoever has taken the program without its library expects connections to be kept.
+#[test]
+fn a_program_without_its_library_beside_it_says_what_is_not_kept() {
+    let folder = folder();
+    let copy = folder.path().join("outlast");
+    std::fs::copy(env!("CARGO_BIN_EXE_outlast"), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(["run", "--restart", "never", "--", "true"]).env("XDG_RUNTIME_DIR", folder.path());
+    command.env_remove("OUTLAST_LOG").env_remove("OUTLAST_PRELOAD_LIBRARY").stdin(Stdio::null());
+    let Output { status, stderr, .. } = command.output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(0), "{said}");
+    let warnings: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(
+        matches!(warnings[..], [line] if line.contains("true is started again")
+            && line.contains("there is no liboutlast_preload.so beside outlast")),
+        "{said}"
+    );
+}

@@ -182,6 +182,16 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
             "its processes after {victim:?} was killed are not as before: {now:?}, not {shape:?}: {log:#?}"
         )
     });
+    // One kill is one crash, and whoever comes from now on is answered: none waits for a process that is gone.
+    if victim != Victim::Worker {
+        let starts = server.log().iter().filter(|line| line.contains("it is started again")).count();
+        assert_eq!(starts, 1, "{victim:?} was killed once: {:#?}", server.log());
+    }
+    for _ in 0..5 {
+        let mut client = Client::connect(row.talk, server.port, PATIENCE).unwrap();
+        let fate = client.ask();
+        assert_eq!(fate, Fate::Answered, "after {victim:?} was killed and replaced: {:#?}", server.log());
+    }
     (victim, seen.refused.load(Ordering::SeqCst), kept)
 }
 
