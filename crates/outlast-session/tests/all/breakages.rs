@@ -41,7 +41,7 @@ fn child_program() {
     let settings = std::env::var("OUTLAST_SETTINGS").unwrap();
     if std::env::var_os("RUST_LOG").is_some() {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init().ok();
     }
     // A panic in any thread has to end the program: the parent waits for it.
     let hook = std::panic::take_hook();

@@ -4,11 +4,41 @@ use crate::common::quick;
 use outlast_lab::{Fault, Host, Lab, Link, Target};
 use outlast_session::{Config, LinkMode, Targets, blocking};
 use std::io::{Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 fn inject(what: &str, wire: &Link) -> outlast_lab::Injected {
     what.parse::<Fault>().unwrap().inject(&Target::new(wire)).unwrap()
+}
+
+/// What the library warns of, from now on.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Warnings {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Warnings {
+    fn collect() -> Self {
+        let all = Self::default();
+        let writer = all.clone();
+        let make = move || writer.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::WARN);
+        subscriber.with_ansi(false).with_writer(make).try_init().unwrap();
+        all
+    }
+
+    fn count(&self, words: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).matches(words).count()
+    }
 }
 
 /// One byte there and back, on whatever link.
@@ -67,6 +97,7 @@ fn a_session_whose_opening_lost_a_packet_is_kernel_with_its_next_link() {
 #[test]
 fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     outlast_lab::require!("drops packets");
+    let warnings = Warnings::collect();
     let lab = Lab::new("fallback").unwrap();
     let (client_host, server_host): (Host, Host) = (lab.host("client").unwrap(), lab.host("server").unwrap());
     let wire = lab.connect(&client_host, &server_host).unwrap();
@@ -90,4 +121,8 @@ fn a_link_whose_first_packet_was_lost_is_inband_and_the_next_is_kernel_again() {
     inject("reset both", &wire).heal().unwrap();
     assert_eq!(round_trip(&client, &server), LinkMode::Kernel, "the path is direct");
     assert_eq!(client.info().outages, 2);
+    let said = warnings.count(
+        "the path was direct, and the server cannot see that it still is: using inband for the next link",
+    );
+    assert_eq!(said, 1, "{:?}", warnings.0.lock().map(|text| String::from_utf8_lossy(&text).into_owned()));
 }
