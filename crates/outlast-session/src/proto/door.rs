@@ -18,7 +18,7 @@
 //!   neither does a [`Block`], an IPv4 network of 24 bits or an IPv6 network of 48, that has a quarter.
 //! * 1/8 of the places is for peers that have a session here.
 //! * Where a peer or a block gets no more, the newcomer takes one of its own: of the one that has come least
-//!   far, and among these of the oldest.
+//!   far, and among these of the oldest. Whoever has said something and has a session here goes after all who have none.
 //! * Where all places are taken, the same happens to the block that has most of them, if that has more than the
 //!   newcomer's would have. Otherwise the newcomer has to go.
 //! * Who has proved that it knows a session that is here ([`Progress::Knows`]) stays until its time is over.
@@ -156,8 +156,19 @@ struct Guest {
     since: Duration,
 }
 
-/// Guests by how far they have come, then by age.
-type Line = BTreeSet<(Progress, u64)>;
+/// Who goes when somebody has to: the lowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// Of a peer without a session, or one that has said nothing.
+    Stranger(Progress),
+    /// Its peer has a session here, and it has said something. With TLS a client names its session only after a round trip or more.
+    Known,
+    /// It has proved that it knows a session that is here.
+    Knows,
+}
+
+/// Guests by their rank, then by age.
+type Line = BTreeSet<(Rank, u64)>;
 
 /// Who stands at the door.
 #[derive(Clone, Debug)]
@@ -253,9 +264,9 @@ impl Door {
         let sought_after = self.guests.len() >= self.limits.places / 2;
         let stranger = !guest.known && guest.progress < Progress::Knows;
         let gone = if sought_after && peer_full {
-            weakest(of_peer, guest.progress)
+            weakest(of_peer, guest.rank())
         } else if sought_after && in_block >= self.limits.places_per_block() {
-            weakest(self.blocks.get(&guest.block), guest.progress)
+            weakest(self.blocks.get(&guest.block), guest.rank())
         } else if self.guests.len() >= self.limits.places {
             self.largest(in_block)
         } else if stranger && self.strangers >= self.limits.places_of_strangers() {
@@ -279,7 +290,7 @@ impl Door {
         if *size <= in_block + 1 {
             return None;
         }
-        weakest(self.blocks.get(block), Progress::Greeted)
+        weakest(self.blocks.get(block), Rank::Known)
     }
 
     fn insert(&mut self, conn: u64, guest: Guest) {
@@ -287,10 +298,10 @@ impl Door {
             self.silent.insert(conn);
         }
         self.strangers += usize::from(guest.is_stranger());
-        self.peers.entry(guest.peer).or_default().insert((guest.progress, conn));
+        self.peers.entry(guest.peer).or_default().insert((guest.rank(), conn));
         let line = self.blocks.entry(guest.block).or_default();
         self.sizes.remove(&(line.len(), guest.block));
-        line.insert((guest.progress, conn));
+        line.insert((guest.rank(), conn));
         self.sizes.insert((line.len(), guest.block));
         self.guests.insert(conn, guest);
     }
@@ -300,14 +311,14 @@ impl Door {
         self.silent.remove(&conn);
         self.strangers -= usize::from(guest.is_stranger());
         if let Some(line) = self.peers.get_mut(&guest.peer) {
-            line.remove(&(guest.progress, conn));
+            line.remove(&(guest.rank(), conn));
             if line.is_empty() {
                 self.peers.remove(&guest.peer);
             }
         }
         if let Some(line) = self.blocks.get_mut(&guest.block) {
             self.sizes.remove(&(line.len(), guest.block));
-            line.remove(&(guest.progress, conn));
+            line.remove(&(guest.rank(), conn));
             if line.is_empty() {
                 self.blocks.remove(&guest.block);
             } else {
@@ -341,13 +352,20 @@ impl Guest {
     fn is_stranger(&self) -> bool {
         !self.known && self.progress < Progress::Knows
     }
+
+    fn rank(&self) -> Rank {
+        match self.progress {
+            Progress::Knows => Rank::Knows,
+            Progress::Begun | Progress::Greeted if self.known => Rank::Known,
+            progress => Rank::Stranger(progress),
+        }
+    }
 }
 
-/// The one that has come least far, and of these the oldest; none that has come further than `progress`, and none
-/// that knows a session.
-fn weakest(line: Option<&Line>, progress: Progress) -> Option<u64> {
+/// The one of the lowest rank, and of these the oldest; none of a higher rank than this, and none that knows a session.
+fn weakest(line: Option<&Line>, most: Rank) -> Option<u64> {
     let (least, conn) = line?.first()?;
-    (*least <= progress && *least < Progress::Knows).then_some(*conn)
+    (*least <= most && *least < Rank::Knows).then_some(*conn)
 }
 
 #[cfg(test)]

@@ -124,6 +124,28 @@ fn honest(
     None
 }
 
+/// Over TLS a client says which session it knows when it has exchanged keys: until then only its address is known to have one. The
+/// crowd is in the same network, and takes all its places many times over in that time.
+#[test]
+fn who_has_a_session_may_shake_hands_beside_a_crowd() {
+    for kind in [Kind::Silent, Kind::Drip, Kind::Hello] {
+        for crowd in [(9, 1, 250), (9, 4, 250), (30, 1, 250)] {
+            let (per_tick, blocks, peers) = crowd;
+            let mut scene = Scene::new(7);
+            (0..2_000).for_each(|_| scene.tick(kind, per_tick, blocks, peers));
+            for _ in 0..20 {
+                let conn = scene.arrive(Ipv4Addr::new(10, 0, 0, 251), true, Progress::Begun);
+                let proven = scene.now + 2 * ROUND_TRIP;
+                while scene.now < proven {
+                    scene.tick(kind, per_tick, blocks, peers);
+                }
+                assert!(scene.door.holds(conn), "{kind:?}, {crowd:?}: turned away");
+                scene.tell(DoorInput::Left { conn });
+            }
+        }
+    }
+}
+
 /// From one address, from one block, from a few and from many: whoever has a session here gets in at the first
 /// attempt, and a stranger, too, as long as its block has not more connections than its share.
 #[test]
