@@ -1,7 +1,7 @@
 //! The process's memory for sessions: counted where buffers change hands, and kept within a budget.
 //!
-//! What is counted: rings, inboxes, backlogs, and what the kernel holds: in the receive queues of frozen links, and between
-//! sessions without a link and their services. The latter is measured at every look, once TCP holds much on this machine. A
+//! What is counted: rings, inboxes, backlogs, and what the kernel holds: in the pipes of spliced streams, in the
+//! receive queues of frozen links, and between sessions without a link and their services. The latter is measured at every look, once TCP holds much on this machine. A
 //! write never is counted; only a ring that is full asks whether it may grow.
 
 mod shedding;
@@ -37,6 +37,8 @@ const FILLED_WITHIN_MS: u64 = 2_000;
 static BUDGET_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Received bytes that are left in the kernel, in queues of links that are gone.
 static FROZEN_BYTES: AtomicU64 = AtomicU64::new(0);
+/// In pipes that hold what was spliced and may be needed again.
+static PIPE_BYTES: AtomicU64 = AtomicU64::new(0);
 /// Between sessions without a link and their services when last looked at.
 static KERNEL_BYTES: AtomicU64 = AtomicU64::new(0);
 /// The last look found that TCP holds much.
@@ -107,7 +109,10 @@ fn budget() -> Budget {
 }
 
 fn used_bytes() -> u64 {
-    pool_bytes() + FROZEN_BYTES.load(Ordering::Relaxed) + KERNEL_BYTES.load(Ordering::Relaxed)
+    pool_bytes()
+        + FROZEN_BYTES.load(Ordering::Relaxed)
+        + PIPE_BYTES.load(Ordering::Relaxed)
+        + KERNEL_BYTES.load(Ordering::Relaxed)
 }
 
 /// Whether rings must stay small, and openings are looked at closely.
@@ -119,6 +124,25 @@ pub(super) fn is_scarce() -> bool {
 pub(super) fn needs_looks() -> bool {
     let just_lost = sys::coarse_now_ms() < LOST_UNTIL_MS.load(Ordering::Relaxed);
     just_lost || is_scarce() || SAID_SCARCE.load(Ordering::Relaxed) || MEASURED.load(Ordering::Relaxed)
+}
+
+/// Bytes that a spliced stream holds in its pipes.
+#[derive(Debug, Default)]
+pub(super) struct PipeBytes(u64);
+
+impl PipeBytes {
+    /// So many they are now.
+    pub(super) fn set(&mut self, bytes: u64) {
+        // Also where that wraps, the sum is right.
+        PIPE_BYTES.fetch_add(bytes.wrapping_sub(self.0), Ordering::Relaxed);
+        self.0 = bytes;
+    }
+}
+
+impl Drop for PipeBytes {
+    fn drop(&mut self) {
+        PIPE_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }
 
 /// Bytes that a frozen link's queue holds, for as long as it does.
@@ -258,7 +282,10 @@ impl Engine {
 
     /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
-        let sending = self.tx.try_lock().map_or(0, |tx| tx.sender.buffer_bytes() as u64);
+        let sending = self.tx.try_lock().map_or(0, |tx| {
+            let in_pipes = tx.hold.as_ref().map_or(0, |hold| hold.charge.0);
+            tx.sender.buffer_bytes() as u64 + in_pipes
+        });
         sending + self.rx.try_lock().map_or(0, |rx| rx.held_bytes())
     }
 }

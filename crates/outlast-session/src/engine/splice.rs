@@ -14,6 +14,7 @@
 //! loss of the link, an ordinary write) has them [`put back`](Engine::put_back) into the ring first, so that nothing
 //! else has to know about pipes.
 
+use super::memory::PipeBytes;
 use super::tx::Flush;
 use super::{Engine, Link, Progress, Tx, Waiting};
 use crate::error::{Error, Result, in_words};
@@ -48,6 +49,8 @@ pub(crate) struct Hold {
     held_bytes: usize,
     /// So many bytes at the front of `way` are in `held` as well.
     teed_bytes: usize,
+    /// What counts towards the process's memory.
+    pub(super) charge: PipeBytes,
 }
 
 /// What passing on came to.
@@ -66,7 +69,7 @@ pub(crate) enum Passed {
 impl Hold {
     fn new() -> io::Result<Self> {
         let (way, held) = (Pipe::with_slots_for(WAY_SLOTS_BYTES)?, Pipe::with_slots_for(HELD_SLOTS_BYTES)?);
-        Ok(Self { way, way_bytes: 0, held, held_bytes: 0, teed_bytes: 0 })
+        Ok(Self { way, way_bytes: 0, held, held_bytes: 0, teed_bytes: 0, charge: PipeBytes::default() })
     }
 
     /// Whether nothing is on its way that was taken from the application.
@@ -169,6 +172,7 @@ impl Engine {
             },
         };
         let round = self.round(&mut tx, &mut hold, &link, fill);
+        hold.charge.set((hold.held_bytes + hold.way_bytes - hold.teed_bytes) as u64);
         tx.hold = Some(hold);
         match round {
             Ok(Round::Passed(passed)) => {
