@@ -12,6 +12,7 @@
 
 mod administration;
 mod bad_input;
+mod bad_peers;
 mod client_certificates;
 mod common;
 mod containers;
