@@ -99,7 +99,7 @@ fn a_target_that_cannot_be_reached_is_named_at_the_client() {
 }
 
 /// The flags of a listener and of a client, for each kind of security.
-fn securities(folder: &Path) -> [(&'static str, Vec<String>, Vec<String>); 3] {
+pub fn securities(folder: &Path) -> [(&'static str, Vec<String>, Vec<String>); 3] {
     let psk = write(folder, "psk", "8e1fb6d03c52a7794410dfa9ee3c65b2\n");
     let certified = rcgen::generate_simple_self_signed(vec!["outlast.test".into()]).unwrap();
     let certificate = write(folder, "certificate.pem", &certified.cert.pem());

@@ -80,6 +80,7 @@ mod transparent;
 mod unix_ends;
 mod unreachable;
 mod urgent;
+mod urgent_ways;
 mod versions;
 mod watcher;
 mod watcher_patience;

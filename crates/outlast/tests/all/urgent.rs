@@ -6,6 +6,7 @@ use crate::common::{Outlast, PATIENCE, Pair, eventually, folder, pattern};
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 const MODES: [&str; 4] = ["kernel", "window", "udp", "inband"];
 
-fn send_urgent(stream: &TcpStream, byte: u8) {
+pub fn send_urgent(stream: &impl AsFd, byte: u8) {
     assert_eq!(rustix::net::send(stream, &[byte], SendFlags::OOB).unwrap(), 1);
 }
 
@@ -30,7 +31,7 @@ fn read_inline(stream: &TcpStream) {
 }
 
 /// Both ends of a stream, a byte through it each way: now both relays know what the other can do.
-fn opened(front: SocketAddr, service: &TcpListener) -> (TcpStream, TcpStream) {
+pub fn opened(front: SocketAddr, service: &TcpListener) -> (TcpStream, TcpStream) {
     let (mut program, mut served) = both_ends(front, service);
     served.write_all(b"y").unwrap();
     program.read_exact(&mut [0]).unwrap();
@@ -44,7 +45,7 @@ fn pair(runtime: &Path, mode: &str) -> (Pair, TcpListener) {
 }
 
 /// What comes before the urgent byte and behind it: no read goes past its place.
-fn check_out_of_band(from: &mut TcpStream, to: &mut TcpStream) {
+pub fn check_out_of_band(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"abc").unwrap();
     send_urgent(from, b'D');
     from.write_all(b"efg").unwrap();
