@@ -19,6 +19,7 @@ mod containers;
 mod end_messages;
 mod ended_relays;
 mod exit_codes;
+mod few_descriptors;
 mod full_server;
 mod handover;
 mod handover_answers;
