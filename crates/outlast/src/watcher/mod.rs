@@ -35,7 +35,7 @@ use outlast_session::relay::dial::plain;
 use outlast_session::tokio::Session;
 use outlast_session::{Config, Security, Targets};
 use serde::{Deserialize, Serialize};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -44,7 +44,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// A watcher that ends before its relay is replaced so many times.
@@ -264,9 +265,17 @@ impl Watcher {
 /// Waits for the end of the process at the other end, which says nothing.
 async fn attend(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
-    let mut stream = tokio::net::UnixStream::from_std(stream.try_clone()?)?;
-    while stream.read(&mut [0]).await? > 0 {}
-    Ok(())
+    // Without another descriptor: there may be none left, and the other process is not to be waited for then.
+    let registered = AsyncFd::with_interest(stream, Interest::READABLE)?;
+    loop {
+        let mut ready = registered.readable().await?;
+        match ready.try_io(|stream| stream.get_ref().read(&mut [0])) {
+            Ok(Ok(0)) => return Ok(()),
+            Ok(Ok(_)) | Err(_) => {}
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Ok(Err(error)) => return Err(error),
+        }
+    }
 }
 
 /// What it means to have no watcher.
