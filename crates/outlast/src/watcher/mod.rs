@@ -35,7 +35,7 @@ use outlast_session::relay::dial::plain;
 use outlast_session::tokio::Session;
 use outlast_session::{Config, Security, Targets};
 use serde::{Deserialize, Serialize};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -44,8 +44,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// A watcher that ends before its relay is replaced so many times.
@@ -216,14 +215,20 @@ impl Watcher {
                     break;
                 }
             };
-            let ended = attend(&stream).await;
             let pid = child.id();
+            if let Err(error) = attend(&stream).await {
+                // No descriptor is left for that, perhaps. It lives, and does its work at the end of this process.
+                tracing::warn!(
+                    "whether process {pid}, which watches this one, ends is not seen: {}",
+                    plain(&error)
+                );
+                let () = std::future::pending().await;
+            }
             let reaped = tokio::task::spawn_blocking(move || child.wait()).await;
             // Its end, at the latest with this process, is what the watcher waits for: as long as there is one, it has to stay open.
             drop(stream);
-            let how = match (ended, reaped) {
-                (Err(error), _) => plain(&error),
-                (_, Ok(Ok(status))) => status.to_string(),
+            let how = match reaped {
+                Ok(Ok(status)) => status.to_string(),
                 _ => "unknown".into(),
             };
             let what = format!("process {pid}, which watches this one, has ended ({how})");
@@ -265,17 +270,9 @@ impl Watcher {
 /// Waits for the end of the process at the other end, which says nothing.
 async fn attend(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
-    // Without another descriptor: there may be none left, and the other process is not to be waited for then.
-    let registered = AsyncFd::with_interest(stream, Interest::READABLE)?;
-    loop {
-        let mut ready = registered.readable().await?;
-        match ready.try_io(|stream| stream.get_ref().read(&mut [0])) {
-            Ok(Ok(0)) => return Ok(()),
-            Ok(Ok(_)) | Err(_) => {}
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Ok(Err(error)) => return Err(error),
-        }
-    }
+    let mut stream = tokio::net::UnixStream::from_std(stream.try_clone()?)?;
+    while stream.read(&mut [0]).await? > 0 {}
+    Ok(())
 }
 
 /// What it means to have no watcher.
