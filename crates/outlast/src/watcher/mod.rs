@@ -267,11 +267,12 @@ impl Watcher {
     }
 }
 
-/// Waits for the end of the process at the other end, which says nothing.
+/// Waits for the end of the process at the other end, which says nothing. An error: it cannot be waited for.
 async fn attend(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     let mut stream = tokio::net::UnixStream::from_std(stream.try_clone()?)?;
-    while stream.read(&mut [0]).await? > 0 {}
+    // One that has read nothing of what it was told resets it.
+    while stream.read(&mut [0]).await.is_ok_and(|count| count > 0) {}
     Ok(())
 }
 
