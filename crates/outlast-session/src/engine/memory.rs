@@ -16,7 +16,7 @@ use crate::proto::{
 use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -49,6 +49,8 @@ static SHED_SESSIONS: AtomicU64 = AtomicU64::new(0);
 static SHED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// How many descriptors were in use when an opening was last refused for that; 0 if none was since the last look.
 static DESCRIPTORS_USED: AtomicU64 = AtomicU64::new(0);
+/// Whose turn it is among listeners.
+static TURN: AtomicUsize = AtomicUsize::new(0);
 /// Before this there is no other look.
 static LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// It was said that there is not enough, and not yet that there is enough again.
@@ -313,7 +315,8 @@ impl Acceptor {
     ///
     /// `descriptors_used`: so many were in use when an opening was refused for that, 0 if none was. Where TCP's memory is
     /// given what the kernel holds for sessions without a link is measured.
-    fn look_at_sessions(&self, descriptors_used: u64, tcp: Option<(TcpMemory, &OtherEnds)>) {
+    /// Of several listeners one gives sessions up at a time, `has_turn`: each would for all.
+    fn look_at_sessions(&self, descriptors_used: u64, tcp: Option<(TcpMemory, &OtherEnds)>, has_turn: bool) {
         let [mut blocks, mut counts, mut in_kernel]: [BTreeMap<Block, u64>; 3] = Default::default();
         let mut holders = Vec::new();
         let mut kernel_holders = Vec::new();
@@ -361,7 +364,7 @@ impl Acceptor {
             }
         }
         // What is refused meanwhile is refused again if that does not help.
-        let may_shed = !self.is_shedding();
+        let may_shed = has_turn && !self.is_shedding();
         if may_shed {
             let wanted = self.shares.memory_wanted.swap(false, Ordering::Relaxed);
             self.shed(&budget.shed(used_bytes, wanted, &blocks, &holders), &holders, "memory (--memory)");
@@ -452,9 +455,11 @@ pub(super) fn look() {
     let others = tcp.map(|tcp| (tcp, OtherEnds::open()));
     let acceptors: Vec<Arc<Acceptor>> = ACCEPTORS.lock().iter().filter_map(Weak::upgrade).collect();
     let descriptors_used = DESCRIPTORS_USED.swap(0, Ordering::Relaxed);
-    for acceptor in acceptors {
+    let is_shedding = acceptors.iter().any(|acceptor| acceptor.is_shedding());
+    let turn = TURN.fetch_add(1, Ordering::Relaxed) % acceptors.len().max(1);
+    for (number, acceptor) in acceptors.iter().enumerate() {
         let tcp = others.as_ref().map(|(tcp, others)| (*tcp, others));
-        acceptor.look_at_sessions(descriptors_used, tcp);
+        acceptor.look_at_sessions(descriptors_used, tcp, number == turn && !is_shedding);
     }
     LOOK_MS.fetch_max(now_ms + LOOK_PAUSES * millis(started.elapsed()), Ordering::Relaxed);
 }
