@@ -91,13 +91,16 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let pem = secret(path, "private key")?;
     // The TLS library keeps the key, and what it makes of it, in ordinary memory: no core dump of this process, then, and
     // no debugger but root's.
-    keep_memory_private("the private key");
+    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("the private key can get into a core dump: {error}");
+    }
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| pem_error("private key", path, error))
 }
 
-/// No core dump of this process, and no debugger but root's, from here on: `what` is in ordinary memory.
-pub fn keep_memory_private(what: &str) {
-    if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+/// No memory of this process gets into a core dump from here on (core(5)): `what` is in it. For helpers of a process: others of its
+/// user may still look at them in /proc, where supervisors find out what they are.
+pub fn keep_memory_out_of_dumps(what: &str) {
+    if let Err(error) = std::fs::write("/proc/self/coredump_filter", "0") {
         tracing::warn!("{what} can get into a core dump: {error}");
     }
 }

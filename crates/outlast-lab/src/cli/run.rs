@@ -19,7 +19,7 @@ use crate::{Error, Host, Lab, Schedule, Service, Target, sys};
 /// How long a program may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the lab looks whether a signal has arrived while it waits for a service.
-const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+const SIGNAL_CHECK: Duration = Duration::from_secs(1);
 /// Steps drawn at a time with `--random`.
 const RANDOM_STEPS: usize = 1000;
 

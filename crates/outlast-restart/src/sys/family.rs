@@ -51,13 +51,6 @@ pub(crate) fn image(pid: Pid) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_CODE)?.parse().ok()
 }
 
-/// When a process began, in ticks of the kernel's clock since the machine did: to be compared only.
-pub(crate) fn start_ticks(pid: Pid) -> Option<u64> {
-    /// Of the fields behind the name, which begin with the state.
-    const START_TIME: usize = 22 - 3;
-    process::field(&reserve::read(format!("/proc/{pid}/stat")).ok()?, START_TIME)
-}
-
 /// Has this process told by a signal when its parent ends. Changes of its user or group end that.
 pub(crate) fn tell_end_of_parent(signal: i32) -> io::Result<()> {
     // SAFETY: takes integers, and changes an attribute of this process.

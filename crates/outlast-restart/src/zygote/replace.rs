@@ -36,6 +36,7 @@ impl Zygote {
             Ok((std::os::fd::OwnedFd::from(reader), writer, list, passed))
         });
         if let Ok((reader, writer, list, passed)) = prepared {
+            let earlier = family::below_this();
             let side = process::split(self.origin.list.thread_word());
             let Ok(Side::Child) = side else {
                 if let Ok(Side::Parent(copy)) = side {
@@ -74,7 +75,7 @@ impl Zygote {
                 served => why = served.err().unwrap_or(why),
             }
             if process::parent() == zygote {
-                kill_all_but_this(zygote);
+                kill_all_but_this(zygote, &earlier);
             }
             board.set_main_pid(process::pid().cast_unsigned());
         }
@@ -107,13 +108,10 @@ impl Zygote {
 }
 
 /// Ends a program that does not serve, and what it has started: each of those has the sockets, too. What the program before it
-/// had started, which was there before this copy of it was, goes on.
-fn kill_all_but_this(root: Pid) {
+/// had started, `earlier`, goes on.
+fn kill_all_but_this(root: Pid, earlier: &[Pid]) {
     let mut others = family::and_below(root);
-    let own_start = family::start_ticks(process::pid());
-    let is_older =
-        |pid: Pid| own_start.is_some_and(|own| family::start_ticks(pid).is_some_and(|start| start < own));
-    others.retain(|pid| *pid == root || *pid != process::pid() && !is_older(*pid));
+    others.retain(|pid| *pid != process::pid() && !earlier.contains(pid));
     for pid in &others {
         let _ = process::kill(*pid, libc::SIGKILL);
     }

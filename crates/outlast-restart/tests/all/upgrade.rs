@@ -196,7 +196,8 @@ fn what_the_old_program_has_started_outlives_a_binary_that_never_serves() {
     let (memory, board) = Board::create(&Policy::default()).unwrap();
     let server = Server::start_below(&memory, "tally", &["127.0.0.1:0", "exec sleep 1000"]);
     let runs = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let helpers = || children(board.main_pid()).into_iter().map(|child| child.pid);
+    eventually("it serves", || board.generation() != 0);
+    let helpers = || children(server.id()).into_iter().map(|child| child.pid);
     let helper = || helpers().find(|pid| runs(*pid).starts_with("sleep"));
     eventually("the helper runs", || helper().is_some());
     let helper = helper().unwrap();

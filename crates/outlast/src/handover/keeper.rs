@@ -59,7 +59,7 @@ pub fn run(args: &KeepArgs) -> Result<Code> {
     // Whoever has started it may end with its terminal.
     rustix::process::setsid().ok();
     // A session that can be resumed has its keys with it.
-    crate::keys::keep_memory_private("the keys of sessions");
+    crate::keys::keep_memory_out_of_dumps("the keys of sessions");
     std::env::set_current_dir("/").ok();
     let giver = take_stdin()?;
     wait_for_predecessor(args.address);

@@ -29,7 +29,7 @@ pub fn run(args: &WatchArgs) -> Result<Code> {
     sys::close_all_but_standard();
     // What ends all processes of the relay's name (killall) leaves this one.
     rustix::thread::set_name(c"outlast-watch").ok();
-    crate::keys::keep_memory_private("the right to give sessions up");
+    crate::keys::keep_memory_out_of_dumps("the right to give sessions up");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the runtime")?.block_on(watch(args))
 }

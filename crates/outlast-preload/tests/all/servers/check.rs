@@ -185,7 +185,8 @@ fn crash(row: &Row, victim: Victim) -> (Victim, u32, usize) {
     // One kill is one crash, and whoever comes from now on is answered: none waits for a process that is gone.
     if victim != Victim::Worker {
         let starts = server.log().iter().filter(|line| line.contains("it is started again")).count();
-        assert_eq!(starts, 1, "{victim:?} was killed once: {:#?}", server.log());
+        // A second one may be needed, where it cannot listen yet.
+        assert!((1..=2).contains(&starts), "{victim:?} was killed once: {:#?}", server.log());
     }
     for _ in 0..5 {
         let mut client = Client::connect(row.talk, server.port, PATIENCE).unwrap();
