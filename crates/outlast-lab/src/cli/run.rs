@@ -148,10 +148,10 @@ fn start_services(args: &LabArgs, topology: &Topology, signals: &File) -> anyhow
         (Some(command), Some(host)) => Some(start_service(host, command)?),
         _ => None,
     };
-    if let Some(host) = topology.relay.as_ref().filter(|_| relay.is_some()) {
-        if let Wait::Signal(signal) = wait_for_service(host, args.server_wait, signals)? {
-            return Ok(Started::Told(signal));
-        }
+    if let Some(host) = topology.relay.as_ref().filter(|_| relay.is_some())
+        && let Wait::Signal(signal) = wait_for_service(host, args.server_wait, signals)?
+    {
+        return Ok(Started::Told(signal));
     }
     Ok(Started::Services { relay, server })
 }

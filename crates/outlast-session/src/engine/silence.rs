@@ -37,11 +37,12 @@ impl Listened {
             SilenceAdvice::Wait => {}
             SilenceAdvice::Ask => engine.send_control(Some(Frame::Ping { token: 0 })),
             SilenceAdvice::GiveUp => {
-                // The last byte came before the look that heard of it.
-                let unheard = engine.look_interval() * LOOKS_PER_TIMEOUT;
+                // The last byte came before the look that heard of it; or much earlier, where what has come was not read until then.
+                let interval = engine.look_interval();
+                let unheard = interval * LOOKS_PER_TIMEOUT;
                 let by_kernel =
                     sys::tcp_info(&*link).map(|info| Duration::from_millis(info.unheard_ms.into()));
-                link.note_unheard(by_kernel.map_or(unheard, |time| time.max(unheard)));
+                link.note_unheard(by_kernel.map_or(unheard, |time| time.clamp(unheard, unheard + interval)));
                 engine.lost(&link, "nothing was heard for too long");
             }
         }

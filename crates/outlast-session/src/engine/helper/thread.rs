@@ -186,7 +186,6 @@ impl Thread {
         }
         for engine in flush {
             if let Some(engine) = engine.upgrade() {
-                engine.flush_listed.store(false, Ordering::Release);
                 self.look_after(&engine);
             }
         }
@@ -308,12 +307,17 @@ impl Thread {
 
     /// Flushes and acknowledges. If a writer waits for acknowledgements, it is about to be looked after.
     fn look_after(&mut self, engine: &Arc<Engine>) {
+        // Those that stay on a list stay marked: whoever asks for them meanwhile must not list them twice.
+        let (rests, is_stalled) = (engine.rests_from_looks(), engine.writer_is_stalled());
+        if !rests && !is_stalled {
+            engine.flush_listed.store(false, Ordering::Release);
+        }
         if engine.owes_ack() {
             engine.send_ack();
         }
-        if engine.rests_from_looks() {
-            self.helper.flush_soon(engine);
-        } else if engine.writer_is_stalled() {
+        if rests {
+            self.helper.ask(false, |requests| requests.flush.push(engine.weak()));
+        } else if is_stalled {
             self.stalled.add(engine);
         } else {
             stalled::look_at(self.helper, engine);

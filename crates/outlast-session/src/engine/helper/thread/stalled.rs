@@ -11,17 +11,22 @@ use std::time::{Duration, Instant};
 /// have something to say.
 const LOOKS_TIME_MAX: Duration = Duration::from_micros(250);
 
-/// Those that are to be looked at, the one that has waited longest first. Each is listed for a flush meanwhile.
+/// Those that are to be looked at, the one that has waited longest first. Each counts as listed for a flush meanwhile
+/// (`flush_listed`), so that nobody lists it once more.
 #[derive(Debug, Default)]
 pub(super) struct Stalled(VecDeque<Weak<Engine>>);
 
 impl Stalled {
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     pub(super) fn add(&mut self, engine: &Arc<Engine>) {
-        engine.flush_listed.store(true, Ordering::Release);
         self.0.push_back(Arc::downgrade(engine));
     }
 

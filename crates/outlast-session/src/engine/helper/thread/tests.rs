@@ -144,3 +144,28 @@ fn a_link_that_is_full_is_asked_for_room_once() {
         thread.ready(token, ready);
     }
 }
+
+/// Somebody asks for a session that is looked at already, whenever that is: it is on one list, once.
+#[test]
+fn a_writer_that_waits_is_listed_once() {
+    let (helper, mut thread) = idle_thread();
+    let engine = Engine::new(new_session_id(), Role::Server, Arc::new(Config::default()));
+    let (link, _peer) = link();
+    engine.ctl().link = Some(Arc::clone(&link));
+    helper.flush_soon(&engine);
+    for _ in 0..300 {
+        engine.writer_waits.store(true, Ordering::Release);
+        let requests = {
+            let mut requests = helper.requests.lock();
+            std::mem::take(&mut requests.flush)
+        };
+        for listed in requests.iter().filter_map(Weak::upgrade) {
+            thread.look_after(&listed);
+            helper.flush_soon(&listed);
+        }
+        thread.stalled.look(helper);
+        helper.flush_soon(&engine);
+        let count = helper.requests.lock().flush.len() + thread.stalled.len();
+        assert_eq!(count, 1);
+    }
+}
