@@ -29,7 +29,7 @@ Exit codes:
   3    the peer refused, reset the session or speaks another protocol
   4    no connection within the patience, or ended before everything was delivered
   5    data is known to be lost
-  6    the session was killed, at either end, has expired, or was ended to free memory or descriptors
+  6    the session was killed, at either end, has expired, or made room for others
   7    the system refused (permission, address, unreadable file, output), or an instance is silent
   8    start timed out, or an upgrade failed or timed out: then the old binary keeps serving
   130  interrupted

@@ -316,6 +316,7 @@ fn behind_a_proxy_a_pause_begins_with_the_last_byte_too() {
     let targets = Targets::from(proxy(listener.local_addr(), Arc::clone(&is_silent)));
     let mut client = blocking::Session::connect_with(&targets, &config).unwrap();
     client.write_all(b"x").unwrap();
+    client.established().unwrap();
     let mut server = listener.accept().unwrap();
     server.read_exact(&mut [0]).unwrap();
     let mut paused = Duration::ZERO;

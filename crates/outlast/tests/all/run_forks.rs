@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const REDIS: &str = "/usr/bin/redis-server";
 const NGINX: &str = "/usr/sbin/nginx";
@@ -112,7 +113,10 @@ fn the_crash_of_a_worker_is_in_the_log_and_in_status() {
     let Some(mut outlast) = nginx(folder.path(), port, "off") else { return };
     client(port);
     let master = master(folder.path());
-    let worker = of(folder.path()).into_iter().find(|pid| *pid != master).unwrap();
+    // A process is known a moment after it has begun.
+    std::thread::sleep(Duration::from_secs(1));
+    let children = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children")).unwrap();
+    let worker: u32 = children.split_whitespace().next().unwrap().parse().unwrap();
     kill(worker, "-SEGV");
     outlast.wait_for(&format!("process {worker} has "));
     until(folder.path(), "in status", |now| {

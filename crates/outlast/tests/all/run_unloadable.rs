@@ -219,7 +219,9 @@ fn a_program_with_file_capabilities_is_named_with_the_reason() {
 #[test]
 fn a_program_without_its_library_beside_it_says_what_is_not_kept() {
     let folder = folder();
-    let copy = folder.path().join("outlast");
+    let alone = folder.path().join("alone");
+    std::fs::create_dir(&alone).unwrap();
+    let copy = alone.join("outlast");
     std::fs::copy(env!("CARGO_BIN_EXE_outlast"), &copy).unwrap();
     let mut command = Command::new(&copy);
     command.args(["run", "--restart", "never", "--", "true"]).env("XDG_RUNTIME_DIR", folder.path());
