@@ -75,8 +75,8 @@ pub(crate) struct Link {
     /// Why it was given up.
     cause: OnceLock<String>,
     made_ms: u64,
-    /// For how long it was listened to in vain.
-    unheard_ms: AtomicU64,
+    /// Since when it is listened to in vain; 0 if it is not.
+    unheard_since_ms: AtomicU64,
     /// Who counts how long the peer does not answer.
     user_timeout: Mutex<UserTimeout>,
     /// Since when it is known to wait for the peer's answer to something; 0: it does not.
@@ -115,7 +115,7 @@ impl Link {
             fin_seen: AtomicBool::new(false),
             cause: OnceLock::new(),
             made_ms: sys::coarse_now_ms(),
-            unheard_ms: AtomicU64::new(0),
+            unheard_since_ms: AtomicU64::new(0),
             user_timeout: Mutex::default(),
             waits_since_ms: AtomicU64::new(0),
             marks_urgent: AtomicBool::new(false),
@@ -141,9 +141,10 @@ impl Link {
         Duration::from_millis(sys::coarse_now_ms().saturating_sub(self.made_ms))
     }
 
-    /// Nothing was heard for so long, and asking did not help.
-    pub(crate) fn note_unheard(&self, time: Duration) {
-        self.unheard_ms.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// Nothing was heard for so long by now, and asking did not help. None: that is not so.
+    pub(crate) fn note_unheard(&self, time: Option<Duration>) {
+        let since_ms = |time: Duration| sys::coarse_now_ms().saturating_sub(crate::engine::millis(time));
+        self.unheard_since_ms.store(time.map_or(0, |time| since_ms(time).max(1)), Ordering::Relaxed);
     }
 
     /// For how long nothing has passed that should have, when the link is lost: since the peer was heard last, if
@@ -158,7 +159,10 @@ impl Link {
             let unanswered = Duration::from_millis(info.unanswered_ms.into());
             if stuck { silent.max(unanswered) } else { unanswered }
         });
-        let frames = Duration::from_millis(self.unheard_ms.load(Ordering::Relaxed));
+        let frames = match self.unheard_since_ms.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since_ms => Duration::from_millis(sys::coarse_now_ms().saturating_sub(since_ms)),
+        };
         kernel.unwrap_or_default().max(frames).min(self.age())
     }
 

@@ -33,18 +33,13 @@ impl Listened {
         }
         self.due = now + engine.look_interval();
         let heard = engine.listen(&link, &mut self.heard);
-        match self.silence.look(heard) {
+        let advice = self.silence.look(heard);
+        // Whoever gives the link up, this end or the other: nothing has passed since then.
+        link.note_unheard(self.silence.is_unanswered().then(|| engine.unheard(&link)));
+        match advice {
             SilenceAdvice::Wait => {}
             SilenceAdvice::Ask => engine.send_control(Some(Frame::Ping { token: 0 })),
-            SilenceAdvice::GiveUp => {
-                // The last byte came before the look that heard of it; or much earlier, where what has come was not read until then.
-                let interval = engine.look_interval();
-                let unheard = interval * LOOKS_PER_TIMEOUT;
-                let by_kernel =
-                    sys::tcp_info(&*link).map(|info| Duration::from_millis(info.unheard_ms.into()));
-                link.note_unheard(by_kernel.map_or(unheard, |time| time.clamp(unheard, unheard + interval)));
-                engine.lost(&link, "nothing was heard for too long");
-            }
+            SilenceAdvice::GiveUp => engine.lost(&link, "nothing was heard for too long"),
         }
         !link.is_dead()
     }
@@ -87,6 +82,14 @@ impl Silences {
 impl Engine {
     fn look_interval(&self) -> Duration {
         self.config.detect_timeout / LOOKS_PER_TIMEOUT
+    }
+
+    /// For how long nothing has come on a link that is silent: by the kernel's clock if that says so, but no longer than from before
+    /// the first silent look, as what had come may have been left unread until then.
+    fn unheard(&self, link: &Link) -> Duration {
+        let limit = self.config.detect_timeout + self.look_interval();
+        let by_looks = self.config.detect_timeout / LOOKS_PER_TIMEOUT * (LOOKS_PER_TIMEOUT - 1);
+        sys::tcp_info(link).map_or(by_looks, |info| Duration::from_millis(info.unheard_ms.into()).min(limit))
     }
 
     /// Whether anything has come since the last look. With input that nobody reads this end cannot tell.

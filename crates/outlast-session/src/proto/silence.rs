@@ -39,6 +39,13 @@ impl Silence {
     }
 }
 
+impl Silence {
+    /// Whether the peer was asked, and there was a look since at which it had not answered.
+    pub fn is_unanswered(&self) -> bool {
+        self.looks > ASK_AFTER
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::SilenceAdvice::{Ask, GiveUp, Wait};
