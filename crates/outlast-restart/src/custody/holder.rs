@@ -384,6 +384,7 @@ impl Holder {
             return;
         }
         self.connections.sweep();
+        self.connections.forget_gone(|pid| self.parts.contains_key(&pid));
         if self.serves_since.is_some() && self.ending == Ending::No && !self.is_main_down() {
             let closed = self.connections.close_strays(&self.listeners, now);
             if closed > 0 {

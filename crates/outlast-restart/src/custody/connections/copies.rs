@@ -4,8 +4,10 @@ use super::{Connection, Connections, SILENT, State};
 use crate::custody::address::Address;
 use crate::custody::table::{FREE, NEW, Phase, TAKEN};
 use crate::sys::custody as sys;
-use crate::sys::process::Pid;
+use crate::sys::process::{self, Pid};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 impl Connections {
@@ -17,7 +19,6 @@ impl Connections {
 
     /// The processes that have those of which there is no copy yet, as they say, and whether anything was said there.
     pub(in crate::custody) fn owners(&mut self) -> Vec<(Pid, bool)> {
-        use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let owner = |number: &u32| {
             let slot = self.table.slot(*number)?;
@@ -27,6 +28,27 @@ impl Connections {
         owners.sort_unstable();
         owners.dedup();
         owners
+    }
+
+    /// Frees the places of those whose processes are gone and were never known here: a process that serves one client may have ended
+    /// before anybody looked, and nothing tells of that. Asks for each such process: not often.
+    pub(in crate::custody) fn forget_gone(&mut self, is_known: impl Fn(Pid) -> bool) {
+        self.table.take_new(&mut self.head, &mut self.new);
+        let mut gone = BTreeMap::new();
+        let mut has_gone = |number: u32| {
+            let Some(slot) = self.table.slot(number).filter(|slot| slot.state.load(SeqCst) == NEW) else {
+                return true;
+            };
+            let owner = slot.owner.load(SeqCst).cast_signed();
+            let has_ended = || owner > 0 && !is_known(owner) && process::has_ended(owner);
+            let has_gone = *gone.entry(owner).or_insert_with(has_ended);
+            if has_gone {
+                slot.free();
+            }
+            has_gone
+        };
+        self.new.retain(|number| !has_gone(*number));
+        self.uncopied.retain(|number| !has_gone(*number));
     }
 
     /// Copies those that have become idle. `known` gives the process of this number, if it is one of the program's.
@@ -40,7 +62,6 @@ impl Connections {
         only: Option<Pid>,
         mut known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>,
     ) -> bool {
-        use std::sync::atomic::Ordering::SeqCst;
         self.table.take_new(&mut self.head, &mut self.new);
         let before = self.new.len();
         if self.silent_at.elapsed() >= SILENT {

@@ -191,6 +191,35 @@ fn places_without_a_copy_are_free_when_their_process_ends_or_at_once_if_it_was_c
     assert_eq!(scene.connections.ended(us, true, &epoll, |_| Vec::new()), (0, 0));
 }
 
+/// A server with a process for each client, which ends before anybody has looked.
+#[test]
+fn places_of_processes_that_nobody_knew_are_free_when_these_are_gone() {
+    let mut scene = scene(1);
+    let table = scene.connections.table;
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let phases = [Phase::Busy, Phase::Idle, Phase::Unclear];
+    let claim = |owner: u32, from: u64| {
+        (from..)
+            .zip(phases)
+            .map(|(cookie, phase)| table.claim(cookie, owner, 3, phase).unwrap())
+            .collect::<Vec<_>>()
+    };
+    let (gone, ours) = (claim(child.id(), 100), claim(process::pid().cast_unsigned(), 200));
+    let are_free =
+        |numbers: &[u32]| numbers.iter().all(|number| table.slot(*number).unwrap().cookie.load(SeqCst) == 0);
+    for _ in 0..3 {
+        scene.connections.take(|_| None);
+    }
+    scene.connections.forget_gone(|_| true);
+    assert!(!are_free(&gone), "the end of one that is known is told");
+    scene.connections.forget_gone(|_| false);
+    assert!(are_free(&gone) && !are_free(&ours));
+    ours.iter().for_each(|number| table.slot(*number).unwrap().free());
+    scene.connections.forget_gone(|_| false);
+    assert!(!scene.connections.has_new(), "the holder would look again and again");
+}
+
 #[test]
 fn one_that_was_not_received_is_given_again() {
     let mut scene = scene(1);
