@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// After SIGTERM, time for sessions to end by themselves if no other process can take them over. Default 30 s: what
@@ -176,7 +176,7 @@ async fn unless_stopped<T: Send + 'static>(
     signals: &mut Signals,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Result<T, Code>> {
-    let (done, result) = tokio::sync::oneshot::channel();
+    let (done, result) = oneshot::channel();
     let thread = std::thread::Builder::new().name("start".into());
     // Not a task of the runtime, which would wait for its end.
     thread.spawn(move || done.send(work()).ok()).context("cannot start a thread")?;
@@ -411,12 +411,20 @@ async fn detach(
         Ok(keepers) => keepers,
         Err(error) => return failed(error),
     };
-    registry.detach_all();
     let passed = Arc::new(AtomicUsize::new(0));
-    let filling = tokio::task::spawn_blocking({
-        let passed = Arc::clone(&passed);
-        move || fill(keepers, inbox, &passed)
+    // Not a thread of the runtime, which panics where there is none to be had. Before anything is detached for it.
+    let (filled, filling) = oneshot::channel();
+    let filler = std::thread::Builder::new().name("outlast-fill".into()).spawn({
+        let (passed, runtime) = (Arc::clone(&passed), tokio::runtime::Handle::current());
+        move || {
+            let _context = runtime.enter();
+            filled.send(fill(keepers, inbox, &passed)).ok();
+        }
     });
+    if let Err(error) = filler {
+        return failed(anyhow::Error::from(error).context("cannot start a thread"));
+    }
+    registry.detach_all();
     // Each has a limit of its own for its last steps; this is for the unforeseen. It begins again as long as keepers take some.
     let mut passed_before = 0;
     while tokio::time::timeout(4 * SETTLE_TIMEOUT, registry.all_left()).await.is_err() {

@@ -292,6 +292,13 @@ impl Engine {
 
     /// The application lets go of the session. What it wrote is still delivered, in the background if need be.
     pub(crate) fn release(self: &Arc<Self>) {
+        if std::thread::panicking() {
+            // Nobody has said that this is all.
+            self.fail(Error::Killed {
+                id: self.id,
+                reason: "the program that had it has panicked".to_owned(),
+            });
+        }
         self.ctl.lock().released = true;
         // An error was reported when it happened.
         let _ = self.shutdown(Shutdown::Both);

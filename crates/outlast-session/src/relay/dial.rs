@@ -151,7 +151,7 @@ async fn resolve(destination: &Destination, client: Option<IpAddr>) -> Result<Ve
     let port = destination.port();
     let found = match client {
         Some(client) => within(look_up(client, name, port)).await,
-        None => within(tokio::net::lookup_host((name, port))).await.map(Iterator::collect),
+        None => within(crate::tokio::lookup::look_up((name.to_owned(), port))).await,
     };
     match found {
         Ok(addresses) if !addresses.is_empty() => Ok(addresses),

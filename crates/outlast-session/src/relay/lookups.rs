@@ -1,7 +1,8 @@
 //! Looking names up for clients: a few at a time for each network, so that names whose servers do not answer keep nobody
-//! else's client waiting. A lookup takes a thread of the runtime until the resolver gives up, whoever waits for it.
+//! else's client waiting. A lookup takes a thread until the resolver gives up, whoever waits for it.
 
 use crate::proto::Block;
+use crate::tokio::lookup::in_a_thread;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +13,7 @@ use tokio::sync::Semaphore;
 /// So many at a time for the clients of one network.
 const BLOCK_LOOKUPS_MAX: usize = 16;
 
-/// And for all: tokio has 512 threads for what blocks, and other things block as well.
+/// And for all.
 const LOOKUPS_MAX: usize = 384;
 
 /// Of one process.
@@ -55,11 +56,11 @@ async fn hold_places<T: Send + 'static>(
     let closed = |_| io::Error::from(io::ErrorKind::Other);
     let own = lookups.places(client).acquire_owned().await.map_err(closed)?;
     let one = lookups.all.acquire().await.map_err(closed)?;
-    let found = tokio::task::spawn_blocking(move || {
+    in_a_thread(move || {
         let _places = (own, one);
         find()
-    });
-    found.await.map_err(io::Error::other)?
+    })
+    .await
 }
 
 #[cfg(test)]

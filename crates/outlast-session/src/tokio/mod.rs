@@ -7,6 +7,7 @@
 mod halves;
 mod last_word;
 mod listener;
+pub(crate) mod lookup;
 mod reconnect;
 mod session;
 mod turns;

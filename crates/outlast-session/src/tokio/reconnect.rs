@@ -113,7 +113,7 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
 async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {
     match Scoped::parse(target) {
         Some(scoped) => Ok(vec![scoped.resolve()?]),
-        None => Ok(::tokio::net::lookup_host(target).await?.collect()),
+        None => super::lookup::look_up(target.to_owned()).await,
     }
 }
 
