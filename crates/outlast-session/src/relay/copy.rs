@@ -117,6 +117,10 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
         End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
+            if !pump.up_ended() {
+                // A socket tells its error once: the next process would find an end in order.
+                pump.break_down(error.kind().into());
+            }
             let Some(rest) = Box::pin(deliver_the_rest(&pump, &mut session, control)).await else {
                 return detach(pump, session, local);
             };
@@ -142,6 +146,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 outcome = Box::pin(hand_over(&mut pump, &mut session, &local)) => Ok(outcome),
                 wish = control.at_once() => Err(wish),
             };
+            pump.leave_turns();
             match (wish.unwrap_or_else(|wish| at_once(&session, wish)), pump.broken()) {
                 // The session has said all that it had to say, and the local side did not take it. As above.
                 (Outcome::Completed, Some(error)) => {

@@ -111,9 +111,11 @@ async fn attempt(engine: &Arc<Engine>, targets: &Targets, kind: Attempt) -> Verd
 }
 
 async fn resolve(target: &str) -> io::Result<Vec<SocketAddr>> {
-    match Scoped::parse(target) {
-        Some(scoped) => Ok(vec![scoped.resolve()?]),
-        None => super::lookup::look_up(target.to_owned()).await,
+    match (Scoped::parse(target), target.parse()) {
+        (Some(scoped), _) => Ok(vec![scoped.resolve()?]),
+        // What is no name takes no thread, and waits for none.
+        (None, Ok(address)) => Ok(vec![address]),
+        (None, Err(_)) => super::lookup::look_up(target.to_owned()).await,
     }
 }
 
