@@ -1,5 +1,6 @@
 //! Connections that the program accepts, or that others of its processes pass to it.
 
+use crate::bound;
 use crate::holder;
 use crate::marks;
 use crate::shut;
@@ -43,6 +44,9 @@ pub fn on_accept(
     }
     let _errno = sys::Errno::keep();
     let Some(table) = holder::attach() else { return };
+    if !table.does_listen() && !marks::is_silent() {
+        bound::on_inherited(listener);
+    }
     marks::accepts_at(listener, table);
     on_connection(table, descriptor, address, length, room);
     // Of UNIX sockets the kernel does not tell whether anything was said.

@@ -6,13 +6,20 @@ use crate::shut;
 use crate::sys;
 use crate::watches;
 use outlast_restart::custody::address::Address;
-use outlast_restart::custody::message::{AddressBytes, IN_USE, IPV6_ONLY, Message, Verb};
+use outlast_restart::custody::message::{AddressBytes, IN_USE, INHERITED, IPV6_ONLY, Message, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A process that has no table asks at so many of its first connects: who looks whether anybody listens does so before it begins.
 const FIRST_CONNECTS: u32 = 16;
+
+/// Of the sockets that a service manager gives to a program (SD_LISTEN_FDS_START).
+const ACTIVATED_FIRST: RawFd = 3;
+/// More are not looked at.
+const ACTIVATED_MAX: i32 = 1024;
+/// How often it is said that the program listens, if that cannot be sent: the holder may have given up a connection.
+const LISTEN_TRIES: u32 = 3;
 
 /// What has come of it that an address was in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +116,34 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
     }
 }
 
+/// The program begins. What a service manager has given it (sd_listen_fds(3)) listens already, and many programs do not have it
+/// listen once more.
+pub fn begin() {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<i32>().ok();
+    if !holder::is_known() || number("LISTEN_PID") != Some(sys::pid()) {
+        return;
+    }
+    let count = number("LISTEN_FDS").unwrap_or(0).clamp(0, ACTIVATED_MAX);
+    for descriptor in (ACTIVATED_FIRST..).take(usize::try_from(count).unwrap_or(0)) {
+        if sys::does_listen(descriptor) {
+            tell_listens(descriptor, INHERITED);
+        }
+    }
+}
+
+/// The program accepts a client, and the holder has not heard yet that it listens anywhere: it was started with that socket, in a
+/// way of its own, or that could not be said.
+pub fn on_inherited(descriptor: RawFd) {
+    let is_its = marks::is_listening(descriptor);
+    tell_listens(descriptor, if is_its { 0 } else { INHERITED });
+}
+
 /// The program listens.
 pub fn on_listen(descriptor: RawFd) {
+    tell_listens(descriptor, 0);
+}
+
+fn tell_listens(descriptor: RawFd, flags: u32) {
     let _errno = sys::Errno::keep();
     if marks::is_silent() {
         marks::listens_untold();
@@ -135,11 +168,13 @@ pub fn on_listen(descriptor: RawFd) {
         Address::Unix { .. } => marks::listens_unix(descriptor),
     }
     // Not waited for: what is under way is read, also if this process crashes right now, or if the holder is late.
-    let message = Message { descriptor, address, ..Message::new(Verb::Listen) };
-    match folder(name) {
-        Some(folder) => holder::say(&message, &[descriptor, folder.as_raw_fd()], true),
-        None => holder::say(&message, &[descriptor], true),
-    };
+    let message = Message { descriptor, address, slot: flags, ..Message::new(Verb::Listen) };
+    let folder = folder(name);
+    let descriptors = [Some(descriptor), folder.as_ref().map(AsRawFd::as_raw_fd)];
+    let count = descriptors.iter().flatten().count();
+    let descriptors = descriptors.map(Option::unwrap_or_default);
+    // Where it cannot be said at all, the first client is the next chance.
+    (0..LISTEN_TRIES).any(|_| holder::say(&message, descriptors.get(..count).unwrap_or_default(), true));
 }
 
 /// The program shuts a socket down. Whether it believes so: a listening one is the holder's as well, and would refuse clients

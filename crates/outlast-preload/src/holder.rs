@@ -6,7 +6,7 @@ use outlast_restart::custody::message::{BYTES, Message, VERSION, Verb};
 use outlast_restart::custody::table::Table;
 use outlast_restart::custody::{ENVIRONMENT, MARK_ENVIRONMENT};
 use std::ffi::CString;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
@@ -97,7 +97,7 @@ fn address() -> Option<&'static [u8]> {
 }
 
 /// Looks where the holder is. Nothing else is done until the program binds, or accepts.
-pub extern "C" fn look_for() {
+pub fn look_for() {
     address();
     MARK.get_or_init(|| CString::new(std::env::var_os(MARK_ENVIRONMENT)?.as_bytes()).ok());
 }
@@ -128,10 +128,12 @@ pub fn attach() -> Option<&'static Table> {
             marks::attached();
             TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::SeqCst);
         }
+        // Who was only late, or could not be asked for now, is asked again.
         None => {
-            // Who is only late is asked again.
-            GIVEN_UP.store(!is_late(), Ordering::Relaxed);
-            show_whose();
+            if !is_late() {
+                GIVEN_UP.store(true, Ordering::Relaxed);
+                show_whose();
+            }
         }
     }
     table
@@ -162,10 +164,28 @@ fn note_answer(in_time: bool) {
     ASKS_AT_MS.store(sys::now_ms() + pause, Ordering::Relaxed);
 }
 
+/// Whether this process, or the system, lacks something at the moment, or was interrupted. What else fails does so for good.
+fn is_passing(error: &io::Error) -> bool {
+    const PASSING: [i32; 7] = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::ENOBUFS,
+        libc::EINTR,
+        libc::EAGAIN,
+        libc::ETOOMANYREFS,
+    ];
+    error.raw_os_error().is_some_and(|code| PASSING.contains(&code))
+}
+
 /// Says that this process is there. Gives the table's memory.
 fn introduce() -> Option<OwnedFd> {
     let hello = Message { slot: VERSION, ..Message::new(Verb::Attach) };
     let (answer, memory) = ask(&hello, None)?;
+    if answer.verb == Verb::Yes && memory.is_none() {
+        // There was no room for it.
+        note_answer(false);
+    }
     let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
     if let Some((pid, user)) = sys::peer(SOCKET.load(Ordering::Relaxed)) {
         HOLDER_USER.store(user, Ordering::Relaxed);
@@ -221,7 +241,7 @@ fn socket() -> Option<RawFd> {
     let socket = match sys::connect(address()?, patience_ms) {
         Ok(socket) => socket,
         Err(error) => {
-            note_answer(error.kind() != ErrorKind::WouldBlock);
+            note_answer(!is_passing(&error));
             return None;
         }
     };
@@ -283,7 +303,8 @@ pub fn ask(message: &Message, with: Option<BorrowedFd<'_>>) -> Option<(Message, 
     let with = with.map(|with| with.as_raw_fd());
     let asked = sys::send(socket, &message.encode(), with.as_slice(), true);
     let answered = asked.and_then(|()| sys::receive(socket, &mut bytes, PATIENCE_MS));
-    note_answer(answered.as_ref().err().is_none_or(|error| error.kind() != ErrorKind::WouldBlock));
+    // Who has ended it without a word had no room for it, or is gone: then the next question finds nobody.
+    note_answer(answered.as_ref().is_ok_and(|(length, _)| *length > 0));
     match answered {
         Ok((length, descriptor)) => match bytes.get(..length).and_then(Message::decode) {
             Some(answer) => Some((answer, descriptor)),

@@ -119,7 +119,7 @@ fn is_silent_child() -> bool {
 
 /// The linker calls it before the program begins, in which a child made by `vfork` may be the first to do anything: its memory
 /// is its parent's, and it is told from that by its number.
-pub extern "C" fn begin() {
+pub fn begin() {
     OWN.wipe_in_children();
     PID.store(sys::pid(), Ordering::Relaxed);
     sys::children::on_fork(has_forked, forked);

@@ -10,17 +10,15 @@ mod sockets;
 /// The dynamic linker calls it before the program begins, which may change its environment.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = crate::holder::look_for;
+static START: extern "C" fn() = start;
 
-/// As `START`.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn() = crate::marks::begin;
-
-/// As `START`.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static FIND_OWN: extern "C" fn() = crate::sys::execute::find_own;
+extern "C" fn start() {
+    crate::holder::look_for();
+    crate::marks::begin();
+    crate::sys::execute::find_own();
+    // It tells of what has begun.
+    crate::bound::begin();
+}
 
 /// Defines functions of the C library by their C names. In `body`, `next` is the C library's own function, which is looked
 /// for before the program begins: in a signal handler, or in a child of a process with threads, the linker may be locked.

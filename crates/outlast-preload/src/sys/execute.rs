@@ -17,7 +17,7 @@ pub type Texts = *const *const c_char;
 static OWN: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Asks the loader. Before the program begins: the loader locks.
-pub extern "C" fn find_own() {
+pub fn find_own() {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: an address in this library, and room for what is told. The name stays as long as the library is loaded.
     unsafe {

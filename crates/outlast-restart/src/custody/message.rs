@@ -2,7 +2,7 @@
 //! descriptor. Whoever writes them is not trusted: all that a packet can do is to ask.
 
 /// Of what follows, and of the [table](super::table::Table): others are not understood.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// The longest address that a socket can have (`struct sockaddr_storage`).
 pub const ADDRESS_BYTES: usize = 128;
 /// A packet's length.
@@ -12,6 +12,8 @@ pub const BYTES: usize = 24 + ADDRESS_BYTES;
 pub const IPV6_ONLY: u32 = 1;
 /// The same: it could not bind, as the address is in use.
 pub const IN_USE: u32 = 2;
+/// With [`Verb::Listen`]: the program has not made the socket listen, but was started with it (sd_listen_fds(3)).
+pub const INHERITED: u32 = 1;
 
 /// What it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,8 @@ pub enum Verb {
     /// nobody has that any more, and clients reach it there. `slot` has [`IPV6_ONLY`] and [`IN_USE`]; with the latter the answer
     /// may be yes without a socket: what was in the way is closed, and the program is to bind once more.
     Bind = 2,
-    /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. Not answered.
+    /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. `slot` may be
+    /// [`INHERITED`]. Not answered.
     Listen = 3,
     /// Program: is it the holder alone who listens where this address leads to? With the folder, too. Answered.
     Probe = 4,

@@ -23,6 +23,8 @@ pub(super) struct Settling {
     /// The previous start served, and this one may have all of its sockets.
     is_again: bool,
     listened_at: Option<Instant>,
+    /// It was started with what it listens with: it may be far from serving there.
+    inherits: bool,
     /// It could not bind to an address that was in use.
     failed_at: Option<Instant>,
     /// It says that it serves.
@@ -47,6 +49,12 @@ impl Settling {
     /// It listens, here too.
     pub(super) fn listens(&mut self, now: Instant) {
         self.listened_at = Some(now);
+    }
+
+    /// It was started with a socket that listens.
+    pub(super) fn inherits(&mut self, now: Instant) {
+        self.inherits = true;
+        self.listens(now);
     }
 
     /// An address is in use.
@@ -100,6 +108,7 @@ impl Settling {
             return Some(listened_at);
         }
         let settled = match awaits {
+            None if self.inherits => listened_at + TRIES,
             None if self.is_again => listened_at,
             None => listened_at + MOMENT,
             Some(delay) => listened_at + (2 * delay).clamp(TRIES, AWAITED_MAX),
@@ -117,7 +126,7 @@ impl Settling {
         match (self.said_at, self.waited_since) {
             (Some(at), _) => Some((at.max(listened_at), Sign::Serves)),
             (None, Some(_)) => self.accepted_at.map(|at| (at, Sign::Serves)),
-            (None, None) => has_all.then_some((listened_at, Sign::Listens)),
+            (None, None) => (has_all && !self.inherits).then_some((listened_at, Sign::Listens)),
         }
     }
 }
@@ -172,6 +181,24 @@ mod tests {
         assert_eq!(program.serves_at(Some(Duration::ZERO)), Some(now));
         // Since when it serves all who come elsewhere is not known.
         assert_eq!(program.serves(false), None);
+    }
+
+    #[test]
+    fn what_is_started_with_its_sockets_has_not_begun_with_them() {
+        let (mut first, now) = (Settling::default(), Instant::now());
+        first.inherits(now);
+        assert_eq!(first.serves_at(None), Some(now + TRIES));
+        first.serves(true);
+        let mut second = first.next(true);
+        second.inherits(now);
+        assert_eq!(second.serves_at(None), Some(now + TRIES));
+        second.sees_queued(1, now + 20 * MS);
+        second.serves_client(now + 40 * MS);
+        assert_eq!(second.serves_at(None), Some(now));
+        assert_eq!(second.serves(true), Some((now + 40 * MS, Sign::Serves)));
+        let mut third = second.next(true);
+        third.inherits(now);
+        assert_eq!(third.serves(true), None, "since when is not known");
     }
 
     /// As Tomcat does, which listens first, and then loads what it serves.

@@ -294,6 +294,8 @@ pub struct Table {
     untaken: AtomicU32,
     /// Not 0: connections were closed of which the holder was not told.
     unheard_closes: AtomicU32,
+    /// Not 0: the holder was told of a socket with which the program listens, since it was started last.
+    listens: AtomicU32,
     tail: AtomicU32,
     /// Slots that were announced, each with 1 added.
     ring: [AtomicU32; SLOTS],
@@ -419,6 +421,17 @@ impl Table {
     /// Whether there was such a one since the last time.
     pub(in crate::custody) fn take_unheard_closes(&self) -> bool {
         self.unheard_closes.load(Ordering::Relaxed) != 0 && self.unheard_closes.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Whether the holder was told of a socket with which the program listens, since it was started last.
+    #[must_use]
+    pub fn does_listen(&self) -> bool {
+        self.listens.load(Ordering::Relaxed) != 0
+    }
+
+    /// The holder was, or was not.
+    pub(in crate::custody) fn note_listens(&self, listens: bool) {
+        self.listens.store(u32::from(listens), Ordering::SeqCst);
     }
 
     /// Notes that. A program notes it when it closes one; the holder looks then.

@@ -82,3 +82,104 @@ fn sockets_of_a_service_manager_are_each_programs_own() {
         assert!([Some(143), Some(0)].contains(&code), "{code:?}: {}", outlast.said());
     }
 }
+
+/// HTTP/1.1 at socket 3, whoever has passed it on. Never calls `listen`.
+const HTTP_SERVER: &str = "
+import os, socket, threading
+from http.server import BaseHTTPRequestHandler
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = b'%d' % os.getpid()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+one = socket.socket(fileno=3)
+def serve():
+    while True:
+        client, address = one.accept()
+        threading.Thread(target=Handler, args=(client, address, None), daemon=True).start()
+serve()
+";
+
+/// Sends a request, and gives the body of its answer.
+fn get(client: &mut TcpStream) -> std::io::Result<String> {
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")?;
+    let mut answer = Vec::new();
+    let mut room = [0; 1024];
+    loop {
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        let body = text.split_once("\r\n\r\n").map(|(head, body)| {
+            let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+            (length.parse::<usize>().unwrap(), body)
+        });
+        if let Some((length, body)) = body
+            && body.len() >= length
+        {
+            return Ok(body.to_owned());
+        }
+        match client.read(&mut room)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => answer.extend(&room[..count]),
+        }
+    }
+}
+
+/// Whether the server hears of its socket as the manager tells it, or in a way of its own.
+fn keeps_idle_connections(is_told: bool) {
+    let folder = folder();
+    let file = folder.path().join("addresses");
+    let mut command = Command::new("python3");
+    let program = env!("CARGO_BIN_EXE_outlast");
+    command.args(["-c", MANAGER, program, "run", "--"]);
+    if !is_told {
+        command.args(["env", "-u", "LISTEN_FDS", "-u", "LISTEN_PID"]);
+    }
+    command.args(["python3", "-c", HTTP_SERVER]);
+    command.env("XDG_RUNTIME_DIR", folder.path()).env("ADDRESSES", &file).env("OUTLAST_LOG", "info");
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut outlast = Outlast::from(command);
+    let address: SocketAddr = eventually("no sockets", || {
+        let said = std::fs::read_to_string(&file).ok()?;
+        said.lines().next().map(|line| line.parse().unwrap())
+    });
+    let connect = || {
+        let client = TcpStream::connect(address).unwrap();
+        client.set_read_timeout(Some(crate::common::PATIENCE)).unwrap();
+        client
+    };
+    let mut idle: Vec<TcpStream> = (0..4).map(|_| connect()).collect();
+    for generation in 2..5 {
+        let pids: Vec<String> = idle.iter_mut().map(|client| get(client).unwrap()).collect();
+        let pid: u32 = pids[0].parse().unwrap();
+        assert!(pids.iter().all(|other| *other == pids[0]), "{pids:?}");
+        // What was answered less than a moment ago is not known to be idle.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(Command::new("kill").args(["-SEGV", &pid.to_string()]).status().unwrap().success());
+        crate::common::restarts::ends(pid);
+        if !is_told {
+            // Nothing says that the next one serves before it has a client.
+            get(&mut connect()).unwrap();
+        }
+        outlast.wait_for(&format!("generation {generation} serves"));
+        for client in &mut idle {
+            let next = get(client).unwrap_or_else(|error| panic!("{error}: {}", outlast.said()));
+            assert_ne!(next, pids[0]);
+        }
+    }
+    outlast.signal("TERM");
+    outlast.ended();
+}
+
+/// A server need not call `listen` for a socket that listens already.
+#[test]
+fn idle_connections_of_activated_servers_are_kept() {
+    keeps_idle_connections(true);
+}
+
+#[test]
+fn idle_connections_of_servers_that_inherit_their_socket_are_kept() {
+    keeps_idle_connections(false);
+}

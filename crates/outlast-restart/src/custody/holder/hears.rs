@@ -7,7 +7,7 @@ use crate::board::{Backend, Sign};
 use crate::custody::Report;
 use crate::custody::address::Address;
 use crate::custody::listeners::{Listeners, Place, User, open_of};
-use crate::custody::message::{BYTES, IN_USE, IPV6_ONLY, Message, VERSION, Verb};
+use crate::custody::message::{BYTES, IN_USE, INHERITED, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, family, local, reserve};
@@ -53,6 +53,7 @@ impl Holder {
                 Command::Starting { answer } => {
                     self.hear_of_end_of_main();
                     (self.main, self.listens, self.serves_since) = (None, false, None);
+                    self.table.note_listens(false);
                     let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;
                     self.settling = self.settling.next(keeps);
                     self.late_since = None;
@@ -237,8 +238,19 @@ impl Holder {
                     let users: Vec<User> = self.user_of(control).into_iter().collect();
                     self.listeners.add(socket, message.address, folder, by, &users, self.table);
                 }
+                let is_inherited = message.slot & INHERITED != 0;
+                if is_inherited && self.left_over.is_older(pid) {
+                    // It has clients still, and the next one has not said anything.
+                    return;
+                }
                 self.listens = true;
-                self.settling.listens(Instant::now());
+                self.table.note_listens(true);
+                let now = Instant::now();
+                if is_inherited {
+                    self.settling.inherits(now)
+                } else {
+                    self.settling.listens(now)
+                }
                 self.note_late();
                 self.note_serving();
             }
