@@ -17,6 +17,8 @@ pub struct Program {
     pub upgrade: Option<UnderWay>,
     /// Its main process; 0 while it is to be started again.
     pub main_pid: u32,
+    /// A process of an earlier one of its name that still serves, whose end it waits for before it is started; 0 for none.
+    pub awaited_pid: u32,
     /// It has said so, or listens.
     pub ready: bool,
     /// It was told to end, and is started again then.

@@ -405,6 +405,10 @@ impl Holder {
             None => self.untold.look(main, &processes, now),
         };
         if let Some((pid, why)) = untold {
+            if main == Some(pid) && !self.parts.values().any(|part| part.has_table) {
+                // It has come in the place of one that told: nobody can be given what that one's processes have left.
+                self.connections.clear();
+            }
             self.report(Report::Untold { pid, why, listens });
         }
     }

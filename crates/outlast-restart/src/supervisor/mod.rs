@@ -5,6 +5,7 @@
 //! [board](crate::board::Board), on which it says what it does for itself. If the process that was started dies and another
 //! one lives on for it, by what the board says, that one is the program from then on.
 
+mod awaiting;
 mod copies;
 mod left;
 mod machine;
@@ -248,6 +249,13 @@ pub enum Event {
     },
     /// It has ended in order as if it went into the background, as it did before, and nobody is there: that is a crash.
     Vanished,
+    /// A server with the library still serves that an earlier supervisor has left. The program is started when that has ended.
+    Awaits {
+        /// One of its processes.
+        pid: u32,
+        /// How many those are.
+        count: usize,
+    },
     /// Another process has ended that had this one for a parent.
     Buried {
         /// Which.
@@ -451,7 +459,8 @@ impl Supervisor {
     /// Deals with processes that an earlier supervisor of the same [key](Settings::key) has left: takes over the listening
     /// sockets of those whose next start asks for them, and ends all, as the earlier one would have done: they are told to,
     /// and killed if they do not within [`Settings::stop_timeout`]; where no sockets can be taken over, and clients are refused
-    /// meanwhile, within 5 s at the most. Only those that use the library look after themselves, and are left alone.
+    /// meanwhile, within 5 s at the most. Only those that use the library look after themselves, and are left alone:
+    /// [`Self::run`] waits for their end.
     ///
     /// If the key is [not exclusive](Settings::is_exclusive), they may be of another program that is called the same. Then
     /// the sockets are taken over when the program binds to their address.
@@ -510,6 +519,9 @@ impl Supervisor {
     /// has to. Unless it ends in order by itself, whatever else it has started is told to end, too, and killed if it does not
     /// within [`Settings::stop_timeout`]. So it is before each start, by [`Settings::stop_signal`], within 5 s at the most.
     ///
+    /// A server with the library that an earlier supervisor of the same [key](Settings::key) has left is waited for first, if the key
+    /// is [exclusive](Settings::is_exclusive), and ended if this process is told to end.
+    ///
     /// The calling thread has to live for as long as the process does: for the kernel it is the program's parent
     /// ([`Settings::orphan_signal`]).
     ///
@@ -521,10 +533,13 @@ impl Supervisor {
     pub fn run(
         self,
         make: impl FnMut(Attempt<'_>) -> Command,
-        tell: impl FnMut(Event),
+        mut tell: impl FnMut(Event),
     ) -> Result<Outcome, Error> {
         let mask = self.mask;
-        let outcome = Shell::new(self, make, tell).run();
+        let outcome = match awaiting::wait(&self.settings, &mut tell) {
+            Some(outcome) => Ok(outcome),
+            None => Shell::new(self, make, tell).run(),
+        };
         // What has come after the program's end, as from one that tells its whole process group to end, must not end us.
         while let Waited::Arrived(_) = signals::wait_for(Some(Duration::ZERO)) {}
         let _ = mask.restore();

@@ -33,6 +33,24 @@ pub(super) fn name_of_board(key: &str) -> std::ffi::CString {
 
 /// All that supervisors of this key have left which are gone, but for what outlives its program on purpose.
 pub(super) fn left_of(key: &str) -> Vec<Known> {
+    let mut found = found(key);
+    found.retain(|supervisor, all| !all.iter().any(|known| uses_library(known.pid, *supervisor, key)));
+    let mut all: Vec<Known> = found.into_values().flatten().collect();
+    all.retain(|known| left::outlives(known.pid) != Some(true));
+    all
+}
+
+/// Of those the processes that use the library: servers, and what makes their next generations.
+pub(super) fn serving_of(key: &str) -> Vec<Known> {
+    let all = found(key).into_iter();
+    let serving = all.flat_map(|(supervisor, all)| {
+        all.into_iter().filter(move |known| uses_library(known.pid, supervisor, key))
+    });
+    serving.collect()
+}
+
+/// By the supervisor.
+fn found(key: &str) -> BTreeMap<Pid, Vec<Known>> {
     let mut found = BTreeMap::<Pid, Vec<Known>>::new();
     for pid in family::all().into_iter().filter(|pid| *pid != process::pid()) {
         let Ok(known) = Known::open(pid) else { continue };
@@ -43,10 +61,7 @@ pub(super) fn left_of(key: &str) -> Vec<Known> {
             found.entry(supervisor).or_default().push(known);
         }
     }
-    found.retain(|supervisor, all| !all.iter().any(|known| uses_library(known.pid, *supervisor, key)));
-    let mut all: Vec<Known> = found.into_values().flatten().collect();
-    all.retain(|known| left::outlives(known.pid) != Some(true));
-    all
+    found
 }
 
 fn by_environment(pid: Pid, key: &str) -> Option<Pid> {

@@ -101,7 +101,9 @@ impl Memory {
 fn budget() -> Budget {
     let bytes = match BUDGET_BYTES.load(Ordering::Relaxed) {
         0 => {
-            let bytes = sys::memory_bytes().map_or(BUDGET_BYTES_MAX, |all| (all / 4).min(BUDGET_BYTES_MAX));
+            // What cannot be read now, for want of a descriptor say, is read the next time.
+            let Some(all) = sys::memory_bytes() else { return Budget { bytes: BUDGET_BYTES_MAX } };
+            let bytes = (all / 4).min(BUDGET_BYTES_MAX);
             BUDGET_BYTES.store(bytes, Ordering::Relaxed);
             bytes
         }

@@ -78,9 +78,10 @@ impl TcpMemory {
     /// None where /proc does not tell.
     pub(crate) fn now() -> Option<Self> {
         static PRESSURE_PAGES: OnceLock<Option<u64>> = OnceLock::new();
-        let pressure_pages = (*PRESSURE_PAGES.get_or_init(pressure_pages))?;
         // Opened each time: a program that counts its descriptors finds as many as before.
         let text = std::fs::read_to_string("/proc/self/net/sockstat").ok()?;
+        // Asked for when a descriptor was free for the other one: what is not found then is not there.
+        let pressure_pages = (*PRESSURE_PAGES.get_or_init(pressure_pages))?;
         let used_pages = tcp_pages(&text)?;
         let page_bytes = page_bytes();
         Some(Self { used_bytes: used_pages * page_bytes, pressure_bytes: pressure_pages * page_bytes })

@@ -19,12 +19,14 @@ const PART_PORTS: u16 = 256;
 /// A socket of a process that has many connections looks for its port in a part of the range only. False if it does not:
 /// there are few, or the kernel is too old.
 pub(super) fn narrow(socket: &socket2::Socket) -> bool {
-    static RANGE: OnceLock<Option<(u16, u16)>> = OnceLock::new();
+    static RANGE: OnceLock<(u16, u16)> = OnceLock::new();
     // The kernel gives the lowest number that is free: at least so many are open.
     if socket.as_raw_fd() < DESCRIPTORS_MANY {
         return false;
     }
-    let Some((first, last)) = *RANGE.get_or_init(read_range) else { return false };
+    // What cannot be read now, for want of a descriptor say, is read the next time.
+    let Some((first, last)) = RANGE.get().copied().or_else(read_range) else { return false };
+    let (first, last) = *RANGE.get_or_init(|| (first, last));
     let (first, last) = part(first, last, rand::rng().random());
     set_option(socket.as_raw_fd(), libc::IPPROTO_IP, IP_LOCAL_PORT_RANGE, both(first, last)).is_ok()
 }

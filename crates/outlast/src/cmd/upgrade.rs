@@ -238,8 +238,8 @@ fn told(name: &str, before: &Program, after: &UpgradeOutcome, begun: &UpgradeBeg
             // Of a new program nobody knows.
             let pause = match pause_until.as_str() {
                 _ if pause.is_zero() => String::new(),
-                "listens" => format!(", listening again after {pause:?}"),
-                _ => format!(", pause {pause:?}"),
+                "listens" => format!(", listening again after {pause:.1?}"),
+                _ => format!(", pause {pause:.1?}"),
             };
             let lost = match begun.keeps {
                 Keeps::Idle | Keeps::Listeners => {

@@ -20,6 +20,12 @@ const PAST_MAX: usize = 10;
 pub(super) fn text(status: &Status, view: &Program, socket: &str) -> String {
     let up = seconds(Duration::from_millis(status.up_ms));
     let state = match (view.main_pid, view.stopping, view.ready) {
+        (0, ..) if view.awaited_pid != 0 => {
+            format!(
+                "process {} of an earlier one serves; this one is started when that has ended",
+                view.awaited_pid
+            )
+        }
         (0, ..) => "is to be started again".to_owned(),
         (pid, true, _) => format!("process {pid}, is ending"),
         (pid, ..) if view.replacing => {
@@ -209,7 +215,11 @@ pub(super) fn register(page: &Program, registry: &mut Registry) {
     let labels = [(Cow::from("program"), Cow::from(page.runs.clone()))];
     let registry = registry.sub_registry_with_prefix("program").sub_registry_with_labels(labels.into_iter());
     for (name, help, value) in [
-        ("up", "1 while the program runs, 0 while it is to be started again", u64::from(page.main_pid != 0)),
+        (
+            "up",
+            "1 while the program runs, 0 while it is to be started again",
+            u64::from(page.main_pid != 0 || page.awaited_pid != 0),
+        ),
         ("ready", "1 while it is ready", u64::from(page.ready)),
         ("connections", "Connections that its next generation would have", page.connections.into()),
     ] {

@@ -330,7 +330,7 @@ fn supervise(
             capture.on_buried(pid);
         }
         match event {
-            Event::Ready => manager.ready(),
+            Event::Ready | Event::Awaits { .. } => manager.ready(),
             Event::Stopping { for_good: true, .. } => manager.stopping(),
             Event::Alive => manager.alive(),
             _ => {}

@@ -38,6 +38,8 @@ pub struct State {
 #[derive(Debug, Default)]
 struct Now {
     main_pid: u32,
+    /// Of an earlier one, which serves.
+    awaited_pid: u32,
     ready: bool,
     stopping: bool,
     said: Option<String>,
@@ -148,13 +150,14 @@ impl State {
         let mut now = self.now();
         match event {
             Event::Started { pid, run } => {
-                (now.main_pid, now.ready, now.said) = (pid, false, None);
+                (now.main_pid, now.awaited_pid, now.ready, now.said) = (pid, 0, false, None);
                 if now.starts.len() == STARTS_MAX {
                     now.starts.pop_front();
                 }
                 now.starts_count += 1;
                 now.starts.push_back(Start { number: run, pid, began_ms: now_ms(), ended: None });
             }
+            Event::Awaits { pid, .. } => now.awaited_pid = pid,
             Event::Ready => now.ready = true,
             Event::PartEnded { pid, death, kept, closed } => {
                 now.note_crash(Crash { pid, at_ms: now_ms(), death, kept, closed });
@@ -226,6 +229,7 @@ impl State {
             serves_program: self.upgrades.serves(),
             upgrade: self.upgrades.under_way(),
             main_pid: now.main_pid,
+            awaited_pid: now.awaited_pid,
             ready: now.ready && !replacing,
             replacing,
             stopping: now.stopping,
@@ -245,9 +249,17 @@ impl State {
     }
 
     fn upgrade(&self, program: &str, force: bool, timeout: Duration) -> UpgradeAnswer {
-        let Now { main_pid, stopping, crashed, .. } = *self.now();
+        let Now { main_pid, awaited_pid: earlier, stopping, crashed, .. } = *self.now();
         if stopping {
             return UpgradeAnswer::Refused(UpgradeRefused::new("it is ending"));
+        }
+        if earlier != 0 {
+            let name = &self.name;
+            let error = format!(
+                "process {earlier} of an earlier {name} serves, whose supervisor was killed: end it (kill {earlier}), and {name} is \
+                 started as it is now"
+            );
+            return UpgradeAnswer::Refused(UpgradeRefused::new(error));
         }
         if !force && self.upgrades.is_restarting(main_pid, crashed.map(|at| at.elapsed())) {
             return UpgradeAnswer::Refused(UpgradeRefused::new(RESTARTING));

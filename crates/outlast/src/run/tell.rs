@@ -74,6 +74,14 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             state::commands_of(pid, count),
             seconds(limit)
         ),
+        Event::Awaits { pid, count } => {
+            tracing::warn!(
+                "{name} is started when that has ended: it uses the library, and serves on. This supervisor ends it when it is \
+                 told to end itself ({})",
+                state::commands_of(pid, count)
+            );
+            manager.status(&format!("waits for the end of an earlier {name}, which serves (process {pid})"));
+        }
         Event::LeftAlone { pid, count } => tracing::info!(
             "{name}: left of the crashed one, and not ended as clients are with it: {}",
             state::commands_of(pid, count)
@@ -164,14 +172,14 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
                         _ => ",",
                     };
                     tracing::warn!(
-                        "{name}: generation {number} serves{seen} {pause:?} after the last one's end ({cause})"
+                        "{name}: generation {number} serves{seen} {pause:.1?} after the last one's end ({cause})"
                     );
                 }
                 _ => tracing::info!("{name}: generation {number} serves"),
             }
         }
         Event::ListensAgain { number, pause } => tracing::warn!(
-            "{name}: generation {number} listens at all of its addresses again, {pause:?} after the last one's end"
+            "{name}: generation {number} listens at all of its addresses again, {pause:.1?} after the last one's end"
         ),
         Event::Quarantined { number } => log_quarantined(name, board, number),
         Event::Inherits { inheritance } => log_inheritance(plan, board, inheritance),
@@ -337,7 +345,7 @@ fn log_inheritance(plan: &Plan, board: &Board, inheritance: Inheritance) {
 fn log_role(name: &str, serving: Option<&Past>) {
     match serving {
         Some(Past { role, pid, pause, .. }) if !pause.is_zero() => {
-            tracing::warn!(pid, "{name}: {role} has crashed, and serves again after {pause:?}");
+            tracing::warn!(pid, "{name}: {role} has crashed, and serves again after {pause:.1?}");
         }
         Some(Past { role, pid, .. }) => tracing::info!(pid, "{name}: {role} serves"),
         None => {}

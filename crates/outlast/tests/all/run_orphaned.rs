@@ -87,21 +87,48 @@ fn a_server_with_the_library_survives_its_supervisor_and_crashes_after_that() {
         signal(generation(&said, number), "KILL");
     }
     clients.iter_mut().for_each(|client| client.ask("after three crashes"));
-    // The same once more: it says why that does not work.
-    let arguments = ["run", "--name", "survivor", "--intensity", "1", "--", &lines, &text];
-    let again = output(folder.path(), &arguments);
-    let complaint = String::from_utf8_lossy(&again.stderr);
-    assert_eq!(again.status.code(), Some(1), "{complaint}");
-    let expected = format!(
+    // The same once more: it says what is there, and waits for that.
+    let (again_folder, arguments) =
+        (folder.path().join("again"), ["run", "--name", "survivor", "--", &lines, &text]);
+    std::fs::create_dir(&again_folder).unwrap();
+    let begin = || {
+        let mut command = command(folder.path(), &arguments);
+        let said = again_folder.join("said");
+        command
+            .stdout(std::fs::File::create(&said).unwrap())
+            .stderr(Stdio::piped())
+            .env("OUTLAST_LOG", "info");
+        (Outlast::from(command), said)
+    };
+    let (mut again, again_said) = begin();
+    again.wait_for(&format!(
         "process {zygote} of an earlier survivor still runs, without its supervisor (process {supervisor}), which is gone: \
          kill {zygote} ends it"
-    );
-    assert!(complaint.contains(&expected), "no {expected:?} in: {complaint}");
+    ));
+    again.wait_for("survivor is started when that has ended");
+    clients.iter_mut().for_each(|client| client.ask("still there"));
+    // Also while it crashes.
+    signal(generation(&said, 4), "KILL");
     clients.iter_mut().for_each(|client| client.ask("still there"));
     signal(zygote, "TERM");
     clients.iter_mut().for_each(Client::ends);
     ends(zygote);
-    ends(generation(&said, 4));
+    ends(generation(&said, 5));
+    generation(&again_said, 1);
+    let mut client = Client::connect(address);
+    client.ask("the next one");
+    // The same again, and the one that waits is told to end.
+    let supervisor = again.pid();
+    again.signal("KILL");
+    again.ended();
+    again.wait_for("the server goes on without it");
+    let (mut third, _) = begin();
+    third.wait_for(&format!("without its supervisor (process {supervisor})"));
+    third.wait_for("survivor is started when that has ended");
+    client.ask("and the one after it");
+    third.signal("TERM");
+    assert_eq!(third.ended().code(), Some(143));
+    client.ends();
     // Nothing is left to be told of.
     let after = output(folder.path(), &["run", "--name", "survivor", "--", "true"]);
     assert_eq!(String::from_utf8_lossy(&after.stderr), "");

@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 const ACCEPTED: usize = 32;
 /// Packets of one program, before it is another one's turn.
 const PACKETS: usize = 32;
+/// Connections of one process with the holder.
+const CONTROLS: usize = 8;
 /// After another binary was asked for, or sockets were taken over: servers have so long to end.
 const PUTS_BACK: Duration = Duration::from_secs(30);
 
@@ -131,9 +133,22 @@ impl Holder {
             let data = epoll::EventData::new_u64(CONTROL | number);
             if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
                 self.next_control += 1;
+                self.make_room_for(pid);
                 self.controls.insert(number, Control { socket, pid, user });
                 self.watch(pid, false);
             }
+        }
+    }
+
+    /// A process has one connection, and a new one when it has given that up, as some do that close all descriptors. What one makes
+    /// beyond that must not take this process's descriptors.
+    fn make_room_for(&mut self, pid: Pid) {
+        let its = self.controls.iter().filter(|(_, control)| control.pid == pid);
+        let numbers: Vec<u64> = its.map(|(number, _)| *number).collect();
+        if numbers.len() >= CONTROLS
+            && let Some(oldest) = numbers.first()
+        {
+            self.controls.remove(oldest);
         }
     }
 
