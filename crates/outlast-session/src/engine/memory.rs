@@ -11,7 +11,7 @@ use super::pool::pool_bytes;
 use super::server::Acceptor;
 use super::{Engine, Role, Tx, millis};
 use crate::proto::{
-    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, ring_bytes_max,
+    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, Places, ring_bytes_max,
 };
 use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
@@ -49,6 +49,8 @@ static SHED_SESSIONS: AtomicU64 = AtomicU64::new(0);
 static SHED_BYTES: AtomicU64 = AtomicU64::new(0);
 /// How many descriptors were in use when an opening was last refused for that; 0 if none was since the last look.
 static DESCRIPTORS_USED: AtomicU64 = AtomicU64::new(0);
+/// An opening was refused as a listener has as many sessions as it may.
+static PLACES_WANTED: AtomicBool = AtomicBool::new(false);
 /// Whose turn it is among listeners.
 static TURN: AtomicUsize = AtomicUsize::new(0);
 /// Before this there is no other look.
@@ -171,6 +173,8 @@ impl Drop for FrozenBytes {
 pub(super) struct Shares {
     held_bytes: Mutex<BTreeMap<Block, u64>>,
     memory_wanted: AtomicBool,
+    /// An opening had to be refused as there were as many sessions as there may be.
+    places_wanted: AtomicBool,
     kernel: Mutex<KernelShares>,
     shedding: Mutex<Shedding>,
     /// Its part of [`KERNEL_BYTES`].
@@ -313,6 +317,13 @@ impl Acceptor {
         admitted && self.shares.kernel.lock().admits(block)
     }
 
+    /// An opening is refused as there are as many sessions as there may be: those that were abandoned at once make room for the next one.
+    pub(super) fn want_places(&self) {
+        self.shares.places_wanted.store(true, Ordering::Relaxed);
+        PLACES_WANTED.store(true, Ordering::Relaxed);
+        look();
+    }
+
     /// Looks at every session: what each block holds, who has to keep small, who has to go.
     ///
     /// `descriptors_used`: so many were in use when an opening was refused for that, 0 if none was. Where TCP's memory is
@@ -375,6 +386,11 @@ impl Acceptor {
             let files = Descriptors { most: sys::descriptors_max() };
             let gone = files.shed(descriptors_used, &counts, &holders);
             self.shed(&gone, &holders, "file descriptors (ulimit -n)");
+        }
+        // Places are a listener's own.
+        if !self.is_shedding() && self.shares.places_wanted.swap(false, Ordering::Relaxed) {
+            let gone = Places { most: self.config.sessions_max }.shed(engines.len(), &counts, &holders);
+            self.shed(&gone, &holders, "sessions (--max-sessions)");
         }
         *self.shares.held_bytes.lock() = blocks;
         let mut kernel = self.shares.kernel.lock();
@@ -450,7 +466,9 @@ pub(super) fn look() {
         kernel.is_worth_a_look(budget())
     });
     let measured = MEASURED.swap(tcp.is_some(), Ordering::Relaxed);
-    if !scarce && tcp.is_none() && !measured && DESCRIPTORS_USED.load(Ordering::Relaxed) == 0 {
+    let wanted =
+        PLACES_WANTED.swap(false, Ordering::Relaxed) || DESCRIPTORS_USED.load(Ordering::Relaxed) != 0;
+    if !scarce && tcp.is_none() && !measured && !wanted {
         return;
     }
     let started = Instant::now();

@@ -30,6 +30,8 @@
 //!   there is. It grows beyond 256 KiB only where that stays below 3/4, whoever it belongs to: a hundred networks with one
 //!   session each, which reads nothing, leave room for newcomers.
 //! * With descriptors it is the same ([`Descriptors::shed`]), once openings had to be refused for lack of them.
+//! * With the number of sessions ([`Places::shed`]), too, but only those go that lost their last link within 10 s of their opening: who
+//!   opens sessions from many addresses to abandon them keeps nobody out, and no session that was in use makes room for a newcomer.
 
 use super::registry::Block;
 use super::wire::SessionId;
@@ -103,6 +105,24 @@ impl Descriptors {
     pub fn places(&self, wanted: usize) -> usize {
         let share = usize::try_from(self.most / 20 * 3).unwrap_or(usize::MAX);
         wanted.min(share).max(16)
+    }
+}
+
+/// The sessions that there may be at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// All of them.
+    pub most: usize,
+}
+
+impl Places {
+    /// Which sessions that were abandoned soon after their opening have to go, as an opening was refused with so many there. `blocks`: how
+    /// many sessions each block has, those with a link included.
+    pub fn shed(&self, used: usize, blocks: &BTreeMap<Block, u64>, holders: &[Holder]) -> Vec<SessionId> {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let fleeting = holders.iter().filter(|holder| holder.is_fleeting());
+        let fleeting: Vec<Holder> = fleeting.map(|holder| Holder { held_bytes: 1, ..*holder }).collect();
+        Budget { bytes: count(self.most) }.shed(count(used), true, blocks, &fleeting)
     }
 }
 

@@ -115,6 +115,9 @@ impl Acceptor {
                 drop(registry);
                 if let Some(shortage) = shortage {
                     self.note_full(link, hello.id, shortage);
+                    if shortage == Shortage::Sessions {
+                        self.want_places();
+                    }
                 }
                 if let Refusal::ModeRefused { offered } = refusal {
                     self.note_mode_refused(link, hello, offered);

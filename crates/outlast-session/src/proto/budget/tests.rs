@@ -164,6 +164,30 @@ fn sessions_without_a_link_make_room_in_descriptors() {
     assert!(files.shed(159, &BTreeMap::from([(block(1), 110)]), &[]).is_empty());
 }
 
+/// Who opens sessions only to abandon them keeps nobody out; who was there stays.
+#[test]
+fn abandoned_sessions_make_room_for_newcomers_and_others_do_not() {
+    let places = Places { most: 160 };
+    let abandoned = |number| Holder {
+        lived_for: Duration::from_secs(9),
+        ..holder(number, number % 20, 0, 5 + u64::from(number))
+    };
+    let used = |number| Holder { lived_for: Duration::from_secs(10), ..holder(number, 30, 0, 36_000) };
+    let holders: Vec<Holder> = (0..100).map(abandoned).chain((100..160).map(used)).collect();
+    let blocks: BTreeMap<Block, u64> =
+        (0..20).map(|number| (block(number), 5)).chain([(block(30), 60)]).collect();
+    let gone = places.shed(160, &blocks, &holders);
+    assert_eq!(gone.len(), 50, "down to eleven sixteenths");
+    assert!(gone.iter().all(|id| id.as_bytes()[0] < 100), "{gone:?}");
+    assert!(places.shed(160, &blocks, &holders[100..]).is_empty());
+    // A client may be about to come back.
+    let just_lost: Vec<Holder> = holders
+        .iter()
+        .map(|holder| Holder { detached_for: Duration::from_millis(4_999), ..*holder })
+        .collect();
+    assert!(places.shed(160, &blocks, &just_lost).is_empty());
+}
+
 #[test]
 fn openings_end_before_descriptors_do() {
     let files = Descriptors { most: 20_000 };

@@ -5,7 +5,7 @@ use super::hoards::{enters, from};
 use super::raw::{Raw, Victim, bytes_of, fresh_id, hello, newcomer};
 use crate::common::{quick, within};
 use outlast_session::proto::{Hello, Intent, LinkMode, Message, Refusal};
-use outlast_session::{Config, Memory, blocking};
+use outlast_session::{Config, Error, Memory, blocking};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -117,6 +117,34 @@ fn sessions_without_a_link_make_room() {
         let local_address = Some(std::net::SocketAddr::from(([127, 200, 0, 1], 0)));
         enters(address, &Arc::new(Config { local_address, ..quick() }));
         assert!(Memory::now().shed_sessions > 0);
+    });
+}
+
+/// Sessions that were opened only to be abandoned take no place for long, where their number is limited.
+#[test]
+fn abandoned_sessions_make_room_for_newcomers() {
+    within(|| {
+        let config = Arc::new(Config { sessions_max: 16, ..quick() });
+        let listener = Arc::new(blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap());
+        let address = listener.local_addr();
+        let accepting = listener.clone();
+        std::thread::spawn(move || {
+            while let Ok(mut session) = accepting.accept() {
+                std::thread::spawn(move || std::io::copy(&mut session.try_clone().unwrap(), &mut session));
+            }
+        });
+        let client = Arc::new(quick());
+        let mut live = newcomer(address, &client).unwrap();
+        for number in 0..15 {
+            let mut raw = from(number, address);
+            raw.say(&bytes_of(&hello(fresh_id())));
+            assert!(matches!(raw.hear(), Some(Message::Welcome(_))), "{number}");
+        }
+        let refused = newcomer(address, &client);
+        assert!(matches!(refused, Err(Error::Refused { refusal: Refusal::Busy { .. }, .. })), "{refused:?}");
+        enters(address, &client);
+        assert_eq!(listener.sessions().len(), 12, "eleven sixteenths, and the newcomer");
+        resume(&mut live);
     });
 }
 
