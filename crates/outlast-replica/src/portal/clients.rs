@@ -2,7 +2,7 @@
 
 use super::machine::{Machine, note_sent};
 use super::repair;
-use super::stream::{Read1, Stream};
+use super::stream::{Input, Stream};
 use super::sys;
 use crate::connection::Ends;
 use crate::entry::{ConnectionId, DATA_BYTES_MAX};
@@ -229,14 +229,14 @@ impl Machine {
             let input = match client.input.take() {
                 Some(input) => Some(input),
                 None if client.input_ended => None,
-                None => match client.stream.read() {
-                    Read1::Bytes(bytes) => Some(Arc::from(bytes)),
-                    Read1::Nothing => None,
-                    Read1::End => {
+                None => match client.stream.read(&mut self.room) {
+                    Input::Bytes(count) => self.room.get(..count).map(Arc::from),
+                    Input::Nothing => None,
+                    Input::End => {
                         client.input_ended = true;
                         None
                     }
-                    Read1::Broken => {
+                    Input::Broken => {
                         client.input_ended = true;
                         if !client.reset_told {
                             client.reset_told = true;

@@ -7,6 +7,7 @@ use super::peers::{News, Peers};
 use super::raw::Raw;
 use super::repair;
 use super::servers::Server;
+use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
@@ -141,6 +142,8 @@ pub struct Machine {
     by_token: BTreeMap<Token, ConnectionId>,
     announce_at: Option<Instant>,
     ends: bool,
+    /// For what is read.
+    pub(super) room: Vec<u8>,
 }
 
 /// A packet that is lost does no harm.
@@ -201,6 +204,7 @@ impl Machine {
             by_token: BTreeMap::new(),
             announce_at: None,
             ends: false,
+            room: vec![0; READ_BYTES],
             poll,
         };
         Ok((machine, handle))
@@ -460,7 +464,7 @@ impl Machine {
 
     fn publish(&mut self) {
         self.known.is_serving = self.replica.is_serving();
-        self.known.connections = self.replica.connections().len();
+        self.known.connections = self.replica.connections_count();
         self.known.delivered = self.replica.order().delivered();
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if *facts != self.known {

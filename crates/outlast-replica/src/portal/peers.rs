@@ -1,6 +1,6 @@
 //! Links to the other nodes of the group: TCP connections, which are made again and again.
 
-use super::stream::{Read1, Stream};
+use super::stream::{Input, READ_BYTES, Stream};
 use crate::entry::Entry;
 use crate::order::message::Message;
 use crate::view::NodeId;
@@ -53,6 +53,8 @@ pub(super) struct Peers {
     next: usize,
     /// Those that this node connects to, and when it tries next.
     others: Vec<(NodeId, SocketAddr, Instant)>,
+    /// For what is read.
+    room: Vec<u8>,
 }
 
 impl Peers {
@@ -77,6 +79,7 @@ impl Peers {
             by_node: BTreeMap::new(),
             next: FIRST,
             others,
+            room: vec![0; READ_BYTES],
         })
     }
 
@@ -89,14 +92,14 @@ impl Peers {
     pub(super) fn on_event(&mut self, token: Token, (readable, writable): (bool, bool), registry: &Registry) {
         if token == self.listener_token {
             while let Ok((socket, _)) = self.listener.accept() {
-                self.add(socket, None, registry);
+                self.add(socket, registry);
             }
         } else if let Some(link) = self.links.get_mut(&token.0) {
             link.stream.note_ready(readable, writable);
         }
     }
 
-    fn add(&mut self, socket: TcpStream, node: Option<NodeId>, registry: &Registry) {
+    fn add(&mut self, socket: TcpStream, registry: &Registry) {
         let _ = socket.set_nodelay(true);
         let number = self.next;
         self.next += 1;
@@ -104,7 +107,6 @@ impl Peers {
             stream.push(&MAGIC);
             stream.push(&self.me.0.to_be_bytes());
             self.links.insert(number, Link { stream, input: Vec::new(), node: None, begun: Instant::now() });
-            let _ = node;
         }
     }
 
@@ -118,7 +120,7 @@ impl Peers {
             }
             if now >= again {
                 if let Ok(socket) = TcpStream::connect(address) {
-                    self.add(socket, Some(node), registry);
+                    self.add(socket, registry);
                 }
                 if let Some(other) = self.others.get_mut(at) {
                     other.2 = now + AGAIN;
@@ -172,10 +174,10 @@ impl Peers {
         let link = self.links.get_mut(&number)?;
         link.stream.flush().ok()?;
         loop {
-            match link.stream.read() {
-                Read1::Bytes(bytes) => link.input.extend(bytes),
-                Read1::Nothing => break,
-                Read1::End | Read1::Broken => return None,
+            match link.stream.read(&mut self.room) {
+                Input::Bytes(count) => link.input.extend(self.room.get(..count).unwrap_or_default()),
+                Input::Nothing => break,
+                Input::End | Input::Broken => return None,
             }
         }
         if link.node.is_none() {

@@ -1,7 +1,7 @@
 //! Connections to the server of this node: one for each client.
 
 use super::machine::Machine;
-use super::stream::{Read1, Stream};
+use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
 use mio::Token;
 use mio::net::TcpStream;
@@ -90,20 +90,22 @@ impl Machine {
     fn read_server(&mut self, connection: ConnectionId) {
         let now_ms = self.now_ms();
         while let Some(server) = self.servers.get_mut(&connection).filter(|server| !server.has_said_all) {
-            match server.stream.read() {
-                Read1::Bytes(bytes) => self.replica.handle_answer(connection, &bytes),
-                Read1::Nothing => {
+            match server.stream.read(&mut self.room) {
+                Input::Bytes(count) => {
+                    self.replica.handle_answer(connection, self.room.get(..count).unwrap_or_default());
+                }
+                Input::Nothing => {
                     if server.is_broken {
                         server.has_said_all = true;
                         self.replica.handle_server_reset(connection, now_ms);
                     }
                     return;
                 }
-                Read1::End => {
+                Input::End => {
                     server.has_said_all = true;
                     self.replica.handle_answer_end(connection, now_ms);
                 }
-                Read1::Broken => {
+                Input::Broken => {
                     (server.has_said_all, server.is_broken) = (true, true);
                     let waiting = server.stream.waiting_bytes();
                     self.replica.handle_server_took(connection, waiting);

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 
-/// Read at a time.
-const READ_BYTES: usize = 64 << 10;
+/// Room for what is read at a time.
+pub(super) const READ_BYTES: usize = 64 << 10;
 
-/// What was read.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Read1 {
-    /// These bytes.
-    Bytes(Vec<u8>),
+/// What came of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// So many bytes are in the room.
+    Bytes(usize),
     /// Nothing for now.
     Nothing,
     /// The peer has ended its stream.
@@ -55,32 +55,28 @@ impl Stream {
         self.is_writable |= writable;
     }
 
-    /// Reads what is there.
-    pub(super) fn read(&mut self) -> Read1 {
+    /// Reads what is there into `room`.
+    pub(super) fn read(&mut self, room: &mut [u8]) -> Input {
         if !self.is_readable {
-            return Read1::Nothing;
+            return Input::Nothing;
         }
-        let mut room = vec![0; READ_BYTES];
         loop {
-            return match self.socket.read(&mut room) {
+            return match self.socket.read(room) {
                 Ok(0) => {
                     self.is_readable = false;
-                    Read1::End
+                    Input::End
                 }
-                Ok(count) => {
-                    room.truncate(count);
-                    Read1::Bytes(room)
-                }
+                Ok(count) => Input::Bytes(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) =>
                 {
                     self.is_readable = false;
-                    Read1::Nothing
+                    Input::Nothing
                 }
                 Err(_) => {
                     self.is_readable = false;
-                    Read1::Broken
+                    Input::Broken
                 }
             };
         }

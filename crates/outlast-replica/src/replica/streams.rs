@@ -216,4 +216,10 @@ impl Replica {
     pub fn connections(&self) -> Vec<ConnectionId> {
         self.connections.iter().filter(|(_, state)| state.is_open).map(|(id, _)| *id).collect()
     }
+
+    /// How many connections it knows, those among them that are being opened.
+    #[must_use]
+    pub fn connections_count(&self) -> usize {
+        self.connections.len()
+    }
 }
