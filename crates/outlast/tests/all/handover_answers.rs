@@ -86,6 +86,43 @@ fn an_answer_goes_on_when_its_service_is_reset_behind_it() {
     drop(server);
 }
 
+/// One that has reset its connection in the middle of its answer has not ended it, however many listeners have had that since.
+#[test]
+fn a_reset_stays_one_through_many_listeners() {
+    for mode in ["auto", "inband"] {
+        let folder = folder();
+        let runtime = folder.path();
+        let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = service.local_addr().unwrap().to_string();
+        let mut server = listen(runtime, address, &to, &[]);
+        let (client, front) = connect(runtime, address, &["--ack", mode]);
+        let (mut program, mut served) = both_ends(front, &service);
+        program.write_all(b"never read").unwrap();
+        served.peek(&mut [0]).unwrap();
+        client.freeze();
+        served.write_all(b"half an").unwrap();
+        // The relay has these, and then the reset.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(served);
+        std::thread::sleep(Duration::from_millis(100));
+        server.signal("TERM");
+        server.ended();
+        for _ in 0..2 {
+            let mut next = listen(runtime, address, &to, &[]);
+            std::thread::sleep(Duration::from_millis(300));
+            next.signal("TERM");
+            next.ended();
+        }
+        let server = listen(runtime, address, &to, &[]);
+        client.signal("CONT");
+        let mut answer = Vec::new();
+        let end = program.read_to_end(&mut answer);
+        assert!(end.is_err(), "{mode}: a clean end after {answer:?}");
+        assert!(b"half an".starts_with(&answer), "{mode}: {answer:?}");
+        drop(server);
+    }
+}
+
 fn whole(stream: &mut TcpStream) -> Vec<u8> {
     let mut content = Vec::new();
     stream.read_to_end(&mut content).unwrap();
