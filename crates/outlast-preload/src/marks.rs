@@ -529,6 +529,7 @@ pub fn forget(descriptor: RawFd) {
     if let Some(table) = holder::table().filter(|_| has_listened) {
         // The holder may be the only one now who has it.
         table.note_untaken(true);
+        table.note_closes_listener(holder::number());
         // Other workers' clients would wait there.
         if sys::shares_port(descriptor) {
             holder::say(&Message { descriptor, ..Message::new(Verb::Look) }, &[], false);

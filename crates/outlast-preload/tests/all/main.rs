@@ -15,6 +15,7 @@ mod bad_pointers;
 mod bound_to_devices;
 mod changed_addresses;
 mod closes;
+mod closing_exits;
 mod common;
 mod connections;
 mod crashed_masters;

@@ -377,6 +377,7 @@ impl Holder {
             return;
         }
         (self.swept_at, self.doubted_at) = (now, now);
+        self.hear_of_closed_listener(now);
         if matches!(self.board.backend(), Backend::Library | Backend::Roles) {
             // The server keeps its sockets by itself.
             self.connections.clear();

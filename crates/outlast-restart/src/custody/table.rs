@@ -14,7 +14,7 @@ use crate::sys::shared::AllZeroes;
 use crate::sys::tcp::Positions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Connections that can be in the table. Those that find no place in it are not kept.
 pub const SLOTS: usize = 1 << 16;
@@ -296,6 +296,8 @@ pub struct Table {
     unheard_closes: AtomicU32,
     /// Not 0: the holder was told of a socket with which the program listens, since it was started last.
     listens: AtomicU32,
+    /// The process that has closed a listening socket last, since the holder has looked; or 0.
+    closes_listener: AtomicI32,
     tail: AtomicU32,
     /// Slots that were announced, each with 1 added.
     ring: [AtomicU32; SLOTS],
@@ -432,6 +434,17 @@ impl Table {
     /// The holder was, or was not.
     pub(in crate::custody) fn note_listens(&self, listens: bool) {
         self.listens.store(u32::from(listens), Ordering::SeqCst);
+    }
+
+    /// This process is about to close a listening socket: it may be about to end.
+    pub fn note_closes_listener(&self, pid: i32) {
+        self.closes_listener.store(pid, Ordering::SeqCst);
+    }
+
+    /// Which one did, since the last time.
+    pub(in crate::custody) fn take_closes_listener(&self) -> Option<i32> {
+        let pid = self.closes_listener.load(Ordering::Relaxed);
+        if pid == 0 { None } else { Some(self.closes_listener.swap(0, Ordering::SeqCst)) }
     }
 
     /// Notes that. A program notes it when it closes one; the holder looks then.

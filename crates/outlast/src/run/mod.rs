@@ -179,6 +179,9 @@ fn settings(args: &RunArgs, preloaded: bool, preload: Preload) -> Result<Setting
     Ok(settings)
 }
 
+/// By these a program dies that has a fault.
+const FAULTS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGILL, libc::SIGFPE];
+
 /// Runs the program until it ends in order, is told to end, or fails too often. Ends with its code.
 pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let manager = Manager::of_this_process();
@@ -353,7 +356,15 @@ fn conclude(plan: &Plan, outcome: Outcome) -> Result<Code> {
     let Plan { name, settings, .. } = plan;
     match outcome {
         Outcome::Finished => Ok(Code::Ok),
-        Outcome::Stopped(death) | Outcome::Ended(death) => std::process::exit(death.exit_code()),
+        Outcome::Stopped(death) | Outcome::Ended(death) => {
+            // By the signal that it was sent, or killed as it did not end, which was said.
+            if let outlast_restart::Death::Signal(number) = death
+                && FAULTS.contains(&number)
+            {
+                tracing::warn!("{name} has {death} while it was ending");
+            }
+            std::process::exit(death.exit_code())
+        }
         Outcome::GaveUp(death) => {
             let (intensity, window) = tell::intensity(plan);
             // With --restart always some of them may be ends in order.

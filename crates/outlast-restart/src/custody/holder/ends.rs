@@ -109,6 +109,9 @@ impl Holder {
         let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
         let ends_with_main = !is_main && self.is_main_down();
+        if keep {
+            self.closed.keep_postponed_of(pid);
+        }
         let closed_before = self.closed.take_kept_of(pid);
         // A main process that ends in order has closed them for good, as far as is known.
         let closed_before = if is_main && status == Some(0) { 0 } else { closed_before };

@@ -294,7 +294,7 @@ impl Holder {
                 let which = (message.slot, message.cookie);
                 if keep {
                     self.released.push(Released { owner: pid, which });
-                } else if self.follows_crash(Instant::now()) {
+                } else if self.follows_crash(Instant::now()) || self.precedes_end(pid, Instant::now()) {
                     self.postpone(pid, which, Instant::now());
                 } else {
                     self.connections.release((pid, false), which, &self.epoll, |_| Vec::new());

@@ -1,9 +1,12 @@
-//! In the holder: idle connections that the program closes just after one of its processes has crashed.
+//! In the holder: idle connections that the program closes just after one of its processes has crashed, or just before one crashes.
 //!
 //! A master that notices the crash of a worker may end by itself, and have its other workers end before, which close what they have.
 //! For their clients that is the same crash: their connections stay open for the next start. Nobody knows at that time whether the
 //! master is about to end: so they stay open for a moment, and are closed if it does not. A client that sends its next request
 //! meanwhile is served by the process that accepts it.
+//!
+//! A program in a language that closes what it drops (Python, at an exception that nobody catches) closes its listening socket, then its
+//! connections, and exits with an error: what a process closes just after a listening socket stays open for a moment as well.
 
 use super::{Ending, Holder};
 use crate::custody::Report;
@@ -24,6 +27,8 @@ pub(super) type Which = (u32, u64);
 #[derive(Debug, Default)]
 pub(super) struct Closed {
     crashed_at: Option<Instant>,
+    /// The process that has closed a listening socket last, and when that was heard of.
+    closes_listener: Option<(Pid, Instant)>,
     postponed: Vec<Postponed>,
     /// Of each process so many are kept, which is not said yet.
     kept: BTreeMap<Pid, u32>,
@@ -48,6 +53,16 @@ impl Closed {
         self.crashed_at.is_some_and(|at| now.duration_since(at) < FOLLOWS)
     }
 
+    /// A process has closed a listening socket.
+    fn note_closes_listener(&mut self, pid: Pid, now: Instant) {
+        self.closes_listener = Some((pid, now));
+    }
+
+    /// Whether what this process closes now may be so as it ends.
+    fn precedes_end(&self, pid: Pid, now: Instant) -> bool {
+        self.closes_listener.is_some_and(|(its, at)| its == pid && now.duration_since(at) < UNDECIDED)
+    }
+
     /// A process has closed an idle one. Where the main process has ended it is kept.
     fn postpone(&mut self, owner: Pid, which: Which, is_main_down: bool, now: Instant) {
         if is_main_down {
@@ -66,6 +81,13 @@ impl Closed {
     pub(super) fn keep_postponed(&mut self) {
         for Postponed { owner, .. } in std::mem::take(&mut self.postponed) {
             self.keep(owner);
+        }
+    }
+
+    /// This process has crashed: they are kept, as what it had not closed is.
+    pub(super) fn keep_postponed_of(&mut self, pid: Pid) {
+        for one in self.postponed.extract_if(.., |one| one.owner == pid).collect::<Vec<_>>() {
+            self.keep(one.owner);
         }
     }
 
@@ -89,6 +111,19 @@ impl Closed {
 impl Holder {
     pub(super) fn follows_crash(&self, now: Instant) -> bool {
         self.ending == Ending::No && self.closed.follows_crash(now)
+    }
+
+    /// Whether what this process closes now may be so as it ends.
+    pub(super) fn precedes_end(&mut self, pid: Pid, now: Instant) -> bool {
+        self.hear_of_closed_listener(now);
+        self.ending == Ending::No && self.closed.precedes_end(pid, now)
+    }
+
+    /// Takes in which process has closed a listening socket.
+    pub(super) fn hear_of_closed_listener(&mut self, now: Instant) {
+        if let Some(pid) = self.table.take_closes_listener() {
+            self.closed.note_closes_listener(pid, now);
+        }
     }
 
     /// Keeps what a process closes, or has when it ends in order, for a moment. Untouched ones are as good as new: they are closed.
@@ -170,6 +205,21 @@ mod tests {
             assert_eq!(said, 2, "{order:?}");
             assert!(closed.take_overdue(now + UNDECIDED).is_empty(), "{order:?}");
         }
+    }
+
+    #[test]
+    fn what_is_closed_behind_a_listening_socket_is_kept_if_that_process_crashes() {
+        let (mut closed, now) = (Closed::default(), Instant::now());
+        assert!(!closed.precedes_end(WORKER, now));
+        closed.note_closes_listener(WORKER, now);
+        assert!(closed.precedes_end(WORKER, now + UNDECIDED / 2));
+        assert!(!closed.precedes_end(WORKER + 1, now) && !closed.precedes_end(WORKER, now + UNDECIDED));
+        for (slot, owner) in [(1, WORKER), (2, WORKER + 1)] {
+            closed.postpone(owner, (slot, 1), false, now);
+        }
+        closed.keep_postponed_of(WORKER);
+        assert_eq!(closed.take_kept_of(WORKER), 1);
+        assert_eq!(closed.take_overdue(now + UNDECIDED), [(2, 1)]);
     }
 
     #[test]
