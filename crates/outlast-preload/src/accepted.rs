@@ -44,10 +44,10 @@ pub fn on_accept(
     }
     let _errno = sys::Errno::keep();
     let Some(table) = holder::attach() else { return };
+    marks::accepts_at(listener, table);
     if !table.does_listen() && !marks::is_silent() {
         bound::on_inherited(listener);
     }
-    marks::accepts_at(listener, table);
     on_connection(table, descriptor, address, length, room);
     // Of UNIX sockets the kernel does not tell whether anything was said.
     if marks::is_listening(listener) || !marks::is_silent() && sys::is_internet(descriptor) {

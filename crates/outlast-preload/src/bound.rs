@@ -6,10 +6,10 @@ use crate::shut;
 use crate::sys;
 use crate::watches;
 use outlast_restart::custody::address::Address;
-use outlast_restart::custody::message::{AddressBytes, IN_USE, INHERITED, IPV6_ONLY, Message, Verb};
+use outlast_restart::custody::message::{ACCEPTS, AddressBytes, IN_USE, INHERITED, IPV6_ONLY, Message, Verb};
 use outlast_restart::custody::table::Table;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A process that has no table asks at so many of its first connects: who looks whether anybody listens does so before it begins.
 const FIRST_CONNECTS: u32 = 16;
@@ -20,6 +20,8 @@ const ACTIVATED_FIRST: RawFd = 3;
 const ACTIVATED_MAX: i32 = 1024;
 /// How often it is said that the program listens, if that cannot be sent: the holder may have given up a connection.
 const LISTEN_TRIES: u32 = 3;
+/// Before a process that accepts clients says so once more.
+const ACCEPTS_AGAIN_MS: u64 = 100;
 
 /// What has come of it that an address was in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +122,8 @@ pub fn on_bind_failed(descriptor: RawFd, address: &[u8]) -> Freed {
 /// listen once more.
 pub fn begin() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<i32>().ok();
-    if !holder::is_known() || number("LISTEN_PID") != Some(sys::pid()) {
+    // A filter that the program was executed with may end it for a call that it does not make itself.
+    if !holder::is_known() || number("LISTEN_PID") != Some(sys::pid()) || holder::may_be_forbidden() {
         return;
     }
     let count = number("LISTEN_FDS").unwrap_or(0).clamp(0, ACTIVATED_MAX);
@@ -132,10 +135,21 @@ pub fn begin() {
 }
 
 /// The program accepts a client, and the holder has not heard yet that it listens anywhere: it was started with that socket, in a
-/// way of its own, or that could not be said.
+/// way of its own, or that could not be said. Not waited for: it is said again with a later client.
 pub fn on_inherited(descriptor: RawFd) {
-    let is_its = marks::is_listening(descriptor);
-    tell_listens(descriptor, if is_its { 0 } else { INHERITED });
+    static SAYS_AT_MS: AtomicU64 = AtomicU64::new(0);
+    let now_ms = sys::now_ms();
+    if !holder::is_known() || !sys::is_stream(descriptor) || now_ms < SAYS_AT_MS.load(Ordering::Relaxed) {
+        return;
+    }
+    SAYS_AT_MS.store(now_ms + ACCEPTS_AGAIN_MS, Ordering::Relaxed);
+    let name = sys::name(descriptor, false);
+    let Some(address) = AddressBytes::new(name.as_ref()) else { return };
+    holder::say(
+        &Message { descriptor, address, slot: ACCEPTS, ..Message::new(Verb::Listen) },
+        &[descriptor],
+        false,
+    );
 }
 
 /// The program listens.

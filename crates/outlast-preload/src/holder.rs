@@ -44,6 +44,9 @@ static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 /// long that is.
 static ASKS_AT_MS: AtomicU64 = AtomicU64::new(0);
 static PAUSE_MS: AtomicU64 = AtomicU64::new(0);
+/// How often it could not be asked for something that may pass, since it answered last. So often it is tried.
+static PASSING: AtomicU32 = AtomicU32::new(0);
+const PASSING_MAX: u32 = 8;
 /// One at a time asks: the thread that does. 0: none.
 static ASKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -96,7 +99,7 @@ fn address() -> Option<&'static [u8]> {
     ADDRESS.get_or_init(find).as_deref()
 }
 
-/// Looks where the holder is. Nothing else is done until the program binds, or accepts.
+/// Looks where the holder is.
 pub fn look_for() {
     address();
     MARK.get_or_init(|| CString::new(std::env::var_os(MARK_ENVIRONMENT)?.as_bytes()).ok());
@@ -107,13 +110,21 @@ pub fn is_known() -> bool {
     address().is_some() && !GIVEN_UP.load(Ordering::Relaxed)
 }
 
+/// Whether this process was executed with more filters for system calls (seccomp) than the supervisor has.
+pub fn may_be_forbidden() -> bool {
+    let own = sys::relatives::filters(sys::pid());
+    own.is_some_and(|own| {
+        own > 0 && marked().and_then(sys::relatives::filters).is_none_or(|theirs| own > theirs)
+    })
+}
+
 /// The table, if this process has it.
 pub fn table() -> Option<&'static Table> {
     // SAFETY: null, or from a reference that is good for ever.
     unsafe { TABLE.load(Ordering::Relaxed).as_ref() }
 }
 
-/// The same; it is asked for, once, if this process does not have it.
+/// The same; it is asked for if this process does not have it, once, unless there was no answer that counts.
 pub fn attach() -> Option<&'static Table> {
     if let Some(table) = table() {
         return Some(table);
@@ -130,7 +141,7 @@ pub fn attach() -> Option<&'static Table> {
         }
         // Who was only late, or could not be asked for now, is asked again.
         None => {
-            if !is_late() {
+            if !is_late() && !is_passing() {
                 GIVEN_UP.store(true, Ordering::Relaxed);
                 show_whose();
             }
@@ -144,6 +155,18 @@ fn is_late() -> bool {
     PAUSE_MS.load(Ordering::Relaxed) > 0
 }
 
+/// Whether it could not be asked for something that may pass.
+fn is_passing() -> bool {
+    (1..PASSING_MAX).contains(&PASSING.load(Ordering::Relaxed))
+}
+
+/// It could not: it is asked again after a pause.
+fn note_passing() {
+    if PASSING.fetch_add(1, Ordering::Relaxed) < PASSING_MAX {
+        ASKS_AT_MS.store(sys::now_ms() + PAUSE_MIN_MS, Ordering::Relaxed);
+    }
+}
+
 /// Whether it is not to be asked now.
 fn pauses() -> bool {
     let at = ASKS_AT_MS.load(Ordering::Relaxed);
@@ -153,7 +176,8 @@ fn pauses() -> bool {
 /// Whether it has answered in time.
 fn note_answer(in_time: bool) {
     if in_time {
-        if is_late() {
+        if is_late() || PASSING.load(Ordering::Relaxed) > 0 {
+            PASSING.store(0, Ordering::Relaxed);
             PAUSE_MS.store(0, Ordering::Relaxed);
             ASKS_AT_MS.store(0, Ordering::Relaxed);
         }
@@ -165,17 +189,10 @@ fn note_answer(in_time: bool) {
 }
 
 /// Whether this process, or the system, lacks something at the moment, or was interrupted. What else fails does so for good.
-fn is_passing(error: &io::Error) -> bool {
-    const PASSING: [i32; 7] = [
-        libc::EMFILE,
-        libc::ENFILE,
-        libc::ENOMEM,
-        libc::ENOBUFS,
-        libc::EINTR,
-        libc::EAGAIN,
-        libc::ETOOMANYREFS,
-    ];
-    error.raw_os_error().is_some_and(|code| PASSING.contains(&code))
+fn may_pass(error: &io::Error) -> bool {
+    const CODES: [i32; 6] =
+        [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS, libc::EINTR, libc::ETOOMANYREFS];
+    error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
 /// Says that this process is there. Gives the table's memory.
@@ -184,7 +201,7 @@ fn introduce() -> Option<OwnedFd> {
     let (answer, memory) = ask(&hello, None)?;
     if answer.verb == Verb::Yes && memory.is_none() {
         // There was no room for it.
-        note_answer(false);
+        note_passing();
     }
     let memory = memory.filter(|_| answer.verb == Verb::Yes)?;
     if let Some((pid, user)) = sys::peer(SOCKET.load(Ordering::Relaxed)) {
@@ -241,7 +258,11 @@ fn socket() -> Option<RawFd> {
     let socket = match sys::connect(address()?, patience_ms) {
         Ok(socket) => socket,
         Err(error) => {
-            note_answer(!is_passing(&error));
+            match error.kind() {
+                ErrorKind::WouldBlock => note_answer(false),
+                _ if may_pass(&error) => note_passing(),
+                _ => note_answer(true),
+            }
             return None;
         }
     };
@@ -303,8 +324,12 @@ pub fn ask(message: &Message, with: Option<BorrowedFd<'_>>) -> Option<(Message, 
     let with = with.map(|with| with.as_raw_fd());
     let asked = sys::send(socket, &message.encode(), with.as_slice(), true);
     let answered = asked.and_then(|()| sys::receive(socket, &mut bytes, PATIENCE_MS));
-    // Who has ended it without a word had no room for it, or is gone: then the next question finds nobody.
-    note_answer(answered.as_ref().is_ok_and(|(length, _)| *length > 0));
+    match &answered {
+        Ok((length, _)) if *length > 0 => note_answer(true),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => note_answer(false),
+        // It was ended without a word: by one that had no room for it, is gone, or does not know this process.
+        _ => note_passing(),
+    }
     match answered {
         Ok((length, descriptor)) => match bytes.get(..length).and_then(Message::decode) {
             Some(answer) => Some((answer, descriptor)),
@@ -356,6 +381,7 @@ pub fn forked() {
     // Whichever thread of the parent has asked is not here.
     ASKS.store(0, Ordering::Relaxed);
     GIVEN_UP.store(false, Ordering::Relaxed);
+    PASSING.store(0, Ordering::Relaxed);
     // The first process of a namespace has this number there, and another one above.
     let is_first = sys::pid() == 1;
     if is_first && HOLDER.load(Ordering::Relaxed) > 0 {

@@ -29,6 +29,21 @@ pub fn read(path: &CStr, room: &mut [u8]) -> usize {
     }
 }
 
+/// Enough for `/proc/PID/status`.
+const STATUS_BYTES: usize = 4096;
+
+/// How many filters for system calls a process has. None: that cannot be read.
+pub fn filters(pid: Pid) -> Option<u32> {
+    const FIELD: &[u8] = b"\nSeccomp_filters:\t";
+    let mut room = [0; STATUS_BYTES];
+    let mut path = [0; 32];
+    let length = read(path_of(pid, "status", &mut path)?, &mut room);
+    let text = room.get(..length)?;
+    let at = text.windows(FIELD.len()).position(|part| part == FIELD)?;
+    let digits = text.get(at + FIELD.len()..)?.iter().take_while(|byte| byte.is_ascii_digit());
+    Some(digits.fold(0u32, |sum, digit| sum.saturating_mul(10).saturating_add(u32::from(digit - b'0'))))
+}
+
 /// Whether the process at the other end of an accepted connection is below this one, or has ended.
 pub fn comes_from_below(connection: RawFd, above: Pid) -> bool {
     /// Whose it was last, as most come from a few processes.
@@ -61,7 +76,7 @@ fn is_below(pid: Pid, above: Pid) -> bool {
 /// None: there is no such process, and that of process 1 is nobody's.
 fn parent(pid: Pid) -> Option<Pid> {
     let (mut path, mut stat) = ([0; 32], [0; STAT_BYTES]);
-    let path = path_of(pid, &mut path)?;
+    let path = path_of(pid, "stat", &mut path)?;
     let length = read(path, &mut stat);
     let stat = stat.get(..length)?;
     let behind = stat.get(stat.iter().rposition(|byte| *byte == b')')? + 1..)?;
@@ -69,10 +84,10 @@ fn parent(pid: Pid) -> Option<Pid> {
     std::str::from_utf8(parent).ok()?.parse().ok()
 }
 
-fn path_of(pid: Pid, room: &mut [u8; 32]) -> Option<&CStr> {
+fn path_of<'a>(pid: Pid, file: &str, room: &'a mut [u8; 32]) -> Option<&'a CStr> {
     use std::io::Write;
     let mut rest = &mut room[..];
-    write!(rest, "/proc/{pid}/stat\0").ok()?;
+    write!(rest, "/proc/{pid}/{file}\0").ok()?;
     CStr::from_bytes_until_nul(room).ok()
 }
 
@@ -91,7 +106,8 @@ mod tests {
         assert!(is_below(pid, own) && !is_below(own, pid) && !is_below(1, own));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(parent(pid), None);
+        assert_eq!((parent(pid), filters(pid)), (None, None));
+        assert!(filters(own).is_some());
         let (_here, there) = UnixStream::pair().unwrap();
         assert!(comes_from_below(there.as_raw_fd(), parent(own).unwrap()));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -4,6 +4,7 @@
 use crate::common::{
     Client, PYTHON, Server, eventually, folder, free_port, has_ended, holds, is_installed, kill, python,
 };
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Listens at its first port when there is a file "N-first", in its start number N, and at its second at "N-second".
@@ -129,5 +130,58 @@ fn a_supervisor_that_stands_still_while_the_program_binds_again_is_waited_for() 
     assert!(Client::connect(ports[0]).get("/") && Client::connect(ports[1]).get("/"));
     assert!(!folder.join("start2").exists(), "it has ended");
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Its worker answers the first client in two halves; in its next start it listens only when there is a file "listen".
+const WITH_WORKER: &str = r#"
+import os, socket, sys, time
+folder, port = sys.argv[1], int(sys.argv[2])
+if os.path.exists(folder + "/begun"):
+    while not os.path.exists(folder + "/listen"): time.sleep(0.01)
+open(folder + "/begun", "w").close()
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", port)); s.listen(100)
+if os.fork():
+    while True: time.sleep(99)
+slow = s.accept()[0]; slow.recv(1000)
+slow.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+s.settimeout(0.01)
+while not os.path.exists(folder + "/answer"):
+    try: c = s.accept()[0]
+    except OSError: continue
+    c.settimeout(None)
+    c.recv(1000); c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nleft"); c.close()
+slow.sendall(b"67890")
+while True: time.sleep(99)
+"#;
+
+/// A worker that is left, and answers a client, accepts others meanwhile: the program that is being started does not serve for that.
+#[test]
+fn a_start_does_not_serve_because_a_worker_that_is_left_accepts() {
+    if !is_installed(PYTHON) {
+        return;
+    }
+    let (folder, port) = (folder("left-accepts"), free_port());
+    let server = Server::start(&python(&folder, WITH_WORKER, &[port]), true);
+    let mut slow = Client::connect(port);
+    slow.0.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    eventually("no half answer", || (slow.0.peek(&mut [0; 60]).unwrap() >= 40).then_some(()));
+    assert!(Client::connect(port).get("/"));
+    let main = server.main();
+    kill(main, libc::SIGKILL);
+    eventually("it goes on", || server.main_now().filter(|now| *now != main && *now != 0));
+    // By the worker.
+    for _ in 0..3 {
+        assert!(Client::connect(port).get("/"));
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(server.said("Generation { number: 2 }").is_empty(), "{:?}", server.said(""));
+    std::fs::write(folder.join("listen"), "").unwrap();
+    eventually("it serves", || (!server.said("Generation { number: 2 }").is_empty()).then_some(()));
+    std::fs::write(folder.join("answer"), "").unwrap();
+    assert!(slow.answered().is_some());
+    server.stop();
     std::fs::remove_dir_all(folder).unwrap();
 }

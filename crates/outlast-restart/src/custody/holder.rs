@@ -152,6 +152,8 @@ pub(super) struct Holder {
     closed: postponed::Closed,
     left_over: LeftOver,
     main: Option<u32>,
+    /// It tells of its connections, or was started as one that does. One that another one has started in its own place may not.
+    main_tells: bool,
     /// The file that the main process has executed.
     program: Option<PathBuf>,
     listens: bool,
@@ -216,6 +218,7 @@ impl Holder {
             closed: postponed::Closed::default(),
             left_over: LeftOver::new(now),
             main: None,
+            main_tells: true,
             program: None,
             listens: false,
             serves_since: None,
@@ -405,11 +408,11 @@ impl Holder {
             None if listens => None,
             None => self.untold.look(main, &processes, now),
         };
+        if !self.main_tells && !self.parts.values().any(|part| part.has_table) {
+            // It has come in the place of one that told: nobody can be given what that one's processes have left.
+            self.connections.clear();
+        }
         if let Some((pid, why)) = untold {
-            if main == Some(pid) && !self.parts.values().any(|part| part.has_table) {
-                // It has come in the place of one that told: nobody can be given what that one's processes have left.
-                self.connections.clear();
-            }
             self.report(Report::Untold { pid, why, listens });
         }
     }

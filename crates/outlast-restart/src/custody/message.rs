@@ -14,6 +14,8 @@ pub const IPV6_ONLY: u32 = 1;
 pub const IN_USE: u32 = 2;
 /// With [`Verb::Listen`]: the program has not made the socket listen, but was started with it (sd_listen_fds(3)).
 pub const INHERITED: u32 = 1;
+/// The same; it is told so as it accepts a client there, and nobody had told before.
+pub const ACCEPTS: u32 = 2;
 
 /// What it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub enum Verb {
     /// may be yes without a socket: what was in the way is closed, and the program is to bind once more.
     Bind = 2,
     /// Program: this descriptor listens at this address. With the socket, and the folder of a UNIX socket's file. `slot` may be
-    /// [`INHERITED`]. Not answered.
+    /// [`INHERITED`] or [`ACCEPTS`]. Not answered.
     Listen = 3,
     /// Program: is it the holder alone who listens where this address leads to? With the folder, too. Answered.
     Probe = 4,

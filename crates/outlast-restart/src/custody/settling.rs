@@ -48,13 +48,12 @@ impl Settling {
 
     /// It listens, here too.
     pub(super) fn listens(&mut self, now: Instant) {
-        self.listened_at = Some(now);
+        (self.listened_at, self.inherits) = (Some(now), false);
     }
 
     /// It was started with a socket that listens.
     pub(super) fn inherits(&mut self, now: Instant) {
-        self.inherits = true;
-        self.listens(now);
+        (self.listened_at, self.inherits) = (Some(now), true);
     }
 
     /// An address is in use.
@@ -199,6 +198,10 @@ mod tests {
         let mut third = second.next(true);
         third.inherits(now);
         assert_eq!(third.serves(true), None, "since when is not known");
+        let mut fourth = third.next(true);
+        fourth.inherits(now);
+        fourth.listens(now + MS);
+        assert_eq!(fourth.serves_at(None), Some(now + MS), "it has come to listen by itself");
     }
 
     /// As Tomcat does, which listens first, and then loads what it serves.

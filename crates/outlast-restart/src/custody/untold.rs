@@ -46,7 +46,7 @@ pub enum Untold {
 
 impl Untold {
     /// Of a process. None: it says what it does, as far as that can be seen.
-    fn of(pid: Pid, listens_unsaid: bool) -> Option<Self> {
+    pub(super) fn of(pid: Pid, listens_unsaid: bool) -> Option<Self> {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
         if maps.contains(LIBRARY) {
             let why = if is_elsewhere(pid) {

@@ -3,12 +3,17 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process may use: those of the machine, or of its control group if that has fewer.
+/// Bytes of memory that this process may use: those of the machine, or of its control group if that has fewer. None: that cannot be
+/// read now, for want of a descriptor.
 pub(crate) fn memory_bytes() -> Option<u64> {
     // SAFETY: asks for numbers, touches nothing.
     let (pages, page_bytes) =
         unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     let machine = u64::try_from(pages).ok()?.checked_mul(u64::try_from(page_bytes).ok()?)?;
+    let probe = File::open("/proc/self/cgroup").map_err(|error| error.raw_os_error());
+    if matches!(probe, Err(Some(libc::EMFILE | libc::ENFILE))) {
+        return None;
+    }
     Some(group_bytes().map_or(machine, |group| group.min(machine)))
 }
 

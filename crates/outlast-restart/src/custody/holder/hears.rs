@@ -2,12 +2,13 @@
 
 use super::ends::Released;
 use super::successor::program_of;
+use super::untold;
 use super::{CONTROL, Command, Control, Ending, Holder, Part};
 use crate::board::{Backend, Sign};
 use crate::custody::Report;
 use crate::custody::address::Address;
 use crate::custody::listeners::{Listeners, Place, User, open_of};
-use crate::custody::message::{BYTES, IN_USE, INHERITED, IPV6_ONLY, Message, VERSION, Verb};
+use crate::custody::message::{ACCEPTS, BYTES, IN_USE, INHERITED, IPV6_ONLY, Message, VERSION, Verb};
 use crate::holder::packet;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, family, local, reserve};
@@ -69,11 +70,14 @@ impl Holder {
                     let _ = answer.send(());
                 }
                 Command::Started { pid } => {
-                    if let Some(last) = self.main.replace(pid).filter(|_| self.serves_since.is_some()) {
+                    let last = self.main.replace(pid).filter(|_| self.serves_since.is_some());
+                    let has_moved = last.is_some();
+                    if let Some(last) = last {
                         self.board.note_moved(last, pid);
                         self.main_ended_at = None;
                     }
                     self.program = program_of(pid.cast_signed());
+                    self.main_tells = !has_moved || untold::Untold::of(pid.cast_signed(), false).is_none();
                     self.untold.begin(Instant::now());
                     self.watch(pid.cast_signed(), false);
                     self.note_serving();
@@ -148,6 +152,8 @@ impl Holder {
         if numbers.len() >= CONTROLS
             && let Some(oldest) = numbers.first()
         {
+            // What it has said there is heard.
+            self.on_control(*oldest);
             self.controls.remove(oldest);
         }
     }
@@ -246,6 +252,9 @@ impl Holder {
                 answer.verb = if alone { Verb::Yes } else { Verb::No };
                 self.answer(control, &answer, None);
             }
+            // Somebody has said so meanwhile; or it is one that has clients still, and the next one has not said anything.
+            Verb::Listen if message.slot & ACCEPTS != 0 && (self.listens || self.left_over.is_older(pid)) => {
+            }
             Verb::Listen => {
                 let mut descriptors = descriptors.into_iter();
                 if let Some(socket) = descriptors.next().filter(|_| self.ending != Ending::ForGood) {
@@ -253,11 +262,7 @@ impl Holder {
                     let users: Vec<User> = self.user_of(control).into_iter().collect();
                     self.listeners.add(socket, message.address, folder, by, &users, self.table);
                 }
-                let is_inherited = message.slot & INHERITED != 0;
-                if is_inherited && self.left_over.is_older(pid) {
-                    // It has clients still, and the next one has not said anything.
-                    return;
-                }
+                let is_inherited = message.slot & (INHERITED | ACCEPTS) != 0;
                 self.listens = true;
                 self.table.note_listens(true);
                 let now = Instant::now();
