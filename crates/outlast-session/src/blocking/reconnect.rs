@@ -311,7 +311,8 @@ fn start_to_reconnect(engine: &Arc<Engine>, targets: &Targets, mut outage: Outag
 
 /// Tries until there is a link, or no patience left, or the session is over.
 fn reconnect(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
-    outage.wait(engine, outage.first_delay(engine));
+    let delay = outage.first_delay(engine);
+    outage.wait(engine, delay);
     while !engine.is_over() {
         let hurry = outage.begin(engine);
         let verdict = attempt(engine, targets, Attempt::after(hurry));

@@ -15,6 +15,7 @@ mod abort;
 mod client;
 mod detach;
 mod end;
+mod fruitless;
 mod gap;
 mod helper;
 mod inbox;

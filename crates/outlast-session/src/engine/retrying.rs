@@ -47,7 +47,15 @@ impl Engine {
 
     /// What an outage remembers from one attempt to the next.
     pub(crate) fn outage(&self) -> Outage {
-        Outage { backoff: self.backoff(), attempts: 0, hurry: self.ctl.lock().hurry }
+        let ctl = self.ctl.lock();
+        let going_on = ctl.client.fruitless.backoff();
+        let carried_nothing = going_on.is_some();
+        Outage {
+            backoff: going_on.unwrap_or_else(|| self.backoff()),
+            attempts: 0,
+            hurry: ctl.hurry,
+            carried_nothing,
+        }
     }
 
     /// A fresh back-off for one outage.
@@ -122,10 +130,13 @@ impl Engine {
     /// For how long a client has patience left; none if it never loses it.
     fn patience_left(&self) -> Option<Duration> {
         let Patience::For(limit) = self.config.patience else { return None };
-        let (lost_at, paused_at) = {
+        let (lost_at, paused_at, fruitless_since) = {
             let ctl = self.ctl.lock();
-            (ctl.lost_at?, ctl.paused_at?)
+            (ctl.lost_at?, ctl.paused_at?, ctl.client.fruitless.since())
         };
+        if let Some(since) = fruitless_since {
+            return Some(limit.saturating_sub(since.min(paused_at).elapsed()));
+        }
         let tried_for = limit.min(TRIED_FOR_LEAST).saturating_sub(lost_at.elapsed());
         Some(limit.saturating_sub(paused_at.elapsed()).max(tried_for))
     }
@@ -226,6 +237,8 @@ pub(crate) struct Outage {
     attempts: u32,
     /// The reasons for hurry that there were when the attempt under way began.
     hurry: u64,
+    /// The link before was welcomed, and carried nothing.
+    carried_nothing: bool,
 }
 
 /// What a thread or task that makes links does next.
@@ -238,11 +251,18 @@ pub(crate) enum Next {
 }
 
 impl Outage {
-    /// Before anything is tried: what the server has asked for.
-    pub(crate) fn first_delay(&self, engine: &Engine) -> Duration {
+    /// Before anything is tried: what the server has asked for; and where it welcomes links that carry nothing, as between any two attempts.
+    pub(crate) fn first_delay(&mut self, engine: &Engine) -> Duration {
         let not_before = engine.ctl().client.not_before.take();
         let delay = not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-        engine.patience_left().map_or(delay, |left| delay.min(left))
+        let own = if self.carried_nothing { self.backoff.next_delay() } else { Duration::ZERO };
+        let (delay, left) = (delay.max(own), engine.patience_left());
+        if self.carried_nothing && left == Some(Duration::ZERO) {
+            let peer = engine.ctl().last_peer;
+            let server = peer.map_or_else(|| "the server".to_owned(), |peer| peer.to_string());
+            engine.fail(engine.give_up(server, "the links that it welcomed have carried nothing".to_owned()));
+        }
+        left.map_or(delay, |left| delay.min(left))
     }
 
     /// An attempt begins: what changes from now on is a reason for another one.
@@ -254,7 +274,10 @@ impl Outage {
     /// An attempt has ended.
     pub(crate) fn attempted(&mut self, engine: &Engine, targets: &Targets, verdict: Verdict) -> Next {
         let (error, after) = match verdict {
-            Verdict::Installed => return Next::Nothing,
+            Verdict::Installed => {
+                engine.ctl().client.fruitless.attempted(self.backoff.clone());
+                return Next::Nothing;
+            }
             Verdict::Fatal(error) => {
                 engine.fail(error);
                 return Next::Nothing;

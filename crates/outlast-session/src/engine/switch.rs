@@ -78,6 +78,10 @@ impl Engine {
                 }
             }
             let answer = self.unload(&mut ctl, &mut tx, &mut rx, link);
+            let acked_offset = tx.sender.acked_offset();
+            let (passed, owes) =
+                ((acked_offset, rx.receiver.next_offset()), acked_offset < tx.sender.end_offset());
+            ctl.client.fruitless.lost(passed, owes, Instant::now());
             (answer, tx.sender.is_delivered(), rx.receiver.is_complete())
         };
         ctl.link = None;
@@ -317,7 +321,9 @@ impl Engine {
         self.happens(ctl, if first { Happening::Welcomed } else { Happening::Resumed });
         let (epoch, mode, peer) = (link.epoch, link.mode(), link.peer_addr);
         ctl.lost_at = None;
-        let pause = ctl.paused_at.take().map(|at| at.elapsed());
+        let paused_at = ctl.paused_at.take();
+        ctl.client.fruitless.linked(paused_at, Instant::now());
+        let pause = paused_at.map(|at| at.elapsed());
         if first {
             self.emit(ctl, EventKind::Connected { epoch, mode, peer });
         } else {

@@ -299,7 +299,8 @@ async fn connect_beside(engine: &Arc<Engine>, targets: &Targets) {
 }
 
 async fn reconnect_in(engine: &Arc<Engine>, targets: &Targets, outage: &mut Outage) {
-    outage.waited(engine, outage.first_delay(engine)).await;
+    let delay = outage.first_delay(engine);
+    outage.waited(engine, delay).await;
     while !engine.is_over() {
         let hurry = outage.begin(engine);
         let verdict = attempt(engine, targets, Attempt::after(hurry)).await;

@@ -23,6 +23,7 @@ mod detection;
 mod echoes;
 mod example;
 mod fallback;
+mod fruitless_links;
 mod last_words;
 mod lost_requests;
 mod namespaces;

@@ -3,6 +3,7 @@
 use super::modes::Choice;
 use super::{LAST_WORD_EPOCH, NOT_DIRECT_MAX, Verdict};
 use crate::config::Config;
+use crate::engine::fruitless::Fruitless;
 use crate::engine::place::Place;
 use crate::engine::{Engine, Link};
 use crate::error::Error;
@@ -48,6 +49,8 @@ pub(crate) struct ClientState {
     pub(super) fallbacks: u32,
     /// Addresses that took a connection and gave no answer: they are tried when no other works.
     put_off: Vec<SocketAddr>,
+    /// Links that carried nothing.
+    pub(in crate::engine) fruitless: Fruitless,
     /// Where the server is that has the session.
     welcomed_by: Option<SocketAddr>,
     /// Its place among several servers.
@@ -82,6 +85,7 @@ impl ClientState {
             was_direct: false,
             fallbacks: 0,
             put_off: Vec::new(),
+            fruitless: Fruitless::default(),
             welcomed_by: None,
             server_index: None,
             several_servers: false,
