@@ -40,6 +40,7 @@ node nodejs a server with workers to crash
 /usr/sbin/dnsmasq dnsmasq-base a name server to crash
 /usr/sbin/ngircd ngircd a chat server to crash
 python3 python3 servers and clients in Python
+/usr/lib/python3.11/test/test_ftplib.py libpython3.11-testsuite CPython's own tests of ftplib and asyncore, with urgent data
 c++ g++ checks that the C header works in C++
 make make builds the example server in C
 pkg-config pkgconf finds the C library as its users do

@@ -39,6 +39,7 @@ mod notify;
 mod outages;
 mod places;
 mod proxies;
+mod python_suites;
 mod relay;
 mod restarting;
 mod run;
