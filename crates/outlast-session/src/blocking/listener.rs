@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::engine::{self, Acceptor, Engine, Events, Info, Shaken, Shaking};
 use crate::error::{Error, Result};
 use crate::proto::{Detached, Door, DoorEffect, DoorInput, SessionId};
-use crate::sys::{Poller, Ready};
+use crate::sys::{self, Poller, Ready};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -308,6 +308,9 @@ impl Shared {
                 Err(error) => {
                     // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
                     self.acceptor.note_not_accepted(&error);
+                    if sys::is_short(&error) && self.make_room() {
+                        continue;
+                    }
                     self.acceptor.turn_one_away(&error, || {
                         let (socket, peer) = self.socket.accept()?;
                         let peer_addr = peer.as_socket().ok_or(io::ErrorKind::InvalidData)?;
@@ -381,6 +384,13 @@ impl Shared {
             self.table.lock().connections.remove(&number);
             self.tell_door(|_| DoorInput::Left { conn: number });
         }
+    }
+
+    /// There is no descriptor for the next connection. Whether somebody has gone for it.
+    fn make_room(&self) -> bool {
+        let before = self.table.lock().connections.len();
+        self.tell_door(|_| DoorInput::Short);
+        self.table.lock().connections.len() < before
     }
 
     /// Tells the door something, and resets whom it turns away. Returns the connection in question.

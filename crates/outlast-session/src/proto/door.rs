@@ -112,6 +112,8 @@ pub enum DoorInput {
         /// Which.
         conn: u64,
     },
+    /// There is no descriptor for the next connection: who says nothing, or next to nothing, has to go.
+    Short,
     /// Time has passed.
     Timeout,
 }
@@ -121,7 +123,7 @@ impl DoorInput {
     pub fn conn(&self) -> u64 {
         match *self {
             Self::Accepted { conn, .. } | Self::Progressed { conn, .. } | Self::Left { conn } => conn,
-            Self::Timeout => 0,
+            Self::Short | Self::Timeout => 0,
         }
     }
 }
@@ -216,6 +218,12 @@ impl Door {
                 }
             }
             DoorInput::Left { conn } => self.remove(conn),
+            DoorInput::Short => {
+                let largest = || self.sizes.iter().rev().find_map(|(_, block)| self.stranger_of(block));
+                if let Some(conn) = self.silent.first().copied().or_else(largest) {
+                    self.turn_away(conn, TurnedAway::Crowded);
+                }
+            }
             DoorInput::Timeout => {}
         }
         self.expire(now);
@@ -291,6 +299,12 @@ impl Door {
             return None;
         }
         weakest(self.blocks.get(block), Rank::Known)
+    }
+
+    /// The weakest of a block, if it is a stranger's.
+    fn stranger_of(&self, block: &Block) -> Option<u64> {
+        let gone = weakest(self.blocks.get(block), Rank::Known)?;
+        self.guests.get(&gone).filter(|guest| guest.is_stranger()).map(|_| gone)
     }
 
     fn insert(&mut self, conn: u64, guest: Guest) {

@@ -39,6 +39,11 @@ pub(crate) fn descriptors_max() -> u64 {
     }
 }
 
+/// Whether this says that there is no descriptor, of this process or of the machine.
+pub(crate) fn is_short(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
 /// How many it has open; none before Linux 6.2, which does not tell.
 pub(crate) fn descriptors_open() -> Option<u64> {
     std::fs::metadata("/proc/self/fd").ok().map(|folder| folder.len()).filter(|count| *count > 0)

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Pause before accepting again when that was not possible.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// The same, when room was made.
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 /// How often a listener that is closing looks whether everybody has left its door.
 const CLOSING_PAUSE: Duration = Duration::from_millis(50);
 
@@ -222,6 +224,14 @@ impl Shared {
         Some(due.max(Duration::from_millis(1)))
     }
 
+    /// There is no descriptor for the next connection. Whether somebody has to go for it.
+    fn make_room(&self) -> bool {
+        let mut hall = self.hall.lock();
+        let before = hall.tasks.len();
+        self.tell_door(&mut hall, DoorInput::Short);
+        hall.tasks.len() < before
+    }
+
     /// One more that has not said enough yet. It is at the door before its task begins.
     fn wait_for(self: &Arc<Self>, shaking: Shaking, peer_addr: SocketAddr) {
         let known = self.acceptor.knows(peer_addr);
@@ -272,6 +282,11 @@ async fn accept_all(listener: AsyncFd<sys::Shared>, shared: Arc<Shared>, closing
             Err(error) => {
                 // Out of descriptors, most likely: the rest stays in the kernel's queue for a moment.
                 acceptor.note_not_accepted(&error);
+                if sys::is_short(&error) && shared.make_room() {
+                    // Its task lets go of it.
+                    ::tokio::time::sleep(ROOM_PAUSE).await;
+                    continue;
+                }
                 acceptor.turn_one_away(&error, || sys::accept(listener.get_ref()));
                 ::tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;

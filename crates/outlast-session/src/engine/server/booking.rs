@@ -75,6 +75,9 @@ impl Acceptor {
         let own_number = u64::try_from(link.as_fd().as_raw_fd()).unwrap_or_default();
         // The lowest that was free is what can be told otherwise.
         let used = if opens { sys::descriptors_open().unwrap_or(own_number) } else { 0 };
+        // The application opens one more for each session that it has not taken yet.
+        let unaccepted = u64::try_from(self.unaccepted.load(Ordering::Acquire)).unwrap_or(u64::MAX);
+        let used = if opens { used.saturating_add(unaccepted) } else { 0 };
         if opens && !files.admits(used) {
             memory::want_descriptors(used);
         }

@@ -1,6 +1,6 @@
 //! In front of the table: who waits there, who has to leave, and what is said to those who are turned away.
 
-use super::super::Link;
+use super::super::{Link, memory};
 use super::{Acceptor, Outcome, RETRY_AFTER_MS, is_due};
 use crate::config::Security;
 use crate::proto::{
@@ -56,6 +56,11 @@ impl Acceptor {
 
     /// Connections cannot be accepted now, most likely for lack of descriptors. They stay in the kernel's queue.
     pub(crate) fn note_not_accepted(&self, error: &std::io::Error) {
+        if sys::is_short(error) {
+            // Sessions without a link make room.
+            memory::want_descriptors(sys::descriptors_max());
+            memory::look();
+        }
         if is_due(&self.accept_warned_ms) {
             tracing::warn!(
                 "cannot accept connections: {error}; new clients queue until descriptors are free (rate-limited; for too many \
@@ -107,7 +112,7 @@ impl Acceptor {
         error: &io::Error,
         accept: impl FnOnce() -> io::Result<(socket2::Socket, SocketAddr)>,
     ) {
-        if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        if !sys::is_short(error) {
             return;
         }
         let told = self.spare.lock().lend(|| {

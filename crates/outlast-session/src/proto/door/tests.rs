@@ -222,6 +222,31 @@ fn time_is_up_sooner_in_a_crowd() {
 }
 
 /// What comes late concerns nobody any more.
+/// Where there is no descriptor for the next one, who says nothing goes first, and nobody who has a session here.
+#[test]
+fn strangers_make_room_where_descriptors_are_short() {
+    let mut scene = Scene::new(1);
+    let from = |number: u8| IpAddr::from(Ipv4Addr::new(10, 0, number, 1));
+    let guests = [
+        (1, false, Progress::Begun),
+        (2, true, Progress::Begun),
+        (3, false, Progress::Silent),
+        (4, false, Progress::Silent),
+        (5, false, Progress::Knows),
+    ];
+    for (conn, known, progress) in guests {
+        let peer = from(if conn == 4 { 3 } else { conn });
+        scene.tell(DoorInput::Accepted { conn: conn.into(), peer, known, progress });
+    }
+    let mut gone = Vec::new();
+    for _ in 0..5 {
+        let before = scene.turned_away.clone();
+        scene.tell(DoorInput::Short);
+        gone.extend(scene.turned_away.difference(&before).copied());
+    }
+    assert_eq!(gone, [3, 4, 1]);
+}
+
 #[test]
 fn who_has_left_is_forgotten() {
     let mut scene = Scene::new(1);
