@@ -37,11 +37,21 @@ impl Fruitless {
         self.backoff = Some(backoff);
     }
 
-    /// It is lost. `owes`: the peer has not acknowledged everything.
-    pub(super) fn lost(&mut self, passed: Passed, owes: bool, now: Instant) {
+    /// It is lost, after nothing had passed for so long that should have. The time before, in which there was nothing to carry, is no
+    /// part of an outage: such a link was a good one.
+    ///
+    /// `notices_after`: what the peer still owes, or owed, is missed only after so long; none if it owes nothing.
+    pub(super) fn lost(
+        &mut self,
+        passed: Passed,
+        stuck_for: Duration,
+        notices_after: Option<Duration>,
+        now: Instant,
+    ) {
+        let well_max = notices_after.unwrap_or_default().max(SETTLED);
         let is_same = self.passed.replace(passed) == Some(passed);
-        let is_short = self.linked_at.is_none_or(|at| now.duration_since(at) < SETTLED);
-        self.is_fruitless = is_same && (owes || is_short);
+        let age = self.linked_at.map_or(Duration::ZERO, |at| now.duration_since(at));
+        self.is_fruitless = is_same && age.saturating_sub(stuck_for) < well_max;
         if !self.is_fruitless {
             (self.since, self.backoff) = (None, None);
         }
@@ -68,32 +78,34 @@ mod tests {
     fn links_that_carry_nothing_are_one_outage() {
         let (mut links, now) = (Fruitless::default(), Instant::now());
         links.linked(None, now);
-        links.lost((5, 7), true, now + SECOND);
+        links.lost((5, 7), SECOND, None, now + SECOND);
         assert!(links.since().is_none() && links.backoff().is_none(), "what passed before is not known");
         let paused_at = Some(now + SECOND);
         for second in 2..9 {
             links.attempted(Backoff::new(SECOND, SECOND, 1));
             links.linked(paused_at, now + second * SECOND);
-            links.lost((5, 7), true, now + second * SECOND + 9 * SECOND);
+            links.lost((5, 7), 6 * SECOND, Some(4 * SECOND), now + second * SECOND + 9 * SECOND);
             assert_eq!(links.since(), paused_at);
             assert!(links.backoff().is_some());
         }
         links.linked(Some(now + 20 * SECOND), now + 20 * SECOND);
-        links.lost((6, 7), true, now + 20 * SECOND);
+        links.lost((6, 7), SECOND, None, now + 20 * SECOND);
         assert!(links.since().is_none() && links.backoff().is_none(), "one byte has passed");
     }
 
     #[test]
     fn a_link_without_anything_to_carry_is_none_of_those_unless_it_was_short() {
         let (mut links, now) = (Fruitless::default(), Instant::now());
-        let mut lives_for = |time: Duration| {
+        let mut lives_for = |time: Duration, stuck_for: Duration| {
             links.linked(Some(now), now);
-            links.lost((5, 7), false, now + time);
+            links.lost((5, 7), stuck_for, Some(4 * SECOND).filter(|_| !stuck_for.is_zero()), now + time);
             links.since().is_some()
         };
-        assert!(!lives_for(SECOND / 2), "the first");
-        assert!(!lives_for(SECOND));
-        assert!(lives_for(SECOND / 2));
-        assert!(!lives_for(3600 * SECOND));
+        assert!(!lives_for(SECOND / 2, Duration::ZERO), "the first");
+        assert!(!lives_for(SECOND, Duration::ZERO));
+        assert!(lives_for(SECOND / 2, Duration::ZERO));
+        assert!(!lives_for(3600 * SECOND, Duration::ZERO));
+        // One byte was said at its end, to which nobody answered.
+        assert!(!lives_for(3600 * SECOND, 10 * SECOND));
     }
 }

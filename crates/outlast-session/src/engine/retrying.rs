@@ -48,7 +48,8 @@ impl Engine {
     /// What an outage remembers from one attempt to the next.
     pub(crate) fn outage(&self) -> Outage {
         let ctl = self.ctl.lock();
-        let going_on = ctl.client.fruitless.backoff();
+        // Beside a link that is there nothing has to wait.
+        let going_on = ctl.client.fruitless.backoff().filter(|_| ctl.link.is_none());
         let carried_nothing = going_on.is_some();
         Outage {
             backoff: going_on.unwrap_or_else(|| self.backoff()),

@@ -1,5 +1,6 @@
 //! Changing the link: losing one, and carrying on with the next.
 
+use super::fruitless::Fruitless;
 use super::gap::{self, Gap};
 use super::memory::ROOM_BYTES_FIRST;
 use super::opening::{NoWelcome, Opening};
@@ -78,10 +79,14 @@ impl Engine {
                 }
             }
             let answer = self.unload(&mut ctl, &mut tx, &mut rx, link);
-            let acked_offset = tx.sender.acked_offset();
-            let (passed, owes) =
-                ((acked_offset, rx.receiver.next_offset()), acked_offset < tx.sender.end_offset());
-            ctl.client.fruitless.lost(passed, owes, Instant::now());
+            let passed = (tx.sender.acked_offset(), rx.receiver.next_offset());
+            // Longer than this it was not stuck: it had nothing to carry, and was not heard for that.
+            let detect_timeout = self.config.detect_timeout;
+            let stuck_for = stuck_for.min(detect_timeout.saturating_mul(2));
+            // In some modes a peer that does not answer is asked after half of that.
+            let owes = tx.sender.acked_offset() < tx.sender.end_offset();
+            let notices_after = owes.then(|| detect_timeout * 3 / 4);
+            ctl.client.fruitless.lost(passed, stuck_for, notices_after, Instant::now());
             (answer, tx.sender.is_delivered(), rx.receiver.is_complete())
         };
         ctl.link = None;
@@ -452,6 +457,7 @@ impl Engine {
         self.happens(&mut ctl, Happening::Woken);
         ctl.lost_at = Some(Instant::now());
         ctl.paused_at = ctl.lost_at;
+        ctl.client.fruitless = Fruitless::default();
         let (hooks, epoch) = (ctl.hooks.clone(), ctl.epoch);
         drop(ctl);
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {

@@ -56,7 +56,7 @@ impl Acceptor {
 
     /// Connections cannot be accepted now, most likely for lack of descriptors. They stay in the kernel's queue.
     pub(crate) fn note_not_accepted(&self, error: &std::io::Error) {
-        if sys::is_short(error) {
+        if error.raw_os_error() == Some(libc::EMFILE) {
             // Sessions without a link make room.
             memory::want_descriptors(sys::descriptors_max());
             memory::look();
