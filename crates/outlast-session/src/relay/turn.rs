@@ -1,14 +1,18 @@
 //! How much one direction of a relay moves before others have their turn.
 //!
 //! The runtime polls its tasks one after the other. A relay with a single byte waits for all tasks before it, so turns are
-//! short. And a relay that has more to move than a turn takes waits for one of a few places: thousands that have much to
-//! move are one after the other there, and not before all those that have little.
+//! short. And a relay that has more to do than a turn takes waits for one of a few places: thousands that have much to
+//! do are one after the other there, and not before all those that have little. Who is next there depends on the
+//! processor's time that each has had: a peer that floods its session waits for its turns, and nobody waits for it.
 
+mod queue;
+
+use parking_lot::Mutex;
+use queue::{Account, Entry, Queue, Ticket};
+use rustix::time::{ClockId, clock_gettime};
 use std::num::NonZero;
-use std::pin::Pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::task::{Context, Poll};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Moved in one turn when nobody waits for a place. More does not move faster.
 const TURN_BYTES_MAX: usize = 256 << 10;
@@ -16,34 +20,30 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 const TURN_BYTES_MAX_IN_A_CROWD: usize = 64 << 10;
 
 /// One for each thread that may move something.
-static PLACES: LazyLock<Arc<Semaphore>> =
-    LazyLock::new(|| Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get))));
+static PLACES: LazyLock<Mutex<Queue>> =
+    LazyLock::new(|| Mutex::new(Queue::new(std::thread::available_parallelism().map_or(1, NonZero::get))));
 
 /// The turns of one direction.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Turn {
     moved_bytes: usize,
     /// It ended before everything was moved.
     is_cut: bool,
+    account: Account,
     place: Place,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 enum Place {
     /// What there was to move fitted into one turn.
     #[default]
     Unneeded,
-    Awaited(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
+    Awaited(Ticket),
     Had {
-        /// Held for the next turn.
-        _place: OwnedSemaphorePermit,
+        ticket: Ticket,
+        /// The thread's time when the turn began.
+        began_ns: u64,
     },
-}
-
-impl std::fmt::Debug for Turn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Turn").field("moved_bytes", &self.moved_bytes).finish_non_exhaustive()
-    }
 }
 
 impl Turn {
@@ -51,13 +51,16 @@ impl Turn {
     pub(super) fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.moved_bytes = 0;
         self.is_cut = false;
-        self.poll_place(cx)
-    }
-
-    fn poll_place(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Place::Awaited(place) = &mut self.place else { return Poll::Ready(()) };
-        let place = std::task::ready!(place.as_mut().poll(cx));
-        self.place = place.map_or(Place::Unneeded, |place| Place::Had { _place: place });
+        match &mut self.place {
+            Place::Unneeded => {}
+            Place::Awaited(ticket) => {
+                if !PLACES.lock().ask(*ticket, cx.waker()) {
+                    return Poll::Pending;
+                }
+                self.place = Place::Had { ticket: *ticket, began_ns: thread_time_ns() };
+            }
+            Place::Had { began_ns, .. } => *began_ns = thread_time_ns(),
+        }
         Poll::Ready(())
     }
 
@@ -68,38 +71,65 @@ impl Turn {
     /// Whether others are to have theirs.
     pub(super) fn is_used_up(&self) -> bool {
         self.moved_bytes >= TURN_BYTES_MAX
-            || self.moved_bytes >= TURN_BYTES_MAX_IN_A_CROWD && PLACES.available_permits() == 0
+            || self.moved_bytes >= TURN_BYTES_MAX_IN_A_CROWD && PLACES.lock().free_places() == 0
     }
 
-    /// There is more to move, in another turn.
+    /// There is more to do, in another turn.
     pub(super) fn cut(&mut self) {
         self.is_cut = true;
     }
 
-    /// The turn is over. Wakes the task for the next one if there is more to move.
+    /// The turn is over. Wakes the task for the next one if there is more to do.
     pub(super) fn end(&mut self, cx: &mut Context<'_>) {
         // The next relay in the queue gets the place.
-        self.place = Place::Unneeded;
+        self.leave();
         if !self.is_cut {
             return;
         }
-        if let Ok(place) = PLACES.clone().try_acquire_owned() {
-            self.place = Place::Had { _place: place };
-            cx.waker().wake_by_ref();
-            return;
-        }
-        self.place = Place::Awaited(Box::pin(async { PLACES.clone().acquire_owned().await.ok() }));
-        // Has the task woken when there is one.
-        if self.poll_place(cx).is_ready() {
-            cx.waker().wake_by_ref();
+        let entry = PLACES.lock().enter(self.account, cx.waker());
+        self.place = match entry {
+            Entry::Waits(ticket) => Place::Awaited(ticket),
+            Entry::Served(ticket) => {
+                cx.waker().wake_by_ref();
+                Place::Had { ticket, began_ns: thread_time_ns() }
+            }
+        };
+    }
+
+    fn leave(&mut self) {
+        let next = match std::mem::take(&mut self.place) {
+            Place::Unneeded => return,
+            Place::Awaited(ticket) => PLACES.lock().give_up(ticket),
+            Place::Had { ticket, began_ns } => {
+                let cost_ns = thread_time_ns().saturating_sub(began_ns);
+                let next;
+                (self.account, next) = PLACES.lock().leave(ticket, cost_ns);
+                next
+            }
+        };
+        if let Some(next) = next {
+            next.wake();
         }
     }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// What this thread has had of a processor: a turn that was interrupted by another program has not cost more.
+fn thread_time_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::future::poll_fn;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// All in one thread: between two polls of one task come those of all others that are to be polled, and this task is
@@ -137,9 +167,64 @@ mod tests {
         assert!(most <= CROWD / 4, "{most} turns of others came between two of this task");
     }
 
+    /// How a relay waits for its next turn: with a count of the turns that others had meanwhile.
+    async fn next_turn(turn: &mut Turn, turns: &AtomicUsize) -> usize {
+        poll_fn(|cx| {
+            turn.cut();
+            turn.end(cx);
+            Poll::Ready(())
+        })
+        .await;
+        let before = turns.load(Ordering::Relaxed);
+        poll_fn(|cx| turn.poll_begin(cx)).await;
+        turns.load(Ordering::Relaxed) - before
+    }
+
+    /// A peer floods its session with what brings no byte: its turns take long.
+    #[tokio::test]
+    async fn who_has_taken_little_time_is_next_before_a_crowd_that_takes_much() {
+        const CROWD: usize = 100;
+        const LONG_NS: u64 = 200_000;
+        let turns = Arc::new(AtomicUsize::new(0));
+        let crowd: Vec<_> = (0..CROWD)
+            .map(|_| {
+                let (turns, mut turn) = (turns.clone(), Turn::default());
+                tokio::spawn(poll_fn(move |cx| -> Poll<()> {
+                    std::task::ready!(turn.poll_begin(cx));
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    let began_ns = thread_time_ns();
+                    while thread_time_ns() < began_ns + LONG_NS {}
+                    turn.cut();
+                    turn.end(cx);
+                    Poll::Pending
+                }))
+            })
+            .collect();
+        let modest = tokio::spawn(async move {
+            let (mut turn, mut most) = (Turn::default(), 0);
+            next_turn(&mut turn, &turns).await;
+            for _ in 0..20 {
+                // It has not much more to move: what it needs next is there a little later.
+                turn.leave();
+                let before = turns.load(Ordering::Relaxed);
+                while turns.load(Ordering::Relaxed) < before + 30 {
+                    tokio::task::yield_now().await;
+                }
+                most = most.max(next_turn(&mut turn, &turns).await);
+            }
+            most
+        });
+        let most = modest.await.expect("no panic");
+        for one in crowd {
+            one.abort();
+        }
+        // Those that have the places. Without a difference: all of the crowd.
+        assert!(most <= CROWD / 4, "{most} turns of others came before one of this task");
+    }
+
     #[tokio::test]
     async fn a_relay_that_is_dropped_while_it_waits_keeps_no_place() {
-        let most = PLACES.available_permits();
+        let most = PLACES.lock().free_places();
         poll_fn(|cx| {
             let mut turns: Vec<Turn> = (0..3 * most).map(|_| Turn::default()).collect();
             for turn in &mut turns {
@@ -156,6 +241,6 @@ mod tests {
             Poll::Ready(())
         })
         .await;
-        assert_eq!(PLACES.available_permits(), most);
+        assert_eq!(PLACES.lock().free_places(), most);
     }
 }

@@ -21,7 +21,12 @@ impl Pump {
     ) -> Poll<Result<(), Failure>> {
         self.drained = false;
         ready!(self.down_turn.poll_begin(cx));
+        let asked_again = session.asked_again();
         let polled = self.poll_down_in_turn(cx, session, local);
+        // A peer can send what brings no byte without end: it is others' turn.
+        if polled.is_pending() && session.asked_again() != asked_again {
+            self.down_turn.cut();
+        }
         self.down_turn.end(cx);
         polled
     }
