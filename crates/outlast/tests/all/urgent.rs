@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const MODES: [&str; 4] = ["kernel", "window", "udp", "inband"];
+pub const MODES: [&str; 4] = ["kernel", "window", "udp", "inband"];
 
 pub fn send_urgent(stream: &impl AsFd, byte: u8) {
     assert_eq!(rustix::net::send(stream, &[byte], SendFlags::OOB).unwrap(), 1);
@@ -26,7 +26,7 @@ fn take_urgent(stream: &TcpStream) -> u8 {
     byte[0]
 }
 
-fn read_inline(stream: &TcpStream) {
+pub fn read_inline(stream: &TcpStream) {
     socket2::SockRef::from(stream).set_out_of_band_inline(true).unwrap();
 }
 
@@ -204,7 +204,7 @@ fn a_service_goes_on_behind_an_urgent_byte_for_a_program_that_was_reset() {
 }
 
 /// Urgent bytes between others, in the middle of what is spliced and of what is not.
-fn send_with_urgent_bytes(to: &mut TcpStream, sent: &[u8], pieces: &[usize], pause: Duration) {
+pub fn send_with_urgent_bytes(to: &mut TcpStream, sent: &[u8], pieces: &[usize], pause: Duration) {
     let mut rest = sent;
     for piece in pieces.iter().cycle() {
         if rest.is_empty() {

@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
 use crate::bad_peers::securities;
-use crate::common::{Outlast, PATIENCE, Pair, folder};
-use crate::urgent::{check_out_of_band, opened, send_urgent};
+use crate::common::restarts::{connect, listen, stopped};
+use crate::common::{Outlast, PATIENCE, Pair, folder, nobody, pattern};
+use crate::urgent::{MODES, check_out_of_band, opened, read_inline, send_urgent, send_with_urgent_bytes};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 #[test]
 fn it_is_urgent_with_every_kind_of_security() {
@@ -20,6 +22,48 @@ fn it_is_urgent_with_every_kind_of_security() {
         let pair = Pair::start(folder.path(), &to, &server, &client);
         let (mut program, mut served) = opened(pair.address, &service);
         println!("{security}");
+        check_out_of_band(&mut program, &mut served);
+        check_out_of_band(&mut served, &mut program);
+    }
+}
+
+/// In every mode: a middlebox, which all others tests of breaks have, leaves only one.
+#[test]
+fn it_keeps_its_place_through_one_listener_after_another() {
+    for mode in MODES {
+        let folder = folder();
+        let (address, service) = (nobody(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let to = service.local_addr().unwrap().to_string();
+        let flags = ["--ack", mode];
+        let mut server = listen(folder.path(), address, &to, &flags);
+        let (_client, front) = connect(folder.path(), address, &flags);
+        let (mut program, mut served) = opened(front, &service);
+        read_inline(&program);
+        read_inline(&served);
+        let sent = pattern(200_000);
+        let ends = [&program, &served].map(|end| end.try_clone().unwrap());
+        std::thread::scope(|scope| {
+            for mut end in ends {
+                let (mut reader, sent) = (end.try_clone().unwrap(), &sent);
+                scope.spawn(move || {
+                    send_with_urgent_bytes(&mut end, sent, &[1, 999, 5, 4_000], Duration::from_millis(5));
+                });
+                scope.spawn(move || {
+                    let mut received = vec![0; sent.len()];
+                    reader.read_exact(&mut received).unwrap();
+                    assert!(received == *sent, "{mode}: the bytes differ");
+                });
+            }
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_millis(100));
+                server.signal("TERM");
+                stopped(&mut server, 1);
+                server = listen(folder.path(), address, &to, &flags);
+            }
+        });
+        for end in [&program, &served] {
+            socket2::SockRef::from(end).set_out_of_band_inline(false).unwrap();
+        }
         check_out_of_band(&mut program, &mut served);
         check_out_of_band(&mut served, &mut program);
     }
