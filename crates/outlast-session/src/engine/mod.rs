@@ -136,6 +136,7 @@ pub(crate) struct Engine {
     urgent_offset: AtomicU64,
     /// How often a task that read was asked to come back at once.
     asked_again: AtomicU32,
+    controls: AtomicU32,
     /// The helper looks at its patience now and then.
     patience_watched: AtomicBool,
 }
@@ -291,6 +292,7 @@ impl Engine {
             udp: udp::UdpState::default(),
             urgent_offset: AtomicU64::new(urgent::NO_URGENT),
             asked_again: AtomicU32::new(0),
+            controls: AtomicU32::new(0),
             patience_watched: AtomicBool::new(false),
         })
     }

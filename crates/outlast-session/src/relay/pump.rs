@@ -1,6 +1,8 @@
 //! Both directions of one relay, polled in one task.
 
 mod down;
+#[cfg(test)]
+mod tests;
 mod up;
 mod urgent;
 

@@ -277,6 +277,11 @@ impl Session {
         self.engine.asked_again()
     }
 
+    /// How many control frames of the peer have been handled: [`Engine::controls`].
+    pub(crate) fn controls(&self) -> u32 {
+        self.engine.controls()
+    }
+
     /// Whether, and where, the peer's stream has an urgent byte that was not read yet.
     pub(crate) fn urgent_ahead(&self) -> UrgentAhead {
         self.engine.urgent_ahead()

@@ -4,9 +4,10 @@ use super::{Step, Waiting};
 use crate::engine::{Engine, Helper};
 use crate::error::Error;
 use crate::proto::Control;
+use std::sync::atomic::Ordering;
 
-/// So many steps are done for one session before others have their turn: a peer can send control frames without end, and as
-/// fast as they are handled. Others wait for less than a millisecond, and acknowledgements come by far more seldom.
+/// So many steps are done for one session at a time: a peer can send control frames without end, and as fast as they are handled.
+/// Others wait for less than a millisecond, and acknowledgements come by far more seldom.
 pub(super) const STEPS_MAX: u32 = 32;
 
 /// What is left of a link's input.
@@ -30,6 +31,7 @@ impl Engine {
 
     /// The peer's control frame, and what the peer has taken in. Called without `rx`: a reader may be asleep with it.
     pub(super) fn handle_control(&self, control: Control, peer_acked_offset: u64) {
+        self.controls.fetch_add(1, Ordering::Relaxed);
         if !matches!(control, Control::Ping { .. } | Control::Reset { .. }) {
             self.peer_acked(peer_acked_offset);
         }
@@ -54,6 +56,11 @@ impl Engine {
                 self.fail(Error::Reset { id: self.id, reason: reason.to_string() });
             }
         }
+    }
+
+    /// How many control frames of the peer have been handled. It wraps.
+    pub(crate) fn controls(&self) -> u32 {
+        self.controls.load(Ordering::Relaxed)
     }
 
     /// In the background, for a writer that waits for the peer: takes input in without the application. What is too much for

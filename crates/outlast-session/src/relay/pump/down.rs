@@ -10,6 +10,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
+/// Control frames that are handled in one turn. A peer can send them without end, each costs an answer, and they bring no byte.
+const CONTROLS_MAX: u32 = 16;
+
+/// Whether so many have come since there were `controls_before`.
+fn is_flooded(session: &Session, controls_before: u32) -> bool {
+    session.controls().wrapping_sub(controls_before) >= CONTROLS_MAX
+}
+
 impl Pump {
     /// Moves bytes from the session to the local side. Ready when the session's end has been passed on, never if
     /// that cannot be because the local side is [`broken`](Self::broken).
@@ -21,10 +29,10 @@ impl Pump {
     ) -> Poll<Result<(), Failure>> {
         self.drained = false;
         ready!(self.down_turn.poll_begin(cx));
-        let asked_again = session.asked_again();
-        let polled = self.poll_down_in_turn(cx, session, local);
-        // A peer can send what brings no byte without end: it is others' turn.
-        if polled.is_pending() && session.asked_again() != asked_again {
+        let controls_before = session.controls();
+        let polled = self.poll_down_in_turn(cx, session, local, controls_before);
+        // The session may have been left with more of them to handle.
+        if polled.is_pending() && is_flooded(session, controls_before) {
             self.down_turn.cut();
         }
         self.down_turn.end(cx);
@@ -36,9 +44,10 @@ impl Pump {
         cx: &mut Context<'_>,
         session: &mut Session,
         local: &Local,
+        controls_before: u32,
     ) -> Poll<Result<(), Failure>> {
         for _ in 0..ROUNDS_MAX {
-            if self.down_turn.is_used_up() {
+            if self.down_turn.is_used_up() || is_flooded(session, controls_before) {
                 break;
             }
             match &mut self.down {
