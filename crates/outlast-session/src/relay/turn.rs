@@ -19,6 +19,10 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 /// And while none is.
 const TURN_BYTES_MAX_IN_A_CROWD: usize = 64 << 10;
 
+/// What a turn of a peer that sends control frames without end counts for, besides the time that it takes: dozens of turns that move bytes.
+/// Whoever moves some is served before such peers, however many there are.
+const FLOOD_COST_NS: u64 = 5_000_000;
+
 /// One for each thread that may move something.
 static PLACES: LazyLock<Mutex<Queue>> =
     LazyLock::new(|| Mutex::new(Queue::new(std::thread::available_parallelism().map_or(1, NonZero::get))));
@@ -29,6 +33,7 @@ pub(super) struct Turn {
     moved_bytes: usize,
     /// It ended before everything was moved.
     is_cut: bool,
+    is_flooded: bool,
     account: Account,
     place: Place,
 }
@@ -50,7 +55,7 @@ impl Turn {
     /// Ready when there may be a turn: at once if the last one was not used up.
     pub(super) fn poll_begin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.moved_bytes = 0;
-        self.is_cut = false;
+        (self.is_cut, self.is_flooded) = (false, false);
         match &mut self.place {
             Place::Unneeded => {}
             Place::Awaited(ticket) => {
@@ -79,6 +84,15 @@ impl Turn {
         self.is_cut = true;
     }
 
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// As [`cut`](Self::cut), where the peer has sent more control frames than anybody needs.
+    pub(super) fn cut_flood(&mut self) {
+        (self.is_cut, self.is_flooded) = (true, true);
+    }
+
     /// The turn is over. Wakes the task for the next one if there is more to do.
     pub(super) fn end(&mut self, cx: &mut Context<'_>) {
         if !self.is_cut {
@@ -86,9 +100,14 @@ impl Turn {
             self.leave();
             return;
         }
+        let flood_ns = if self.is_flooded { FLOOD_COST_NS } else { 0 };
         let (entry, next) = match std::mem::take(&mut self.place) {
-            Place::Had { ticket, began_ns } => PLACES.lock().renew(ticket, cost_ns(began_ns), cx.waker()),
-            Place::Unneeded | Place::Awaited(_) => (PLACES.lock().enter(self.account, cx.waker()), None),
+            Place::Had { ticket, began_ns } => {
+                PLACES.lock().renew(ticket, cost_ns(began_ns) + flood_ns, cx.waker())
+            }
+            Place::Unneeded | Place::Awaited(_) => {
+                (PLACES.lock().enter(self.account, flood_ns, cx.waker()), None)
+            }
         };
         self.place = match entry {
             Entry::Waits(ticket) => Place::Awaited(ticket),
@@ -134,6 +153,10 @@ fn thread_time_ns() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
+/// Held by tests that count the places of the process.
+#[cfg(test)]
+pub(super) static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Turns that have all places, as long as they are there.
 #[cfg(test)]
 pub(super) async fn all_places() -> Vec<Turn> {
@@ -160,6 +183,7 @@ mod tests {
     /// polled again when the reactor was asked, which happens after 61 polls.
     #[tokio::test]
     async fn who_has_little_does_not_wait_for_all_that_have_much() {
+        let _alone = ALONE.lock().await;
         const CROWD: usize = 400;
         const TURNS: usize = 20;
         let turns = Arc::new(AtomicUsize::new(0));
@@ -207,6 +231,7 @@ mod tests {
     /// A peer floods its session with what brings no byte: its turns take long.
     #[tokio::test]
     async fn who_has_taken_little_time_is_next_before_a_crowd_that_takes_much() {
+        let _alone = ALONE.lock().await;
         const LONG_NS: u64 = 200_000;
         let places = PLACES.lock().free_places();
         let turns = Arc::new(AtomicUsize::new(0));
@@ -248,6 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_relay_that_is_dropped_while_it_waits_keeps_no_place() {
+        let _alone = ALONE.lock().await;
         let most = PLACES.lock().free_places();
         poll_fn(|cx| {
             let mut turns: Vec<Turn> = (0..3 * most).map(|_| Turn::default()).collect();

@@ -30,10 +30,19 @@ impl Pump {
         self.drained = false;
         ready!(self.down_turn.poll_begin(cx));
         let controls_before = session.controls();
-        let polled = self.poll_down_in_turn(cx, session, local, controls_before);
-        // The session may have been left with more of them to handle.
+        let mut polled = Poll::Pending;
+        for _ in 0..CONTROLS_MAX {
+            let asked_again = session.asked_again();
+            polled = self.poll_down_in_turn(cx, session, local, controls_before);
+            // Whether an urgent byte is next has to be looked at before more is read.
+            let has_more = polled.is_pending() && session.asked_again() != asked_again;
+            if !has_more || self.down_turn.is_cut() || is_flooded(session, controls_before) {
+                break;
+            }
+        }
         if polled.is_pending() && is_flooded(session, controls_before) {
-            self.down_turn.cut();
+            // There may be more of them.
+            self.down_turn.cut_flood();
         }
         self.down_turn.end(cx);
         polled

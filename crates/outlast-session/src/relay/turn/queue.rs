@@ -71,9 +71,11 @@ impl Queue {
         self.free_places
     }
 
-    /// Asks for a place. Whoever has one gives it back with [`leave`](Self::leave), or asks for it again with [`renew`](Self::renew).
-    pub(super) fn enter(&mut self, account: Account, waker: &Waker) -> Entry {
-        let ticket = self.ticket(account);
+    /// Asks for a place, after something that has cost `cost` without one. Whoever has one gives it back with
+    /// [`leave`](Self::leave), or asks for it again with [`renew`](Self::renew).
+    pub(super) fn enter(&mut self, account: Account, cost: u64, waker: &Waker) -> Entry {
+        let mut ticket = self.ticket(account);
+        ticket.start_cost = ticket.start_cost.saturating_add(cost);
         // Nobody waits while a place is free.
         if self.free_places > 0 {
             self.free_places -= 1;
@@ -185,7 +187,7 @@ mod tests {
     }
 
     fn enter(queue: &mut Queue, account: Account) -> Entry {
-        queue.enter(account, Waker::noop())
+        queue.enter(account, 0, Waker::noop())
     }
 
     /// The one that is served has cost `COSTLY` and wants more. Who is served now.
