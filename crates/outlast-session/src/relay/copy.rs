@@ -161,8 +161,10 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     let info = session.info();
     match outcome {
         Outcome::Completed => {}
-        Outcome::SessionFailed(_) => {
-            Box::pin(local.settle(SETTLE_TIMEOUT)).await;
+        Outcome::SessionFailed(ref error) => {
+            if !matches!(error, Error::Shed { .. }) {
+                Box::pin(local.settle(SETTLE_TIMEOUT)).await;
+            }
             local.abort();
         }
         _ => {
@@ -216,7 +218,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
     let mut local_failed = pin!(local.failed());
     let mut asked_failed = false;
     let mut woken = pin!(control.woken());
-    // Only of those that need it: a quiet relay should not hold the memory.
+    // Only of those that need them: a quiet relay should not hold the memory.
+    let mut given_up: Option<Pin<Box<dyn Future<Output = Error> + Send>>> = None;
     let mut over: Option<Pin<Box<dyn Future<Output = crate::Result<()>> + Send>>> = None;
     poll_fn(|cx| {
         while woken.as_mut().poll(cx).is_ready() {
@@ -233,6 +236,13 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         let unread = pump.has_ended_down() && up.is_pending();
         if pump.is_held_up() || unread {
             session.leave_unattended();
+        }
+        if pump.is_held_up() {
+            // The local side takes nothing: it may never do so again.
+            let given_up = given_up.get_or_insert_with(|| Box::pin(given_up_with(session.over())));
+            if let Poll::Ready(error) = given_up.as_mut().poll(cx) {
+                return Poll::Ready(End::Failed(Failure::Session(error)));
+            }
         }
         if unread {
             let over = over.get_or_insert_with(|| Box::pin(session.over()));
@@ -266,6 +276,19 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         }
     })
     .await
+}
+
+/// When a session has failed, and the local side has had time to take what came before; none to make room in memory.
+async fn given_up_with(over: impl Future<Output = crate::Result<()>>) -> Error {
+    match over.await {
+        Ok(()) => std::future::pending().await,
+        Err(error) => {
+            if !matches!(error, Error::Shed { .. }) {
+                tokio::time::sleep(SETTLE_TIMEOUT).await;
+            }
+            error
+        }
+    }
 }
 
 /// Both streams have ended: waits until the peer has everything. None if told to leave the process before that.
