@@ -86,10 +86,8 @@ async fn a_peer_that_sends_control_frames_without_end_waits_for_its_turns() {
 async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
     let shed =
         |engine: &Engine| Error::Shed { id: engine.id, short_of: "memory", held_bytes: 1, unacked_bytes: 0 };
-    let killed = |engine: &Engine| Error::killed(engine.id);
-    let failures: [(&dyn Fn(&Engine) -> Error, Duration); 2] =
-        [(&shed, Duration::from_secs(2)), (&killed, 2 * SETTLE_TIMEOUT + Duration::from_secs(2))];
-    for (failure, within) in failures {
+    let second = Duration::from_secs(1);
+    for (is_shed, within) in [(true, 2 * second), (false, 2 * SETTLE_TIMEOUT + 2 * second)] {
         let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
         let (_unread, _) = service.accept().await.unwrap();
         let mut data = FrameHeader::data(1 << 20, 0).encode().to_vec();
@@ -100,7 +98,7 @@ async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
         while engine.link().is_some() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        engine.fail(failure(&engine));
+        engine.fail(if is_shed { shed(&engine) } else { Error::killed(engine.id) });
         let ended = tokio::time::timeout(within, relay).await.expect("the relay goes on").unwrap();
         assert!(matches!(ended.outcome, Outcome::SessionFailed(_)), "{ended:?}");
     }
