@@ -288,6 +288,11 @@ impl Engine {
         (rx.backlog_bytes >= self.backlog_bytes_max()).then(|| (rx.consumed_offset(), rx.backlog_bytes))
     }
 
+    /// Whether all that the peer had to say is there, its end too, and nobody else needs the memory.
+    pub(crate) fn may_keep_input(&self) -> bool {
+        self.rx.lock().receiver.is_complete() && !is_scarce()
+    }
+
     /// What the session holds, as far as is known without waiting for a reader or a writer.
     fn held_bytes(&self) -> u64 {
         let sending = self.tx.try_lock().map_or(0, |tx| {

@@ -314,6 +314,9 @@ impl Engine {
             match piece {
                 Piece::Control { bytes, control } => {
                     rx.inbox.consume(bytes);
+                    if matches!(control, Control::Acked) && rx.receiver.peer_acked_offset() == acked_before {
+                        self.controls.fetch_add(1, Ordering::Relaxed);
+                    }
                     if let Control::End { end_offset } = control
                         && (end_offset != rx.receiver.next_offset() || !self.peer_ends_at(rx, end_offset))
                     {

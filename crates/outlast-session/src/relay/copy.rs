@@ -2,6 +2,7 @@
 
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
+use super::settling::{Settling, settle};
 use super::{Destination, Local, SETTLE_TIMEOUT, reasons};
 use crate::engine::UrgentAhead;
 use crate::error::Error;
@@ -162,9 +163,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     match outcome {
         Outcome::Completed => {}
         Outcome::SessionFailed(ref error) => {
-            if !matches!(error, Error::Shed { .. }) {
-                Box::pin(local.settle(SETTLE_TIMEOUT)).await;
-            }
+            Box::pin(settle(error, &session, &local, control)).await;
             local.abort();
         }
         _ => {
@@ -218,8 +217,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
     let mut local_failed = pin!(local.failed());
     let mut asked_failed = false;
     let mut woken = pin!(control.woken());
-    // Only of those that need them: a quiet relay should not hold the memory.
-    let mut given_up: Option<Pin<Box<dyn Future<Output = Error> + Send>>> = None;
+    let mut settling = Settling::default();
+    // Only of those that need it: a quiet relay should not hold the memory.
     let mut over: Option<Pin<Box<dyn Future<Output = crate::Result<()>> + Send>>> = None;
     poll_fn(|cx| {
         while woken.as_mut().poll(cx).is_ready() {
@@ -237,12 +236,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         if pump.is_held_up() || unread {
             session.leave_unattended();
         }
-        if pump.is_held_up() {
-            // The local side takes nothing: it may never do so again.
-            let given_up = given_up.get_or_insert_with(|| Box::pin(given_up_with(session.over())));
-            if let Poll::Ready(error) = given_up.as_mut().poll(cx) {
-                return Poll::Ready(End::Failed(Failure::Session(error)));
-            }
+        if let Poll::Ready(error) = settling.poll(cx, pump, session, local) {
+            return Poll::Ready(End::Failed(Failure::Session(error)));
         }
         if unread {
             let over = over.get_or_insert_with(|| Box::pin(session.over()));
@@ -276,19 +271,6 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         }
     })
     .await
-}
-
-/// When a session has failed, and the local side has had time to take what came before; none to make room in memory.
-async fn given_up_with(over: impl Future<Output = crate::Result<()>>) -> Error {
-    match over.await {
-        Ok(()) => std::future::pending().await,
-        Err(error) => {
-            if !matches!(error, Error::Shed { .. }) {
-                tokio::time::sleep(SETTLE_TIMEOUT).await;
-            }
-            error
-        }
-    }
 }
 
 /// Both streams have ended: waits until the peer has everything. None if told to leave the process before that.

@@ -306,11 +306,23 @@ impl Local {
         !matches!(peeked, Ok(count) if count > 0)
     }
 
+    /// What was written and the program's side of a TCP connection does not have yet, or the program has not read from another socket;
+    /// 0 where that is unknown.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        match self {
+            Local::Tcp(stream) => sys::unsent_bytes(stream.fd.as_fd()),
+            Local::Unix(socket) => sys::unsent_bytes(socket.stream.as_fd()),
+            Local::Stdio(_) => 0,
+        }
+    }
+
     /// Waits, for at most `limit`, until the kernel on the program's side has all that was written.
     pub(super) async fn settle(&self, limit: Duration) {
-        let Local::Tcp(stream) = self else { return };
+        if !matches!(self, Local::Tcp(_)) {
+            return;
+        }
         let taken = async {
-            while sys::unsent_bytes(stream.fd.as_fd()) > 0 {
+            while self.unsent_bytes() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

@@ -2,15 +2,16 @@
 //! else's client waiting. A lookup takes a thread until the resolver gives up, whoever waits for it.
 //!
 //! A network may have as many lookups under way as a part of those that are free (dynamic thresholds: Choudhury and Hahne 1998): where
-//! many networks ask for names that nobody answers for, each has fewer, and some are left for those that ask for their first.
+//! many networks ask for names that nobody answers for, each has fewer, and some are left for those that ask for their first. Who waits
+//! is next when its network has the fewest under way.
 
 use crate::proto::Block;
 use crate::tokio::lookup::in_a_thread;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use tokio::sync::Notify;
+use tokio::sync::oneshot;
 
 /// For all at a time.
 const LOOKUPS_MAX: usize = 384;
@@ -24,46 +25,115 @@ static LOOKUPS: Lookups = Lookups::new(LOOKUPS_MAX);
 
 struct Lookups {
     most: usize,
-    under_way: Mutex<UnderWay>,
-    ended: Notify,
+    state: Mutex<State>,
 }
 
-struct UnderWay {
-    count: usize,
-    /// Of networks that have some.
-    blocks: BTreeMap<Block, usize>,
+struct State {
+    under_way: usize,
+    /// Those with clients that wait, or whose names are being looked up.
+    networks: BTreeMap<Block, Network>,
+    /// Networks with clients that wait: who has the fewest lookups under way is next, and of these who has waited for longest.
+    next: BTreeSet<(usize, u64, Block)>,
+    next_number: u64,
+}
+
+#[derive(Default)]
+struct Network {
+    under_way: usize,
+    /// By when they came.
+    waiting: BTreeMap<u64, oneshot::Sender<Lookup>>,
+}
+
+impl State {
+    /// How many a network may have under way now.
+    fn block_lookups_max(&self, most: usize) -> usize {
+        match most.saturating_sub(self.under_way) {
+            0 => 0,
+            free => (free / FREE_PART).clamp(1, BLOCK_LOOKUPS_MAX),
+        }
+    }
+
+    /// Changes what is known of a network, and where it stands among those that wait.
+    fn change<T>(&mut self, block: Block, change: impl FnOnce(&mut Network) -> T) -> T {
+        let network = self.networks.entry(block).or_default();
+        let stands = |network: &Network| {
+            network.waiting.first_key_value().map(|(number, _)| (network.under_way, *number, block))
+        };
+        let before = stands(network);
+        let changed = change(network);
+        let after = stands(network);
+        if network.under_way == 0 && after.is_none() {
+            self.networks.remove(&block);
+        }
+        if before != after {
+            before.map(|before| self.next.remove(&before));
+            after.map(|after| self.next.insert(after));
+        }
+        changed
+    }
+
+    fn begin(&mut self, block: Block) {
+        self.under_way += 1;
+        self.change(block, |network| network.under_way += 1);
+    }
+
+    /// The client that may have its name looked up next, if one may.
+    fn take_next(&mut self, most: usize) -> Option<(Block, oneshot::Sender<Lookup>)> {
+        let &(under_way, _, block) = self.next.first()?;
+        if under_way >= self.block_lookups_max(most) {
+            return None;
+        }
+        let (_, client) = self.change(block, |network| network.waiting.pop_first())?;
+        self.begin(block);
+        Some((block, client))
+    }
 }
 
 impl Lookups {
     const fn new(most: usize) -> Self {
-        let under_way = UnderWay { count: 0, blocks: BTreeMap::new() };
-        Self { most, under_way: Mutex::new(under_way), ended: Notify::const_new() }
+        let state = State { under_way: 0, networks: BTreeMap::new(), next: BTreeSet::new(), next_number: 0 };
+        Self { most, state: Mutex::new(state) }
     }
 
     /// The place for one more lookup of a network, when there is one.
     async fn place(&'static self, block: Block) -> Lookup {
         loop {
-            let mut ended = std::pin::pin!(self.ended.notified());
-            // What ends from here on is heard of.
-            ended.as_mut().enable();
-            if self.begins(block) {
-                return Lookup { lookups: self, block };
+            let mut waits = match self.enter(block) {
+                Ok(lookup) => return lookup,
+                Err(waits) => waits,
+            };
+            if let Ok(lookup) = (&mut waits.place).await {
+                return lookup;
             }
-            ended.await;
         }
     }
 
-    fn begins(&self, block: Block) -> bool {
-        let mut under_way = self.under_way.lock();
-        let free = self.most.saturating_sub(under_way.count);
-        let most = (free / FREE_PART).clamp(1, BLOCK_LOOKUPS_MAX);
-        let own = under_way.blocks.get(&block).copied().unwrap_or(0);
-        if free == 0 || own >= most {
-            return false;
+    fn enter(&'static self, block: Block) -> Result<Lookup, Waits> {
+        let mut state = self.state.lock();
+        // Behind those of its network that wait.
+        let is_first = state.networks.get(&block).is_none_or(|network| network.waiting.is_empty());
+        let own = state.networks.get(&block).map_or(0, |network| network.under_way);
+        if is_first && own < state.block_lookups_max(self.most) {
+            state.begin(block);
+            return Ok(Lookup { lookups: self, block });
         }
-        under_way.count += 1;
-        under_way.blocks.insert(block, own + 1);
-        true
+        let (client, place) = oneshot::channel();
+        let number = state.next_number;
+        state.next_number += 1;
+        state.change(block, |network| network.waiting.insert(number, client));
+        Err(Waits { lookups: self, block, number, place })
+    }
+
+    /// Gives the places that are free to those that wait.
+    fn hand_on(&'static self) {
+        loop {
+            let Some((block, client)) = self.state.lock().take_next(self.most) else { return };
+            // The error is the place.
+            if let Err(lookup) = client.send(Lookup { lookups: self, block }) {
+                // The client has just left.
+                lookup.end();
+            }
+        }
     }
 }
 
@@ -73,18 +143,41 @@ struct Lookup {
     block: Block,
 }
 
+impl Lookup {
+    /// Without a place for another one.
+    fn end(self) {
+        self.count_out();
+        std::mem::forget(self);
+    }
+
+    fn count_out(&self) {
+        let mut state = self.lookups.state.lock();
+        state.under_way -= 1;
+        state.change(self.block, |network| network.under_way -= 1);
+    }
+}
+
 impl Drop for Lookup {
     fn drop(&mut self) {
-        let mut under_way = self.lookups.under_way.lock();
-        under_way.count -= 1;
-        if let Some(own) = under_way.blocks.get_mut(&self.block) {
-            *own -= 1;
-            if *own == 0 {
-                under_way.blocks.remove(&self.block);
-            }
-        }
-        drop(under_way);
-        self.lookups.ended.notify_waiters();
+        self.count_out();
+        self.lookups.hand_on();
+    }
+}
+
+/// A client whose name is to be looked up.
+struct Waits {
+    lookups: &'static Lookups,
+    block: Block,
+    number: u64,
+    place: oneshot::Receiver<Lookup>,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        // A place that it was given meanwhile is given back with `place`.
+        let waiting =
+            self.lookups.state.lock().change(self.block, |network| network.waiting.remove(&self.number));
+        drop(waiting);
     }
 }
 
@@ -134,7 +227,7 @@ mod tests {
     }
 
     async fn until_under_way(lookups: &Lookups, count: usize) {
-        while lookups.under_way.lock().count != count {
+        while lookups.state.lock().under_way != count {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -148,11 +241,11 @@ mod tests {
         // Nobody waits for these any more; their threads are still busy.
         waiting.iter().for_each(|(_, lookup)| lookup.abort());
         hold_places(&LOOKUPS, IpAddr::from([198, 51, 100, 1]), || Ok(())).await.unwrap();
-        assert_eq!(LOOKUPS.under_way.lock().count, BLOCK_LOOKUPS_MAX);
+        assert_eq!(LOOKUPS.state.lock().under_way, BLOCK_LOOKUPS_MAX);
         drop(waiting);
         until_under_way(&LOOKUPS, 0).await;
         hold_places(&LOOKUPS, client, || Ok(())).await.unwrap();
-        assert!(LOOKUPS.under_way.lock().blocks.is_empty());
+        assert!(LOOKUPS.state.lock().networks.is_empty());
     }
 
     #[tokio::test]
@@ -162,11 +255,42 @@ mod tests {
         let waiting: Vec<_> = networks.flat_map(|client| silent(&LOOKUPS, client, 40)).collect();
         // All have begun that may.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let count = LOOKUPS.under_way.lock().count;
+        let count = LOOKUPS.state.lock().under_way;
         assert!(count > LOOKUPS_MAX / 2 && count <= LOOKUPS_MAX - FREE_PART, "{count} of {LOOKUPS_MAX}");
         hold_places(&LOOKUPS, IpAddr::from([198, 51, 100, 1]), || Ok(())).await.unwrap();
         drop(waiting);
         until_under_way(&LOOKUPS, 0).await;
+    }
+
+    /// A network with many clients that wait, and one whose first client comes after all those.
+    #[tokio::test]
+    async fn the_network_with_the_fewest_under_way_is_next_and_each_waits_once() {
+        static LOOKUPS: Lookups = Lookups::new(2);
+        let [greedy, modest] = [1, 2].map(|network| IpAddr::from([192, 0, network, 1]));
+        let mut waiting = silent(&LOOKUPS, greedy, 1);
+        waiting.extend(silent(&LOOKUPS, IpAddr::from([192, 0, 3, 1]), 1));
+        until_under_way(&LOOKUPS, 2).await;
+        waiting.extend(silent(&LOOKUPS, greedy, 20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        waiting.extend(silent(&LOOKUPS, modest, 1));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(LOOKUPS.state.lock().next.len(), 2);
+        // Clients that leave are forgotten.
+        for (_, lookup) in waiting.drain(2..12) {
+            lookup.abort();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(LOOKUPS.state.lock().networks[&Block::of(greedy)].waiting.len(), 10);
+        // The third network's answer comes: its place is the modest one's.
+        let (answer, lookup) = waiting.remove(1);
+        answer.send(()).unwrap();
+        lookup.await.unwrap().unwrap();
+        until_under_way(&LOOKUPS, 2).await;
+        assert_eq!(LOOKUPS.state.lock().networks[&Block::of(modest)].under_way, 1);
+        waiting.into_iter().for_each(drop);
+        until_under_way(&LOOKUPS, 0).await;
+        let state = LOOKUPS.state.lock();
+        assert!(state.networks.is_empty() && state.next.is_empty());
     }
 
     #[tokio::test]

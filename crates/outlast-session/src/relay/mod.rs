@@ -41,6 +41,7 @@ mod pump;
 pub mod reasons;
 pub mod reserved;
 mod route;
+mod settling;
 pub mod socks5;
 mod stdio;
 mod sys;

@@ -132,6 +132,8 @@ pub(super) struct Pump {
     asked: bool,
     drained: bool,
     down: Down,
+    /// When last polled, the local side had no room for what was to be written.
+    blocked: bool,
     /// The session's first bytes are yet to come, and should not be a request for a destination.
     undirected: bool,
     down_bulk: Bulk,
@@ -157,6 +159,7 @@ impl Pump {
             asked: !early,
             drained: false,
             down: Down::Open,
+            blocked: false,
             undirected: false,
             down_bulk: Bulk::default(),
             pipe: None,
@@ -286,9 +289,20 @@ impl Pump {
         matches!(self.down, Down::Broken { ended: true, .. })
     }
 
-    /// Whether the session is not read because the local side takes nothing.
+    /// Whether the session is not read because the local side has not taken what was read before. It may have room: then its turn is
+    /// waited for.
     pub(super) fn is_held_up(&self) -> bool {
         matches!(self.down, Down::Writing { .. } | Down::Passing { .. } | Down::Urgent(_))
+    }
+
+    /// Whether the local side had no room for more when last polled.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// How much the local side has taken. It wraps.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        self.down_turn.total_bytes()
     }
 
     /// Whether the session has ended its stream, and the local side has all of it.

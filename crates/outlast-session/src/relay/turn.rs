@@ -20,7 +20,7 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 const TURN_BYTES_MAX_IN_A_CROWD: usize = 64 << 10;
 
 /// What a turn of a peer that sends control frames without end counts for, besides the time that it takes: dozens of turns that move bytes.
-/// Whoever moves some is served before such peers, however many there are.
+/// Whoever moves some is served before such peers that wait, however many there are.
 const FLOOD_COST_NS: u64 = 5_000_000;
 
 /// One for each thread that may move something.
@@ -31,6 +31,8 @@ static PLACES: LazyLock<Mutex<Queue>> =
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     moved_bytes: usize,
+    /// In all turns. It wraps.
+    total_bytes: u64,
     /// It ended before everything was moved.
     is_cut: bool,
     is_flooded: bool,
@@ -71,6 +73,12 @@ impl Turn {
 
     pub(super) fn moved(&mut self, bytes: usize) {
         self.moved_bytes += bytes;
+        self.total_bytes = self.total_bytes.wrapping_add(bytes as u64);
+    }
+
+    /// Moved in all turns. It wraps.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.total_bytes
     }
 
     /// Whether others are to have theirs.

@@ -324,6 +324,11 @@ impl Session {
         self.engine.leave_unattended();
     }
 
+    /// Of a session that has failed: whether an application that is slow may take its time: [`Engine::may_keep_input`].
+    pub(crate) fn may_keep_input(&self) -> bool {
+        self.engine.may_keep_input()
+    }
+
     /// Completes when the session is over; with its error if it has failed.
     pub fn over(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let engine = self.engine.clone();

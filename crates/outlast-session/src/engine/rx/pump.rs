@@ -31,7 +31,10 @@ impl Engine {
 
     /// The peer's control frame, and what the peer has taken in. Called without `rx`: a reader may be asleep with it.
     pub(super) fn handle_control(&self, control: Control, peer_acked_offset: u64) {
-        self.controls.fetch_add(1, Ordering::Relaxed);
+        // Those that acknowledge nothing new have been counted: a peer that takes much sends many others.
+        if !matches!(control, Control::Acked) {
+            self.controls.fetch_add(1, Ordering::Relaxed);
+        }
         if !matches!(control, Control::Ping { .. } | Control::Reset { .. }) {
             self.peer_acked(peer_acked_offset);
         }

@@ -27,11 +27,12 @@ impl Pump {
         session: &mut Session,
         local: &Local,
     ) -> Poll<Result<(), Failure>> {
-        self.drained = false;
+        (self.drained, self.blocked) = (false, false);
         ready!(self.down_turn.poll_begin(cx));
         let controls_before = session.controls();
         let mut polled = Poll::Pending;
         for _ in 0..CONTROLS_MAX {
+            self.drained = false;
             let asked_again = session.asked_again();
             polled = self.poll_down_in_turn(cx, session, local, controls_before);
             // Whether an urgent byte is next has to be looked at before more is read.
@@ -59,6 +60,14 @@ impl Pump {
             if self.down_turn.is_used_up() || is_flooded(session, controls_before) {
                 break;
             }
+            if self.is_held_up() {
+                let room = local.poll_write_ready(cx);
+                self.blocked = room.is_pending();
+                if let Err(error) = ready!(room) {
+                    self.break_down(error);
+                    continue;
+                }
+            }
             match &mut self.down {
                 Down::Open => match session.urgent_ahead() {
                     UrgentAhead::Next => ready!(self.poll_take_urgent(cx, session, local))?,
@@ -68,22 +77,15 @@ impl Pump {
                         }
                     }
                 },
-                Down::Urgent(byte) => {
-                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
-                        self.break_down(error);
-                        continue;
+                Down::Urgent(byte) => match local.try_write_urgent(*byte) {
+                    Ok(()) => {
+                        self.down = Down::Open;
+                        self.down_turn.moved(1);
                     }
-                    match local.try_write_urgent(*byte) {
-                        Ok(()) => self.down = Down::Open,
-                        Err(error) if would_block(&error) => {}
-                        Err(error) => self.break_down(error),
-                    }
-                }
+                    Err(error) if would_block(&error) => {}
+                    Err(error) => self.break_down(error),
+                },
                 Down::Passing { bytes } => {
-                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
-                        self.break_down(error);
-                        continue;
-                    }
                     let Some(pipe) = &self.pipe else { break };
                     match local.try_splice_from(pipe.output(), *bytes) {
                         Ok(count) => {
@@ -104,10 +106,6 @@ impl Pump {
                     }
                 }
                 Down::Writing { buffer, start, end, last } => {
-                    if let Err(error) = ready!(local.poll_write_ready(cx)) {
-                        self.break_down(error);
-                        continue;
-                    }
                     match local.try_write(buffer.get(*start..*end).unwrap_or_default(), *last) {
                         Ok(count) => {
                             *start += count;

@@ -2,14 +2,14 @@
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::proto::{Frame, FrameHeader, Hello, LinkMode, Message, SessionId};
+use crate::proto::{FRAME_DATA_BYTES_MAX, Frame, FrameHeader, Hello, LinkMode, Message, SessionId};
 use crate::relay::turn::{ALONE, all_places};
 use crate::relay::{Control, Ended, Local, Outcome, SETTLE_TIMEOUT, run_undirected};
 use crate::tokio::Listener;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 const FRAMES: usize = 2_000;
@@ -38,7 +38,11 @@ struct Scene {
 impl Scene {
     async fn new() -> Self {
         let listener = Listener::bind_with("127.0.0.1:0", &Arc::default()).await.unwrap();
-        let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        // Most of what it has not read is at the relay's side.
+        socket.set_recv_buffer_size(16 << 10).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let service = socket.listen(1).unwrap();
         let mut peer = TcpStream::connect(listener.local_addr()).await.unwrap();
         let id = SessionId::from_bytes(rand::random());
         peer.write_all(&Message::Hello(Hello::open(id, LinkMode::Inband)).to_bytes()).await.unwrap();
@@ -81,6 +85,19 @@ async fn a_peer_that_sends_control_frames_without_end_waits_for_its_turns() {
     }
 }
 
+/// The peer sends without end; the relay's service reads nothing, until neither the relay nor its kernel takes more.
+async fn fill(peer: &mut TcpStream) {
+    let mut data = FrameHeader::data(FRAME_DATA_BYTES_MAX, 0).encode().to_vec();
+    data.resize(data.len() + FRAME_DATA_BYTES_MAX, 7);
+    while tokio::time::timeout(Duration::from_millis(500), peer.write_all(&data)).await.is_ok() {}
+}
+
+async fn until_without_link(engine: &Engine) {
+    while engine.link().is_some() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// Without that the relay stays for as long as the service, and what it holds with it.
 #[tokio::test]
 async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
@@ -90,16 +107,69 @@ async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
     for (is_shed, within) in [(true, 2 * second), (false, 2 * SETTLE_TIMEOUT + 2 * second)] {
         let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
         let (_unread, _) = service.accept().await.unwrap();
-        let mut data = FrameHeader::data(1 << 20, 0).encode().to_vec();
-        data.resize(data.len() + (1 << 20), 7);
-        // Until neither the relay nor its service's kernel takes more.
-        while tokio::time::timeout(Duration::from_millis(500), peer.write_all(&data)).await.is_ok() {}
+        fill(&mut peer).await;
         drop(peer);
-        while engine.link().is_some() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_without_link(&engine).await;
         engine.fail(if is_shed { shed(&engine) } else { Error::killed(engine.id) });
         let ended = tokio::time::timeout(within, relay).await.expect("the relay goes on").unwrap();
         assert!(matches!(ended.outcome, Outcome::SessionFailed(_)), "{ended:?}");
     }
+}
+
+/// It takes longer than one that reads nothing is waited for.
+#[tokio::test]
+async fn a_service_that_reads_slowly_gets_all_that_came_before_its_session_failed() {
+    let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
+    let (mut slow, _) = service.accept().await.unwrap();
+    fill(&mut peer).await;
+    let came_bytes = engine.info().read_bytes;
+    engine.fail(Error::killed(engine.id));
+    let steps = 40;
+    let step_bytes = usize::try_from(came_bytes).unwrap() / steps + 1;
+    let (mut bytes, mut buffer) = (0, vec![0; step_bytes]);
+    let error = loop {
+        match slow.read_exact(&mut buffer).await {
+            Ok(count) => bytes += count,
+            Err(error) => break error,
+        }
+        tokio::time::sleep(2 * SETTLE_TIMEOUT / u32::try_from(steps).unwrap()).await;
+    };
+    // Those before the error are not counted: less than a step.
+    let missing_bytes = usize::try_from(came_bytes).unwrap() - bytes;
+    assert!(missing_bytes < step_bytes, "{missing_bytes} of {came_bytes} bytes are missing");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "it is not all that there was to come");
+    assert!(matches!(relay.await.unwrap().outcome, Outcome::SessionFailed(_)));
+}
+
+/// The peer was told that all has arrived.
+#[tokio::test]
+async fn a_stream_that_has_come_whole_reaches_a_service_that_pauses_whatever_becomes_of_the_session() {
+    const STREAM_BYTES: usize = 8 << 20;
+    let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
+    let (mut slow, _) = service.accept().await.unwrap();
+    let sending = tokio::spawn(async move {
+        let mut stream = Vec::new();
+        for _ in 0..STREAM_BYTES / FRAME_DATA_BYTES_MAX {
+            stream.extend(FrameHeader::data(FRAME_DATA_BYTES_MAX, 0).encode());
+            stream.resize(stream.len() + FRAME_DATA_BYTES_MAX, 7);
+        }
+        Frame::End { end_offset: STREAM_BYTES as u64 }.encode(0, &mut stream);
+        peer.write_all(&stream).await.unwrap();
+        peer
+    });
+    let mut bytes = 0;
+    while !engine.may_keep_input() {
+        bytes += tokio::time::timeout(Duration::from_millis(2), slow.read(&mut [0; 16 << 10]))
+            .await
+            .map_or(0, |read| read.unwrap());
+    }
+    let _peer = sending.await.unwrap();
+    engine.fail(Error::killed(engine.id));
+    tokio::time::sleep(2 * SETTLE_TIMEOUT + Duration::from_secs(1)).await;
+    assert!(!relay.is_finished());
+    let mut rest = Vec::new();
+    slow.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(bytes + rest.len(), STREAM_BYTES);
+    assert!(!rest.is_empty());
+    assert!(matches!(relay.await.unwrap().outcome, Outcome::SessionFailed(_)));
 }
