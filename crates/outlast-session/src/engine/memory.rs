@@ -122,7 +122,7 @@ fn used_bytes() -> u64 {
 }
 
 /// Whether rings must stay small, and openings are looked at closely.
-pub(super) fn is_scarce() -> bool {
+pub(crate) fn is_scarce() -> bool {
     budget().is_scarce(used_bytes())
 }
 
@@ -286,11 +286,6 @@ impl Engine {
     pub(super) fn overfull_at(&self) -> Option<(u64, u64)> {
         let rx = self.rx.try_lock()?;
         (rx.backlog_bytes >= self.backlog_bytes_max()).then(|| (rx.consumed_offset(), rx.backlog_bytes))
-    }
-
-    /// Whether all that the peer had to say is there, its end too, and nobody else needs the memory.
-    pub(crate) fn may_keep_input(&self) -> bool {
-        self.rx.lock().receiver.is_complete() && !is_scarce()
     }
 
     /// What the session holds, as far as is known without waiting for a reader or a writer.

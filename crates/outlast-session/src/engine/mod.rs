@@ -48,6 +48,7 @@ pub(crate) use helper::Helper;
 pub use info::{Event, EventKind, Events, Info, Role, SessionState};
 pub(crate) use link::{Link, NotTls, Waiting, set_detection, set_link_options};
 pub use memory::Memory;
+pub(crate) use memory::is_scarce as is_memory_scarce;
 pub(crate) use retrying::{ARRIVAL_LOOK, Attempt, Next, Outage};
 
 pub(crate) use rx::{Pumped, Rx};

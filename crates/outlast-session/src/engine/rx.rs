@@ -240,6 +240,11 @@ impl Engine {
         None
     }
 
+    /// Whether the peer's stream has been taken in to its end.
+    pub(crate) fn has_peer_end(&self) -> bool {
+        self.rx.lock().receiver.is_complete()
+    }
+
     fn read_step(&self, rx: &mut Rx, buffer: &mut [u8], waiting: &mut Waiting<'_, '_>) -> Result<Step> {
         if let Some(result) = rx.read_backlog(buffer) {
             return result.map(Step::Data);

@@ -2,7 +2,7 @@
 
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
-use super::settling::{Settling, settle};
+use super::settling::{Settling, is_shed, settle};
 use super::{Destination, Local, SETTLE_TIMEOUT, reasons};
 use crate::engine::UrgentAhead;
 use crate::error::Error;
@@ -115,7 +115,11 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 None => return detach(pump, session, local),
             }
         }
-        End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
+        End::Failed(Failure::Session(error)) => {
+            Box::pin(settle(&error, &session, &local, control)).await;
+            Outcome::SessionFailed(error)
+        }
+        End::Untaken(error) => Outcome::SessionFailed(error),
         End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
             if !pump.up_ended() {
@@ -137,7 +141,9 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
             }
         }
         End::Wish(wish @ (Wish::Kill | Wish::End)) => at_once(&session, wish),
-        End::Wish(Wish::Detach) if pump.can_rest() => return detach(pump, session, local),
+        End::Wish(Wish::Detach) if pump.can_rest() && session.failure().is_none() => {
+            return detach(pump, session, local);
+        }
         // It was reset before it had said all: nothing is owed that would be worth to be waited for.
         End::Wish(Wish::Detach) if pump.broken().is_some() => {
             Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into())
@@ -162,10 +168,7 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     let info = session.info();
     match outcome {
         Outcome::Completed => {}
-        Outcome::SessionFailed(ref error) => {
-            Box::pin(settle(error, &session, &local, control)).await;
-            local.abort();
-        }
+        Outcome::SessionFailed(_) => local.abort(),
         _ => {
             session.kill_with(reasons::of(&outcome, session.role()));
             local.abort();
@@ -210,6 +213,8 @@ fn detach(pump: Pump, session: Session, local: Local) -> Ended {
 enum End {
     Both,
     Failed(Failure),
+    /// The session has failed, and the local side takes no more of what came before.
+    Untaken(Error),
     Wish(Wish),
 }
 
@@ -237,7 +242,7 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
             session.leave_unattended();
         }
         if let Poll::Ready(error) = settling.poll(cx, pump, session, local) {
-            return Poll::Ready(End::Failed(Failure::Session(error)));
+            return Poll::Ready(End::Untaken(error));
         }
         if unread {
             let over = over.get_or_insert_with(|| Box::pin(session.over()));
@@ -256,6 +261,11 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
                 cx.waker().wake_by_ref();
             }
         }
+        // What came before the session failed goes to the local side first, whatever that has to say.
+        let is_early = matches!(&up, Poll::Ready(Err(Failure::Session(error))) if !is_shed(error))
+            && down.is_pending()
+            && pump.broken().is_none();
+        let up = if is_early { Poll::Pending } else { up };
         let (down_ended, up_ended) = (down.is_ready(), up.is_ready());
         if let (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) = (down, up) {
             return Poll::Ready(End::Failed(failure));
@@ -410,7 +420,7 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
     }
     local.settle(SETTLE_TIMEOUT).await;
     let delivered = async {
-        while session.info().unacked_bytes > 0 {
+        while session.failure().is_none() && session.info().unacked_bytes > 0 {
             tokio::time::sleep(DELIVERED_POLL_MIN).await;
         }
     };

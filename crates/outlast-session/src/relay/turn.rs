@@ -111,7 +111,8 @@ impl Turn {
         let flood_ns = if self.is_flooded { FLOOD_COST_NS } else { 0 };
         let (entry, next) = match std::mem::take(&mut self.place) {
             Place::Had { ticket, began_ns } => {
-                PLACES.lock().renew(ticket, cost_ns(began_ns) + flood_ns, cx.waker())
+                let cost_ns = cost_ns(began_ns) + flood_ns;
+                PLACES.lock().renew(ticket, cost_ns, cx.waker())
             }
             Place::Unneeded | Place::Awaited(_) => {
                 (PLACES.lock().enter(self.account, flood_ns, cx.waker()), None)
@@ -134,8 +135,9 @@ impl Turn {
             Place::Unneeded => return,
             Place::Awaited(ticket) => PLACES.lock().give_up(ticket),
             Place::Had { ticket, began_ns } => {
-                let next;
-                (self.account, next) = PLACES.lock().leave(ticket, cost_ns(began_ns));
+                let cost_ns = cost_ns(began_ns);
+                let (account, next) = PLACES.lock().leave(ticket, cost_ns);
+                self.account = account;
                 next
             }
         };

@@ -277,7 +277,7 @@ impl Session {
         self.engine.asked_again()
     }
 
-    /// How many control frames of the peer have been handled: [`Engine::controls`].
+    /// How many control frames of the peer have been handled, but for those that acknowledge something new: [`Engine::controls`].
     pub(crate) fn controls(&self) -> u32 {
         self.engine.controls()
     }
@@ -324,9 +324,9 @@ impl Session {
         self.engine.leave_unattended();
     }
 
-    /// Of a session that has failed: whether an application that is slow may take its time: [`Engine::may_keep_input`].
-    pub(crate) fn may_keep_input(&self) -> bool {
-        self.engine.may_keep_input()
+    /// Whether the peer's stream has come whole, to its end.
+    pub(crate) fn has_peer_end(&self) -> bool {
+        self.engine.has_peer_end()
     }
 
     /// Completes when the session is over; with its error if it has failed.

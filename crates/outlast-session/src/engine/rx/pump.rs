@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// How many control frames of the peer have been handled. It wraps.
+    /// How many control frames of the peer have been handled, but for those that acknowledge something new. It wraps.
     pub(crate) fn controls(&self) -> u32 {
         self.controls.load(Ordering::Relaxed)
     }

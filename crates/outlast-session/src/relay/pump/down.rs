@@ -30,13 +30,13 @@ impl Pump {
         (self.drained, self.blocked) = (false, false);
         ready!(self.down_turn.poll_begin(cx));
         let controls_before = session.controls();
-        let mut polled = Poll::Pending;
+        let (mut polled, mut has_more) = (Poll::Pending, false);
         for _ in 0..CONTROLS_MAX {
             self.drained = false;
             let asked_again = session.asked_again();
             polled = self.poll_down_in_turn(cx, session, local, controls_before);
             // Whether an urgent byte is next has to be looked at before more is read.
-            let has_more = polled.is_pending() && session.asked_again() != asked_again;
+            has_more = polled.is_pending() && session.asked_again() != asked_again;
             if !has_more || self.down_turn.is_cut() || is_flooded(session, controls_before) {
                 break;
             }
@@ -44,6 +44,8 @@ impl Pump {
         if polled.is_pending() && is_flooded(session, controls_before) {
             // There may be more of them.
             self.down_turn.cut_flood();
+        } else if has_more {
+            self.down_turn.cut();
         }
         self.down_turn.end(cx);
         polled
