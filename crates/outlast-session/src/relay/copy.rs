@@ -2,7 +2,7 @@
 
 use super::control::{Control, Wish};
 use super::pump::{Failure, Pump, Rest, give_buffer, take_buffer};
-use super::settling::{Settling, is_shed, settle};
+use super::settling::{Settling, is_shed, settle, settle_timeout};
 use super::{Destination, Local, SETTLE_TIMEOUT, reasons};
 use crate::engine::UrgentAhead;
 use crate::error::Error;
@@ -106,6 +106,8 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     session.stop_passing();
     // Nobody may poll it for long from here on.
     pump.leave_turns();
+    // The local side has had its time to take what it has not.
+    let mut has_settled = false;
     // The ways to end are boxed: a quiet relay should not hold the memory of all of them.
     let outcome = match end {
         End::Both => {
@@ -115,11 +117,11 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
                 None => return detach(pump, session, local),
             }
         }
-        End::Failed(Failure::Session(error)) => {
-            Box::pin(settle(&error, &session, &local, control)).await;
+        End::Failed(Failure::Session(error)) => Outcome::SessionFailed(error),
+        End::Untaken(error) => {
+            has_settled = true;
             Outcome::SessionFailed(error)
         }
-        End::Untaken(error) => Outcome::SessionFailed(error),
         End::Failed(Failure::Misdirected(destination)) => Outcome::Misdirected(destination),
         End::Failed(Failure::Local(error)) => {
             if !pump.up_ended() {
@@ -148,9 +150,10 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
         End::Wish(Wish::Detach) if pump.broken().is_some() => {
             Outcome::LocalFailed(io::ErrorKind::ConnectionReset.into())
         }
-        End::Wish(Wish::Stop | Wish::Detach) => {
+        End::Wish(wish @ (Wish::Stop | Wish::Detach)) => {
+            has_settled = true;
             let wish = tokio::select! {
-                outcome = Box::pin(hand_over(&mut pump, &mut session, &local)) => Ok(outcome),
+                outcome = Box::pin(hand_over(&mut pump, &mut session, &local, wish)) => Ok(outcome),
                 wish = control.at_once() => Err(wish),
             };
             pump.leave_turns();
@@ -168,7 +171,12 @@ async fn carry(mut pump: Pump, mut session: Session, local: Local, control: &Con
     let info = session.info();
     match outcome {
         Outcome::Completed => {}
-        Outcome::SessionFailed(_) => local.abort(),
+        Outcome::SessionFailed(ref error) => {
+            if !has_settled {
+                Box::pin(settle(error, &session, &local, control)).await;
+            }
+            local.abort();
+        }
         _ => {
             session.kill_with(reasons::of(&outcome, session.role()));
             local.abort();
@@ -264,7 +272,8 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
         // What came before the session failed goes to the local side first, whatever that has to say.
         let is_early = matches!(&up, Poll::Ready(Err(Failure::Session(error))) if !is_shed(error))
             && down.is_pending()
-            && pump.broken().is_none();
+            && pump.broken().is_none()
+            && session.failure().is_some();
         let up = if is_early { Poll::Pending } else { up };
         let (down_ended, up_ended) = (down.is_ready(), up.is_ready());
         if let (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) = (down, up) {
@@ -287,6 +296,7 @@ async fn until_end(pump: &mut Pump, session: &mut Session, local: &Local, contro
 async fn finish(session: &Session, control: &Control) -> Option<Outcome> {
     let mut finished = pin!(session.finish());
     let wish = tokio::select! {
+        biased;
         result = &mut finished => return Some(finished_outcome(result)),
         wish = control.wish(|| Some(session.info())) => wish,
     };
@@ -383,10 +393,20 @@ async fn deliver_the_rest(pump: &Pump, session: &mut Session, control: &Control)
 /// Told to stop: what either side has handed to us reaches the other, within bounds.
 ///
 /// If the local side has ended its stream the peer is about to end its own, and the session may complete.
-async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Outcome {
+async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local, wish: Wish) -> Outcome {
     let up_ended = pump.up_ended();
+    let limit = match session.failure() {
+        Some(_) => settle_timeout(wish),
+        None if up_ended => LAST_WORDS_TIMEOUT,
+        None => SETTLE_TIMEOUT,
+    };
+    let begun = Instant::now();
     let moving = poll_fn(|cx| {
-        if up_ended && let Poll::Ready(Err(_)) = pump.poll_up(cx, session, local) {
+        // What has come before a failure is passed on.
+        if up_ended
+            && let Poll::Ready(Err(_)) = pump.poll_up(cx, session, local)
+            && session.failure().is_none()
+        {
             return Poll::Ready(Moved::Not);
         }
         let asked_again = session.asked_again();
@@ -404,19 +424,26 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
             Poll::Pending => Poll::Pending,
         }
     });
-    let limit = if up_ended { LAST_WORDS_TIMEOUT } else { SETTLE_TIMEOUT };
     let moved = match tokio::time::timeout(limit, moving).await {
         Ok(moved) => moved,
         Err(_) if pump.is_drained() => Moved::SoFar,
         Err(_) => Moved::Not,
     };
     pump.leave_turns();
+    if let Some(error) = session.failure() {
+        local.settle(limit.saturating_sub(begun.elapsed())).await;
+        return Outcome::SessionFailed(error);
+    }
     if up_ended && moved == Moved::ToTheEnd {
         if pump.broken().is_none() {
             local.end_in_order();
         }
         let finished = tokio::time::timeout(SETTLE_TIMEOUT, session.finish()).await;
-        return finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
+        let outcome = finished.map_or(Outcome::Stopped { delivered: false }, finished_outcome);
+        if matches!(outcome, Outcome::SessionFailed(_)) {
+            local.settle(settle_timeout(wish)).await;
+        }
+        return outcome;
     }
     local.settle(SETTLE_TIMEOUT).await;
     let delivered = async {
@@ -425,6 +452,9 @@ async fn hand_over(pump: &mut Pump, session: &mut Session, local: &Local) -> Out
         }
     };
     let delivered = tokio::time::timeout(SETTLE_TIMEOUT, delivered).await.is_ok();
+    if let Some(error) = session.failure() {
+        return Outcome::SessionFailed(error);
+    }
     Outcome::Stopped { delivered: delivered && moved != Moved::Not && pump.broken().is_none() }
 }
 

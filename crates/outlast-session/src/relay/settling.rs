@@ -5,6 +5,7 @@
 //! can still have all of it. Where memory is scarce, or many wait like that, a local side has some seconds; if the session was
 //! ended to free memory it has none.
 
+use super::control::Wish;
 use super::pump::Pump;
 use super::{Control, Local, SETTLE_TIMEOUT};
 use crate::engine::is_memory_scarce;
@@ -33,6 +34,9 @@ const WAITING_MAX: usize = 256;
 const LOOK: Duration = Duration::from_secs(1);
 /// And how often at first, where the kernel has nearly all.
 const LOOK_MIN: Duration = Duration::from_millis(5);
+
+/// For so long the local side of a relay that is to be handed over is waited for: all other sessions wait as well.
+const HAND_OVER_SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many of this process wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -158,10 +162,9 @@ pub(super) async fn settle(error: &Error, session: &Session, local: &Local, cont
         }
     };
     let wished = async {
-        // A detached session would be one to go on with.
-        control.wish(|| Some(session.info())).await;
+        let wish = control.wish(|| Some(session.info())).await;
         tokio::select! {
-            () = sleep(SETTLE_TIMEOUT) => {}
+            () = sleep(settle_timeout(wish)) => {}
             _ = control.at_once() => {}
         }
     };
@@ -170,6 +173,11 @@ pub(super) async fn settle(error: &Error, session: &Session, local: &Local, cont
         () = local.failed() => {}
         () = wished => {}
     }
+}
+
+/// For how long the local side may take what a session that has failed has left, where the relay is to end.
+pub(super) fn settle_timeout(wish: Wish) -> Duration {
+    if wish == Wish::Detach { HAND_OVER_SETTLE_TIMEOUT } else { SETTLE_TIMEOUT }
 }
 
 pub(super) fn is_shed(error: &Error) -> bool {

@@ -31,6 +31,7 @@ async fn read_for(stream: &mut TcpStream, time: Duration, enough_bytes: usize) -
 struct Scene {
     peer: TcpStream,
     engine: Arc<Engine>,
+    control: Control,
     relay: JoinHandle<Ended>,
     _listener: Listener,
     service: TcpListener,
@@ -51,15 +52,19 @@ impl Scene {
         let engine = session.engine().clone();
         let local = TcpStream::connect(service.local_addr().unwrap()).await.unwrap();
         let local = Local::from_tcp(local).unwrap();
-        let relay = tokio::spawn(async move { run_undirected(session, local, &Control::default()).await });
+        let control = Control::new();
+        let relay = tokio::spawn({
+            let control = control.clone();
+            async move { run_undirected(session, local, &control).await }
+        });
         // The Welcome, and what may come with it.
         read_for(&mut peer, Duration::from_millis(200), usize::MAX).await;
-        Self { peer, engine, relay, _listener: listener, service }
+        Self { peer, engine, control, relay, _listener: listener, service }
     }
 }
 
 async fn waits_for_its_turns(frame: Frame<'_>) {
-    let Scene { mut peer, engine: _, relay, _listener, service: _service } = Scene::new().await;
+    let Scene { mut peer, engine: _, control: _, relay, _listener, service: _service } = Scene::new().await;
     let places = all_places().await;
     // Now and then one that is answered.
     let (mut flood, mut pong) = (Vec::new(), Vec::new());
@@ -90,10 +95,14 @@ async fn a_peer_that_sends_control_frames_without_end_waits_for_its_turns() {
 async fn fill(peer: &mut TcpStream, engine: &Engine) {
     let mut data = FrameHeader::data(FRAME_DATA_BYTES_MAX, 0).encode().to_vec();
     data.resize(data.len() + FRAME_DATA_BYTES_MAX, 7);
-    let enough_bytes = 256 << 10;
-    while tokio::time::timeout(Duration::from_millis(500), peer.write_all(&data)).await.is_ok()
-        || engine.info().read_bytes < enough_bytes
-    {}
+    let (enough_bytes, mut at) = (256 << 10, 0);
+    loop {
+        match tokio::time::timeout(Duration::from_millis(500), peer.write(&data[at..])).await {
+            Ok(written) => at = (at + written.unwrap()) % data.len(),
+            Err(_) if engine.info().read_bytes >= enough_bytes => return,
+            Err(_) => {}
+        }
+    }
 }
 
 async fn until_without_link(engine: &Engine) {
@@ -108,7 +117,7 @@ async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
     let shed =
         |engine: &Engine| Error::Shed { id: engine.id, short_of: "memory", held_bytes: 1, unacked_bytes: 0 };
     for is_shed in [true, false] {
-        let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
+        let Scene { mut peer, engine, control: _, relay, _listener, service } = Scene::new().await;
         let (_unread, _) = service.accept().await.unwrap();
         fill(&mut peer, &engine).await;
         drop(peer);
@@ -130,7 +139,7 @@ async fn a_session_that_fails_while_the_service_reads_nothing_ends_the_relay() {
 /// It says something, too, which the session does not take any more.
 #[tokio::test]
 async fn a_service_that_reads_slowly_gets_all_that_came_before_its_session_failed() {
-    let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
+    let Scene { mut peer, engine, control: _, relay, _listener, service } = Scene::new().await;
     let (mut slow, _) = service.accept().await.unwrap();
     fill(&mut peer, &engine).await;
     let came_bytes = engine.info().read_bytes;
@@ -154,9 +163,21 @@ async fn a_service_that_reads_slowly_gets_all_that_came_before_its_session_faile
 /// The peer was told that all has arrived.
 #[tokio::test]
 async fn a_stream_that_has_come_whole_reaches_a_service_that_pauses_whatever_becomes_of_the_session() {
+    whole_stream(false).await;
+}
+
+#[tokio::test]
+async fn the_same_reaches_a_service_that_has_ended_its_own_stream() {
+    whole_stream(true).await;
+}
+
+async fn whole_stream(has_service_ended: bool) {
     const STREAM_BYTES: usize = 8 << 20;
-    let Scene { mut peer, engine, relay, _listener, service } = Scene::new().await;
+    let Scene { mut peer, engine, control: _, relay, _listener, service } = Scene::new().await;
     let (mut slow, _) = service.accept().await.unwrap();
+    if has_service_ended {
+        slow.shutdown().await.unwrap();
+    }
     let sending = tokio::spawn(async move {
         let mut stream = Vec::new();
         for _ in 0..STREAM_BYTES / FRAME_DATA_BYTES_MAX {
@@ -182,4 +203,23 @@ async fn a_stream_that_has_come_whole_reaches_a_service_that_pauses_whatever_bec
     assert_eq!(bytes + rest.len(), STREAM_BYTES);
     assert!(!rest.is_empty());
     assert!(matches!(relay.await.unwrap().outcome, Outcome::SessionFailed(_)));
+}
+
+/// Others wait for a hand-over.
+#[tokio::test]
+async fn a_relay_whose_session_has_failed_is_stopped_and_handed_over_within_seconds() {
+    for (wish, within) in [
+        (Control::stop as fn(&Control), SETTLE_TIMEOUT + Duration::from_secs(2)),
+        (Control::detach, Duration::from_secs(3)),
+    ] {
+        let Scene { mut peer, engine, control, relay, _listener, service } = Scene::new().await;
+        let (_unread, _) = service.accept().await.unwrap();
+        fill(&mut peer, &engine).await;
+        engine.fail(Error::killed(engine.id));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!relay.is_finished());
+        wish(&control);
+        let ended = tokio::time::timeout(within, relay).await.expect("the relay goes on").unwrap();
+        assert!(matches!(ended.outcome, Outcome::SessionFailed(Error::Killed { .. })), "{ended:?}");
+    }
 }
