@@ -325,6 +325,12 @@ impl Listeners {
         there.all(|listener| tcp::queued_count(listener.socket.as_fd()) == Some(0))
     }
 
+    /// Whether others may listen where a connection had come to, and the kernel chooses by the client's port who gets one.
+    pub(super) fn shares_port(&self, connection: &Address) -> bool {
+        let mut there = self.all.iter().filter(|listener| connection.came_to(&listener.address));
+        there.any(|listener| sys::shares_port(listener.socket.as_fd()))
+    }
+
     /// Where a connection has come from, to connect there once more.
     pub(super) fn origin(&self, connection: &Address, socket: BorrowedFd<'_>) -> Origin {
         let came_to = |listener: &&Listener| connection.came_to(&listener.address);

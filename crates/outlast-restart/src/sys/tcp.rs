@@ -127,6 +127,12 @@ pub(crate) fn queued_count(socket: BorrowedFd<'_>) -> Option<u32> {
     info(socket).ok().filter(|info| info.state == LISTEN).map(|info| info.unacked)
 }
 
+/// Whether the other end of a connection has not answered yet.
+pub(crate) fn is_connecting(socket: BorrowedFd<'_>) -> bool {
+    const SYN_SENT: u8 = 2;
+    info(socket).is_ok_and(|info| info.state == SYN_SENT)
+}
+
 /// Whether nothing was read of a connection since it was accepted, or written to it. False of what is no TCP connection.
 pub(crate) fn is_untouched(socket: BorrowedFd<'_>) -> bool {
     positions(socket).is_ok_and(|positions| positions == Positions::default())

@@ -19,7 +19,8 @@ const REST: Duration = Duration::from_secs(75);
 const OFFER: Duration = Duration::from_secs(30);
 /// Before it is offered once more.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Whoever has accepted one asks sooner what it stands for.
+/// A process that has accepted one asks sooner what it stands for. Where listening sockets share their port (SO_REUSEPORT) a process that
+/// is not the program's may have it, and [`AGAIN`] counts.
 const UNCLAIMED: Duration = Duration::from_secs(3);
 /// So many are offered at a time: clients wait in the same queue.
 const OFFERS: usize = 16;
@@ -239,18 +240,23 @@ impl Connections {
         over.into_iter().for_each(|number| self.drop(number));
     }
 
-    /// Of those that were offered: whoever has accepted one was killed before it could ask what that stands for, or has asked
-    /// in vain as this process did not answer.
+    /// Of those that were offered: the process that has accepted one was killed before it could ask what that stands for, or has asked
+    /// in vain as this process did not answer; or another program listens at the same port and has it; or it found the queue full, and
+    /// the kernel would try again after a second, three and seven.
     fn take_unclaimed(&mut self, listeners: &Listeners, now: Instant) {
         let all = &self.all;
         let lost = self.loose.offered.iter().filter_map(|number| {
             let held = all.get(number)?;
             let State::Offered { socket, since, at, .. } = &held.state else { return None };
             let age = now.duration_since(*at);
-            let is_accepted =
-                || held.address.as_ref().is_some_and(|address| listeners.is_queue_empty(address));
-            let is_lost = age >= AGAIN && has_ended(socket.as_fd()) || age >= UNCLAIMED && is_accepted();
-            is_lost.then_some((*number, *since))
+            if age < AGAIN {
+                return None;
+            }
+            let address = held.address.as_ref()?;
+            let is_queued = || !listeners.is_queue_empty(address);
+            let is_due =
+                || age >= UNCLAIMED || listeners.shares_port(address) || tcp::is_connecting(socket.as_fd());
+            (has_ended(socket.as_fd()) || is_due() && !is_queued()).then_some((*number, *since))
         });
         let lost: Vec<(u32, Instant)> = lost.collect();
         lost.into_iter().for_each(|(number, since)| self.change(number, State::Ready { since }));

@@ -251,3 +251,58 @@ fn a_client_waits_as_long_as_the_program_takes_to_begin_and_some_time_more() {
     }
     assert_eq!(scene.connections.count(), 0);
 }
+
+/// Another program listens at the same port, accepts what comes to it, and waits for what its clients say.
+#[test]
+fn those_that_another_program_has_accepted_are_offered_again_at_once() {
+    const COUNT: usize = 8;
+    let (_memory, table) = Table::create(false, "a test").unwrap();
+    let (mut listeners, mut connections) = (Listeners::default(), Connections::new(table, None));
+    connections.set_limit(COUNT);
+    let listener = TcpListener::from(listens_at(0));
+    let bytes = AddressBytes::new(&sys::local_address(listener.as_fd())).unwrap();
+    let socket = listener.as_fd().try_clone_to_owned().unwrap();
+    assert!(listeners.add(socket, bytes, None, (process::pid(), None), &[], table));
+    let clients: Vec<TcpStream> = (0..COUNT)
+        .map(|_| {
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            connections.pass_on(listener.accept().unwrap().0.into());
+            client
+        })
+        .collect();
+    let other = TcpListener::from(listens_at(listener.local_addr().unwrap().port()));
+    for listener in [&listener, &other] {
+        listener.set_nonblocking(true).unwrap();
+    }
+    let mut scene = Scene { listener, listeners, connections, _clients: clients };
+    let (mut given, mut others, mut now) = (0, Vec::new(), Instant::now());
+    // Half of them go wrong each time.
+    for _ in 0..40 {
+        scene.connections.offer(&scene.listeners, None, now);
+        others.extend(std::iter::from_fn(|| other.accept().ok()));
+        while let Ok((accepted, _)) = scene.listener.accept() {
+            let known = process::open(process::pid()).unwrap();
+            let peer = Address::parse(&sys::peer_address(accepted.as_fd())).unwrap();
+            let who = (process::pid(), known.as_fd());
+            given += usize::from(
+                scene.connections.swap(&scene.listeners, who, accepted.as_raw_fd(), &peer).is_some(),
+            );
+        }
+        now += AGAIN;
+    }
+    assert_eq!(given, COUNT, "{} went to the other program", others.len());
+}
+
+/// Without that the kernel tries again after a second.
+#[test]
+fn those_that_found_the_queue_full_are_offered_again_when_it_is_empty() {
+    let mut scene = scene(3);
+    assert!(rustix::net::listen(&scene.listener, 0).is_ok());
+    let mut now = Instant::now();
+    for number in 0..3 {
+        scene.connections.offer(&scene.listeners, None, now);
+        let given = scene.accept();
+        assert_eq!(reads(given), number.to_string());
+        now += AGAIN;
+    }
+}
