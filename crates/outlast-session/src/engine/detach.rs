@@ -89,7 +89,7 @@ impl Engine {
             security: self.config.security_kind(),
             key: ctl.key.clone(),
             owner: ctl.owner,
-            peer: ctl.last_peer.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.ip()),
+            peer: ctl.last_ip().unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
             outages: ctl.outages + u64::from(had_link),
             times: Some(times),
             sending,
@@ -132,6 +132,7 @@ impl Engine {
             ctl.owner = detached.owner;
             ctl.welcomed = true;
             ctl.outages = detached.outages;
+            ctl.ip_before = Some(detached.peer).filter(|peer| !peer.is_unspecified());
             ctl.lost_at = Some(at(|times| times.lost_ms));
             ctl.paused_at = Some(at(|times| times.paused_ms));
             ctl.pause_longest = Duration::from_millis(times.map_or(0, |times| times.pause_longest_ms));
@@ -183,6 +184,7 @@ impl Acceptor {
         if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
             return Err(Error::Config(format!("session {id} is here already")));
         }
+        self.shares.note_adoption();
         registry.set_key(&id, detached.key.clone());
         registry.set_owner(&id, detached.owner);
         let waited = engine.ctl().lost_at.map_or(Duration::ZERO, |at| at.elapsed());
@@ -196,6 +198,12 @@ impl Acceptor {
 }
 
 impl Ctl {
+    /// Where the client is, or was last.
+    pub(super) fn last_ip(&self) -> Option<IpAddr> {
+        let here = self.link.as_ref().map(|link| link.peer_addr).or(self.last_peer);
+        here.map(|peer| peer.ip()).or(self.ip_before)
+    }
+
     /// Whether the session goes on in another process.
     pub(super) fn is_detached(&self) -> bool {
         self.detached

@@ -11,7 +11,8 @@ use super::pool::pool_bytes;
 use super::server::Acceptor;
 use super::{Engine, Role, Tx, millis};
 use crate::proto::{
-    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, Holder, KernelMemory, LinkMode, Places, ring_bytes_max,
+    BUFFER_BYTES_LEAST, Block, Budget, Descriptors, HANDED_OVER, Holder, KernelMemory, LinkMode, Places,
+    ring_bytes_max,
 };
 use crate::sys::{self, OtherEnds, TcpMemory};
 use parking_lot::Mutex;
@@ -179,6 +180,20 @@ pub(super) struct Shares {
     shedding: Mutex<Shedding>,
     /// Its part of [`KERNEL_BYTES`].
     kernel_bytes: AtomicU64,
+    /// Until then sessions of another process count as taken over just now.
+    handed_over_until_ms: AtomicU64,
+}
+
+impl Shares {
+    /// A session was taken over from another process.
+    pub(super) fn note_adoption(&self) {
+        let until_ms = sys::coarse_now_ms() + millis(HANDED_OVER);
+        self.handed_over_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+    }
+
+    fn has_just_adopted(&self) -> bool {
+        sys::coarse_now_ms() < self.handed_over_until_ms.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Shares {
@@ -334,15 +349,15 @@ impl Acceptor {
         let mut holders = Vec::new();
         let mut kernel_holders = Vec::new();
         let engines = self.engines();
+        let handed_over = self.shares.has_just_adopted();
         let mut named = Vec::with_capacity(engines.len());
         for engine in &engines {
-            let (peer, lost_at, released) = {
+            let (ip, lost_at, released) = {
                 // Its link is just changing: another time, then.
                 let Some(ctl) = engine.ctl.try_lock() else { continue };
-                let peer = ctl.link.as_ref().map(|link| link.peer_addr).or(ctl.last_peer);
-                (peer, ctl.lost_at.filter(|_| ctl.link.is_none()), ctl.released)
+                (ctl.last_ip(), ctl.lost_at.filter(|_| ctl.link.is_none()), ctl.released)
             };
-            let Some(block) = peer.map(|peer| Block::of(peer.ip())) else { continue };
+            let Some(block) = ip.map(Block::of) else { continue };
             let kernel_bytes = match tcp {
                 Some((_, others)) if lost_at.is_some() => engine.service_bytes(others),
                 _ => 0,
@@ -353,7 +368,8 @@ impl Acceptor {
             if let Some(lost_at) = lost_at {
                 let detached_for = lost_at.elapsed();
                 let lived_for = lost_at.saturating_duration_since(engine.opened_at);
-                let holder = Holder { id: engine.id, block, held_bytes, released, detached_for, lived_for };
+                let id = engine.id;
+                let holder = Holder { id, block, held_bytes, released, detached_for, lived_for, handed_over };
                 holders.push(holder);
                 kernel_holders.push(Holder { held_bytes: kernel_bytes, ..holder });
                 *in_kernel.entry(block).or_default() += kernel_bytes;

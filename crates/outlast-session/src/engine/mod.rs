@@ -191,6 +191,8 @@ pub(crate) struct Ctl {
     pause_longest: Duration,
     pause_total: Duration,
     last_peer: Option<std::net::SocketAddr>,
+    /// Where the client of a session that another process had was last.
+    ip_before: Option<std::net::IpAddr>,
     events: Option<broadcast::Sender<Event>>,
     /// Events of all sessions of a listener.
     listener_events: Option<broadcast::Sender<Event>>,
@@ -265,6 +267,7 @@ impl Engine {
                 pause_longest: Duration::ZERO,
                 pause_total: Duration::ZERO,
                 last_peer: None,
+                ip_before: None,
                 events: None,
                 listener_events: None,
                 hooks: None,

@@ -23,7 +23,8 @@
 //!   before anybody is refused for them.
 //! * A session with a link is never given up, nor one that has been without for less than 5 s: its client may be about to
 //!   come back. One that lost its link within 10 s of its opening and holds more than 64 KiB has less time the more it
-//!   holds ([`Holder::back_within`]): so each second strangers can make the process hold so much, and not five times that.
+//!   holds ([`Holder::back_within`]): so each second strangers can make the process hold so much, and not five times that. Not within
+//!   10 s of a hand-over: there the clients of all sessions come back at once.
 //! * A server's buffer grows beyond 256 KiB only as its client acknowledges ([`ring_bytes_max`]): to ask for much and to
 //!   read nothing takes no memory from others.
 //! * A buffer grows beyond 64 KiB only where that stays below 9/10: buffers double, and a few that do would take more than
@@ -52,6 +53,8 @@ const BACK_WITHIN_LEAST: Duration = Duration::from_millis(500);
 const GUARANTEED_BLOCKS_MAX: u64 = 11;
 /// Whoever has used a session for so long before its link was lost means to go on.
 const SETTLED: Duration = Duration::from_secs(10);
+/// For so long a process that has taken sessions over is busy with clients that come back.
+pub const HANDED_OVER: Duration = Duration::from_secs(10);
 /// After so long without a link bytes weigh double.
 const STALE: Duration = Duration::from_secs(3600);
 
@@ -141,6 +144,8 @@ pub struct Holder {
     pub detached_for: Duration,
     /// How long after its opening it lost that.
     pub lived_for: Duration,
+    /// This process has taken sessions over within [`HANDED_OVER`]: all clients come back at once, and have more time.
+    pub handed_over: bool,
 }
 
 impl Holder {
@@ -156,7 +161,7 @@ impl Holder {
 
     /// How long its client has for its next link, whatever there is need of.
     fn back_within(&self) -> Duration {
-        if !self.is_fleeting() || !self.has_much() {
+        if !self.is_fleeting() || !self.has_much() || self.handed_over {
             return BACK_WITHIN;
         }
         let parts = u32::try_from(self.held_bytes.div_ceil(BUFFER_BYTES_LEAST as u64)).unwrap_or(u32::MAX);

@@ -51,7 +51,7 @@ mod user_timeout;
 mod wire;
 
 pub use auth::{AbortKey, BINDING_LABEL, Binding, KeyError, PSK_BYTES_MAX, PSK_BYTES_MIN, Psk, SessionKey};
-pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, Holder, Places, ring_bytes_max};
+pub use budget::{BUFFER_BYTES_LEAST, Budget, Descriptors, HANDED_OVER, Holder, Places, ring_bytes_max};
 pub use clear::{client_in_the_clear, server_in_the_clear};
 pub use datagram::{
     DATAGRAM_BYTES, DATAGRAM_BYTES_MAX, Datagram, DatagramError, DatagramKind, EncodedDatagram,

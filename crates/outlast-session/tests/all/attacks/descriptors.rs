@@ -178,6 +178,48 @@ fn abandoned_sessions_make_room_for_newcomers() {
     });
 }
 
+/// The same where another process had them: it is not forgotten where their clients were.
+#[test]
+fn abandoned_sessions_that_were_handed_over_make_room_for_newcomers() {
+    within(|| {
+        let config = Arc::new(Config { sessions_max: 16, ..quick() });
+        let first = blocking::Listener::bind_with("127.0.0.1:0", &config).unwrap();
+        let opened: Vec<_> = (0..16)
+            .map(|number| {
+                let mut raw = from(number, first.local_addr());
+                raw.say(&bytes_of(&hello(fresh_id())));
+                assert!(matches!(raw.hear(), Some(Message::Welcome(_))), "{number}");
+                first.accept().unwrap()
+            })
+            .collect();
+        while first.sessions().iter().any(|session| session.pause_now_ms.is_none()) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut detached: Vec<_> = opened.into_iter().map(|session| session.detach().unwrap()).collect();
+        // Nobody comes back for them in between.
+        for _ in 0..2 {
+            let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let (next, sessions) = blocking::Listener::from_std_with(socket, &config, &detached).unwrap();
+            let sessions: Vec<_> = sessions.into_iter().map(Result::unwrap).collect();
+            detached = sessions.into_iter().map(|session| session.detach().unwrap()).collect();
+            drop(next);
+        }
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let (last, sessions) = blocking::Listener::from_std_with(socket, &config, &detached).unwrap();
+        let _kept: Vec<_> = sessions.into_iter().map(Result::unwrap).collect();
+        let last = Arc::new(last);
+        let accepting = last.clone();
+        std::thread::spawn(move || {
+            while let Ok(mut session) = accepting.accept() {
+                std::thread::spawn(move || std::io::copy(&mut session.try_clone().unwrap(), &mut session));
+            }
+        });
+        let _newcomer = enters(address, &Arc::new(quick()));
+        assert!(last.sessions().len() <= 16);
+    });
+}
+
 /// Each link that is lost while nobody reads leaves what it has received: no descriptor of its own.
 #[test]
 fn a_session_that_resumes_again_and_again_takes_no_more_descriptors() {
