@@ -82,7 +82,8 @@ pub(super) enum Command {
     },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting {
-        answer: Sender<()>,
+        gives_up: bool,
+        answer: Sender<usize>,
     },
     /// It was; or, if nothing was to be started since the last one, it goes on as this process.
     Started {
@@ -157,6 +158,8 @@ pub(super) struct Holder {
     /// The file that the main process has executed.
     program: Option<PathBuf>,
     listens: bool,
+    /// So many starts in a row have ended before they listened.
+    silent_starts: u32,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
     /// When that counts as serving, and whether it does.
@@ -221,6 +224,7 @@ impl Holder {
             main_tells: true,
             program: None,
             listens: false,
+            silent_starts: 0,
             serves_since: None,
             settling: Settling::default(),
             ending: Ending::No,

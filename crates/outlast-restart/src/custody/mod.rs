@@ -221,12 +221,13 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started. The holder knows when this returns.
-    pub(crate) fn starting(&self) {
+    /// The program is about to be started. The holder knows when this returns. With `gives_up` the last two starts have ended in failure by
+    /// themselves: if neither had come to listen, listening sockets are closed. How many.
+    pub(crate) fn starting(&self, gives_up: bool) -> usize {
         self.table.set_replaced(false);
         let (answer, heard) = channel();
-        self.send(Command::Starting { answer });
-        let _ = heard.recv();
+        self.send(Command::Starting { gives_up, answer });
+        heard.recv().unwrap_or(0)
     }
 
     /// The program was started, as this process.

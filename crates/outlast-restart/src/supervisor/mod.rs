@@ -153,6 +153,12 @@ pub enum Event {
         /// How many those are.
         count: usize,
     },
+    /// It is about to be started again, and has ended twice before it listened: so many listening sockets that were kept open for it are
+    /// closed, which may have been in its way.
+    LetGo {
+        /// How many.
+        sockets: usize,
+    },
     /// Another generation of it serves, by its own doing: see its board.
     Generation {
         /// Its number.

@@ -76,6 +76,8 @@ pub(super) struct Shell<M, T> {
     terminal: Terminal,
     /// Has ended, and is looked at when what was told before that has been heard.
     unburied: Option<Ended>,
+    /// So many starts in a row have ended by themselves, with an exit code other than 0.
+    failed_in_a_row: u32,
 }
 
 /// The kernel's word to this process that its log has become larger than a file may (RLIMIT_FSIZE): the program has nothing to
@@ -97,6 +99,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             asked: None,
             clearing: None,
             predecessors: None,
+            failed_in_a_row: 0,
             generation: 0,
             cause_until_ms: None,
             quarantined: 0,
@@ -282,7 +285,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         if let Some(custody) = &self.supervisor.custody {
             custody.give_to(&mut command);
-            custody.starting();
+            let let_go = custody.starting(self.failed_in_a_row >= 2);
+            if let_go > 0 {
+                (self.tell)(Event::LetGo { sockets: let_go });
+            }
         }
         activation::pass_on(&mut command)?;
         // Dropped without being waited for: burying is done for all children alike.
@@ -326,6 +332,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Before what follows from its end.
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
+            let has_failed = matches!(death, Death::Exited(code) if code != 0);
+            self.failed_in_a_row = if has_failed { self.failed_in_a_row.saturating_add(1) } else { 0 };
             let in_order = self.supervisor.settings.success.contains(&death)
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());

@@ -3,6 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+/// Where control groups are.
+const GROUPS: &str = "/sys/fs/cgroup";
+
 /// Bytes of memory that this process may use: those of the machine, or of its control group if that has fewer. None: that cannot be
 /// read now, for want of a descriptor.
 pub(crate) fn memory_bytes() -> Option<u64> {
@@ -17,16 +20,32 @@ pub(crate) fn memory_bytes() -> Option<u64> {
     Some(group_bytes().map_or(machine, |group| group.min(machine)))
 }
 
-/// The least `memory.max` from this process's control group up (cgroups(7), version 2).
+/// The least limit of memory from this process's control group up (cgroups(7)), of version 2 or 1.
 fn group_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let root = Path::new("/sys/fs/cgroup");
-    let folder: PathBuf = root.join(own);
-    let folders = folder.ancestors().take_while(|folder| folder.starts_with(root));
-    folders
-        .filter_map(|folder| std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok())
+    let read = |file: &Path| std::fs::read_to_string(file).ok()?.trim().parse().ok();
+    groups
+        .lines()
+        .filter_map(memory_group)
+        .filter_map(|(folder, file)| least_limit(&folder, file, read))
         .min()
+}
+
+/// Of a line of `/proc/self/cgroup`: the folder of the control group, if it is one of memory, and the file that has its limit.
+fn memory_group(line: &str) -> Option<(PathBuf, &'static str)> {
+    let mut parts = line.splitn(3, ':');
+    let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?.trim_start_matches('/'));
+    if number == "0" && controllers.is_empty() {
+        return Some((Path::new(GROUPS).join(path), "memory.max"));
+    }
+    let is_memory = controllers.split(',').any(|controller| controller == "memory");
+    is_memory.then(|| (Path::new(GROUPS).join("memory").join(path), "memory.limit_in_bytes"))
+}
+
+/// In a container the folder itself may be that of the host, and the limit in one above it.
+fn least_limit(folder: &Path, file: &str, read: impl Fn(&Path) -> Option<u64>) -> Option<u64> {
+    let folders = folder.ancestors().take_while(|folder| folder.starts_with(GROUPS));
+    folders.filter_map(|folder| read(&folder.join(file))).min()
 }
 
 /// How many descriptors this process may have open (`ulimit -n`).
@@ -67,5 +86,32 @@ impl SpareDescriptor {
         });
         *self = Self::take();
         done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_both_versions_of_control_groups_are_found() {
+        for (line, folder, file) in [
+            ("0::/", "/sys/fs/cgroup/", "memory.max"),
+            ("0::/a/b", "/sys/fs/cgroup/a/b", "memory.max"),
+            ("9:memory:/docker/c", "/sys/fs/cgroup/memory/docker/c", "memory.limit_in_bytes"),
+            ("4:cpu,memory:/c", "/sys/fs/cgroup/memory/c", "memory.limit_in_bytes"),
+        ] {
+            assert_eq!(memory_group(line), Some((PathBuf::from(folder), file)), "{line}");
+        }
+        for line in ["3:cpu,cpuacct:/c", "1:name=systemd:/", "", "0"] {
+            assert_eq!(memory_group(line), None, "{line}");
+        }
+        let read = |file: &Path| match file.to_str()? {
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes" => Some(400),
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes" => Some(500),
+            _ => None,
+        };
+        let found = least_limit(Path::new("/sys/fs/cgroup/memory/a/b"), "memory.limit_in_bytes", read);
+        assert_eq!(found, Some(400));
     }
 }

@@ -86,6 +86,10 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             "{name}: left of the crashed one, and not ended as clients are with it: {}",
             state::commands_of(pid, count)
         ),
+        Event::LetGo { sockets } => tracing::warn!(
+            "{name} has ended twice before it listened: its listening sockets ({sockets}), which were kept open, are closed now, as some \
+             programs do not start while their port is in use (--preload never keeps none). New clients are refused until it listens"
+        ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
         Event::HoldsNothing { pid, why: why @ Untold::Hidden } => tracing::warn!(
             "{name} is started again when it crashes, but its listening sockets and connections, if it has some, are closed then: \

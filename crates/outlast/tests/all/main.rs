@@ -60,6 +60,7 @@ mod run_metrics;
 mod run_namespaces;
 mod run_notify;
 mod run_orphaned;
+mod run_port_checks;
 mod run_preload;
 mod run_settling;
 mod run_surroundings;

@@ -42,6 +42,20 @@ impl Holder {
         }
     }
 
+    /// Counts starts that have ended before they listened. From the second one on in a row, where the program has ended by itself, it may be
+    /// because of what is held: some look with `ss` or `lsof` whether their port is free, which would show it. Those sockets are closed then.
+    /// How many.
+    pub(super) fn note_silent_start(&mut self, gives_up: bool) -> usize {
+        let was_silent = self.main.is_some() && !self.listens && self.serves_since.is_none();
+        self.silent_starts = if was_silent { self.silent_starts.saturating_add(1) } else { 0 };
+        if !gives_up || self.silent_starts < 2 {
+            return 0;
+        }
+        let closed = self.listeners.let_go_all();
+        self.connections.pass_on_all(&closed);
+        closed.len()
+    }
+
     /// The main process is gone: deals with who is left.
     pub(super) fn clear(&mut self, patience: Duration, may_be_in_the_way: bool) -> Remains {
         let now = Instant::now();

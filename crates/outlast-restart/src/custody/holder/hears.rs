@@ -53,8 +53,9 @@ impl Holder {
                 Command::Clear { patience, may_be_in_the_way, answer } => {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
-                Command::Starting { answer } => {
+                Command::Starting { gives_up, answer } => {
                     self.hear_of_end_of_main();
+                    let let_go = self.note_silent_start(gives_up);
                     (self.main, self.listens, self.serves_since) = (None, false, None);
                     self.table.note_listens(false);
                     let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;
@@ -67,7 +68,7 @@ impl Holder {
                         self.ending = Ending::No;
                     }
                     self.table.note_untaken(self.listeners.count() > 0);
-                    let _ = answer.send(());
+                    let _ = answer.send(let_go);
                 }
                 Command::Started { pid } => {
                     let last = self.main.replace(pid).filter(|_| self.serves_since.is_some());

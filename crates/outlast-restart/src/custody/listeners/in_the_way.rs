@@ -65,6 +65,11 @@ impl Listeners {
         closed.map(|listener| listener.socket).collect()
     }
 
+    /// All of them.
+    pub(in crate::custody) fn let_go_all(&mut self) -> Vec<OwnedFd> {
+        self.all.drain(..).map(|listener| listener.socket).collect()
+    }
+
     /// Whether a connection of that process to this address, in this [network namespace](Place::network), would come to the holder alone.
     pub(in crate::custody) fn is_reached_alone(
         &self,
