@@ -39,6 +39,8 @@ enum State {
 struct Connection {
     socket: OwnedFd,
     cookie: u64,
+    /// How often it was offered in vain.
+    tries: u32,
     /// Its key in [`Connections::by_age`].
     age: u64,
     owner: Pid,

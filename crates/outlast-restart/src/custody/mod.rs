@@ -221,8 +221,8 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started. The holder knows when this returns. With `gives_up` the last two starts have ended in failure by
-    /// themselves: if neither had come to listen, listening sockets are closed. How many.
+    /// The program is about to be started. The holder knows when this returns. With `gives_up` it is given up if it fails once more, and the
+    /// last two starts have failed by themselves: if neither had come to listen, listening sockets are closed. How many.
     pub(crate) fn starting(&self, gives_up: bool) -> usize {
         self.table.set_replaced(false);
         let (answer, heard) = channel();

@@ -76,7 +76,7 @@ pub(super) struct Shell<M, T> {
     terminal: Terminal,
     /// Has ended, and is looked at when what was told before that has been heard.
     unburied: Option<Ended>,
-    /// So many starts in a row have ended by themselves, with an exit code other than 0.
+    /// So many starts in a row have ended by themselves, with an exit code that is no success.
     failed_in_a_row: u32,
 }
 
@@ -285,7 +285,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         if let Some(custody) = &self.supervisor.custody {
             custody.give_to(&mut command);
-            let let_go = custody.starting(self.failed_in_a_row >= 2);
+            let let_go = custody.starting(self.failed_in_a_row >= 2 && self.machine.is_last_start());
             if let_go > 0 {
                 (self.tell)(Event::LetGo { sockets: let_go });
             }
@@ -332,7 +332,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Before what follows from its end.
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
-            let has_failed = matches!(death, Death::Exited(code) if code != 0);
+            let is_success = self.supervisor.settings.success.contains(&death);
+            let has_failed = matches!(death, Death::Exited(_)) && !is_success;
             self.failed_in_a_row = if has_failed { self.failed_in_a_row.saturating_add(1) } else { 0 };
             let in_order = self.supervisor.settings.success.contains(&death)
                 && self.machine.can_replace()

@@ -132,6 +132,7 @@ impl Engine {
             ctl.owner = detached.owner;
             ctl.welcomed = true;
             ctl.outages = detached.outages;
+            ctl.adopted_at = Some(now);
             ctl.ip_before = Some(detached.peer).filter(|peer| !peer.is_unspecified());
             ctl.lost_at = Some(at(|times| times.lost_ms));
             ctl.paused_at = Some(at(|times| times.paused_ms));

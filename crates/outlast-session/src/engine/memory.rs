@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// So many sessions that go at once are named in the log, and the others counted: strangers may have opened them.
 const NAMED_MAX: u32 = 8;
@@ -352,10 +352,10 @@ impl Acceptor {
         let handed_over = self.shares.has_just_adopted();
         let mut named = Vec::with_capacity(engines.len());
         for engine in &engines {
-            let (ip, lost_at, released) = {
+            let (ip, lost_at, adopted_at, released) = {
                 // Its link is just changing: another time, then.
                 let Some(ctl) = engine.ctl.try_lock() else { continue };
-                (ctl.last_ip(), ctl.lost_at.filter(|_| ctl.link.is_none()), ctl.released)
+                (ctl.last_ip(), ctl.lost_at.filter(|_| ctl.link.is_none()), ctl.adopted_at, ctl.released)
             };
             let Some(block) = ip.map(Block::of) else { continue };
             let kernel_bytes = match tcp {
@@ -368,8 +368,18 @@ impl Acceptor {
             if let Some(lost_at) = lost_at {
                 let detached_for = lost_at.elapsed();
                 let lived_for = lost_at.saturating_duration_since(engine.opened_at);
+                let here_for = adopted_at.map_or(Duration::MAX, |at| at.elapsed());
                 let id = engine.id;
-                let holder = Holder { id, block, held_bytes, released, detached_for, lived_for, handed_over };
+                let holder = Holder {
+                    id,
+                    block,
+                    held_bytes,
+                    released,
+                    detached_for,
+                    lived_for,
+                    handed_over,
+                    here_for,
+                };
                 holders.push(holder);
                 kernel_holders.push(Holder { held_bytes: kernel_bytes, ..holder });
                 *in_kernel.entry(block).or_default() += kernel_bytes;

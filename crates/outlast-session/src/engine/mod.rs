@@ -193,6 +193,8 @@ pub(crate) struct Ctl {
     last_peer: Option<std::net::SocketAddr>,
     /// Where the client of a session that another process had was last.
     ip_before: Option<std::net::IpAddr>,
+    /// When this process has taken it over from another one.
+    adopted_at: Option<Instant>,
     events: Option<broadcast::Sender<Event>>,
     /// Events of all sessions of a listener.
     listener_events: Option<broadcast::Sender<Event>>,
@@ -268,6 +270,7 @@ impl Engine {
                 pause_total: Duration::ZERO,
                 last_peer: None,
                 ip_before: None,
+                adopted_at: None,
                 events: None,
                 listener_events: None,
                 hooks: None,

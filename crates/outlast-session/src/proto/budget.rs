@@ -146,6 +146,8 @@ pub struct Holder {
     pub lived_for: Duration,
     /// This process has taken sessions over within [`HANDED_OVER`]: all clients come back at once, and have more time.
     pub handed_over: bool,
+    /// How long this process has had it: a hand-over takes some time.
+    pub here_for: Duration,
 }
 
 impl Holder {
@@ -251,7 +253,9 @@ impl Budget {
         // What each block holds, as it weighs; and in the order in which they go, last first, those who can go.
         let mut weights = blocks.clone();
         let [mut fleeting, mut settled]: [BTreeMap<Block, Vec<&Holder>>; 2] = Default::default();
-        let may_go = |holder: &&Holder| holder.held_bytes > 0 && holder.detached_for >= holder.back_within();
+        let may_go = |holder: &&Holder| {
+            holder.held_bytes > 0 && holder.detached_for.min(holder.here_for) >= holder.back_within()
+        };
         for holder in holders.iter().filter(may_go) {
             let weight = weights.entry(holder.block).or_default();
             *weight = weight.saturating_add(holder.weight() - holder.held_bytes);

@@ -119,6 +119,7 @@ impl Connections {
                 self.next_age += 1;
                 let age = self.next_age;
                 let connection = Connection {
+                    tries: 0,
                     socket,
                     cookie,
                     age,

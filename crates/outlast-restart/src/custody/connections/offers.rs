@@ -20,7 +20,7 @@ const OFFER: Duration = Duration::from_secs(30);
 /// Before it is offered once more.
 const AGAIN: Duration = Duration::from_millis(50);
 /// A process that has accepted one asks sooner what it stands for. Where listening sockets share their port (SO_REUSEPORT) a process that
-/// is not the program's may have it, and [`AGAIN`] counts.
+/// is not the program's may have it, and [`AGAIN`] counts; twice as much each time.
 const UNCLAIMED: Duration = Duration::from_secs(3);
 /// So many are offered at a time: clients wait in the same queue.
 const OFFERS: usize = 16;
@@ -148,6 +148,7 @@ impl Connections {
         let connection = Connection {
             socket,
             cookie,
+            tries: 0,
             age: 0,
             owner: 0,
             number: -1,
@@ -202,7 +203,12 @@ impl Connections {
                 continue;
             }
             let origin = held.address.as_ref().map(|address| listeners.origin(address, held.socket.as_fd()));
-            let Origin { ways, deferred, device } = origin.unwrap_or_default();
+            let Origin { mut ways, deferred, device } = origin.unwrap_or_default();
+            if !ways.is_empty() {
+                // One of them may lead to another program alone.
+                let by = held.tries as usize % ways.len();
+                ways.rotate_left(by);
+            }
             let open = ways.into_iter().filter(|address| !full.contains(address));
             let mut refused = Vec::new();
             let connected = open
@@ -249,7 +255,8 @@ impl Connections {
             let held = all.get(number)?;
             let State::Offered { socket, since, at, .. } = &held.state else { return None };
             let age = now.duration_since(*at);
-            if age < AGAIN {
+            let pause = (AGAIN * (1 << held.tries.min(6))).min(UNCLAIMED);
+            if age < pause {
                 return None;
             }
             let address = held.address.as_ref()?;
@@ -259,7 +266,12 @@ impl Connections {
             (has_ended(socket.as_fd()) || is_due() && !is_queued()).then_some((*number, *since))
         });
         let lost: Vec<(u32, Instant)> = lost.collect();
-        lost.into_iter().for_each(|(number, since)| self.change(number, State::Ready { since }));
+        for (number, since) in lost {
+            if let Some(held) = self.all.get_mut(&number) {
+                held.tries = held.tries.saturating_add(1);
+            }
+            self.change(number, State::Ready { since });
+        }
     }
 
     /// The process `owner` has accepted a connection from `peer`: if that is one that was offered, what it stands for. Ports
@@ -314,7 +326,7 @@ impl Connections {
         let positions = tcp::positions(held.socket.as_fd()).ok();
         slot.begin_at(Phase::Busy, positions.unwrap_or_default());
         held.given = positions.map(|positions| (positions, since));
-        (held.owner, held.number) = (owner, at);
+        (held.owner, held.number, held.tries) = (owner, at, 0);
         (held.got_at, held.looks_closed) = (Instant::now(), false);
         Some(Given { socket, slot: number, cookie: held.cookie })
     }

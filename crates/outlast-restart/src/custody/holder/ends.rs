@@ -43,7 +43,7 @@ impl Holder {
     }
 
     /// Counts starts that have ended before they listened. From the second one on in a row, where the program has ended by itself, it may be
-    /// because of what is held: some look with `ss` or `lsof` whether their port is free, which would show it. Those sockets are closed then.
+    /// because of what is held: some look for listening sockets (`ss -l`, `lsof -sTCP:LISTEN`) at their port, which would show it. Those sockets are closed then.
     /// How many.
     pub(super) fn note_silent_start(&mut self, gives_up: bool) -> usize {
         let was_silent = self.main.is_some() && !self.listens && self.serves_since.is_none();
@@ -51,7 +51,7 @@ impl Holder {
         if !gives_up || self.silent_starts < 2 {
             return 0;
         }
-        let closed = self.listeners.let_go_all();
+        let closed = self.listeners.let_go_all(&family::below_this());
         self.connections.pass_on_all(&closed);
         closed.len()
     }

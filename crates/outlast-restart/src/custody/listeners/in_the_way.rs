@@ -2,13 +2,13 @@
 //! without the holder: who binds to an overlapping address, or looks whether anybody listens.
 
 use super::left::is_in;
-use super::sockets::open_of;
+use super::sockets::{open_of, sockets};
 use super::{LISTENERS_MAX, Listener, Listeners, Place};
 use crate::custody::address::Address;
 use crate::custody::overlap;
 use crate::sys::addresses;
 use crate::sys::descriptors::does_listen;
-use crate::sys::process::Pid;
+use crate::sys::process::{self, Pid};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Of these listeners the inodes of those that nobody has, or is about to receive.
@@ -65,9 +65,22 @@ impl Listeners {
         closed.map(|listener| listener.socket).collect()
     }
 
-    /// All of them.
-    pub(in crate::custody) fn let_go_all(&mut self) -> Vec<OwnedFd> {
-        self.all.drain(..).map(|listener| listener.socket).collect()
+    /// Those of TCP that none of these processes has, and whose address can be bound to again while connections that have come there are
+    /// open. What was given to the program from outside it stays open there, and is kept.
+    pub(in crate::custody) fn let_go_all(&mut self, processes: &[Pid]) -> Vec<OwnedFd> {
+        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
+        let used = open_of(processes, &inodes);
+        // One is the holder's.
+        let ours: Vec<u64> = sockets(process::pid()).into_iter().flatten().map(|(_, inode)| inode).collect();
+        let is_given = |inode: u64| ours.iter().filter(|own| **own == inode).count() > 1;
+        let goes = |listener: &Listener| {
+            let socket = &listener.socket;
+            let is_shared = rustix::net::sockopt::socket_reuseaddr(socket).unwrap_or(false)
+                || rustix::net::sockopt::socket_reuseport(socket).unwrap_or(false);
+            let is_others = used.contains(&listener.inode) || is_given(listener.inode);
+            listener.address.path().is_none() && is_shared && !is_others
+        };
+        self.all.extract_if(.., |listener| goes(listener)).map(|listener| listener.socket).collect()
     }
 
     /// Whether a connection of that process to this address, in this [network namespace](Place::network), would come to the holder alone.

@@ -54,7 +54,7 @@ fn inode_of(pid: Pid, name: &OsStr) -> Option<u64> {
 }
 
 /// The sockets that a process has open: their numbers there, and by what they are known.
-fn sockets(pid: Pid) -> io::Result<impl Iterator<Item = (RawFd, u64)>> {
+pub(super) fn sockets(pid: Pid) -> io::Result<impl Iterator<Item = (RawFd, u64)>> {
     let names = reserve::names(format!("/proc/{pid}/fd"))?;
     Ok(names.into_iter().filter_map(move |name| Some((name.to_str()?.parse().ok()?, inode_of(pid, &name)?))))
 }

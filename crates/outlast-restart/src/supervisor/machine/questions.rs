@@ -24,6 +24,11 @@ impl Machine {
         self.in_a_row
     }
 
+    /// Whether the program is given up if it crashes once more soon.
+    pub(in crate::supervisor) fn is_last_start(&self) -> bool {
+        self.restarts.recent() >= self.settings.policy.intensity
+    }
+
     /// Whether the program was told to end.
     pub(in crate::supervisor) fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Running(Running { ending: Some(_), .. }))

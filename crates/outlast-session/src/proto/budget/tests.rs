@@ -18,6 +18,7 @@ fn holder(number: u8, of: u8, held_bytes: u64, detached_s: u64) -> Holder {
         detached_for,
         lived_for: SETTLED,
         handed_over: false,
+        here_for: Duration::MAX,
     }
 }
 
@@ -67,6 +68,7 @@ fn one_session_of_each_of_many_blocks_goes() {
     let budget = Budget { bytes: 10_000 * MIB };
     let holder = |number: u32| Holder {
         handed_over: false,
+        here_for: Duration::MAX,
         id: SessionId::from_bytes(u128::from(number).to_be_bytes()),
         block: Block::of(Ipv4Addr::from(0x0a00_0001 + (number << 8)).into()),
         held_bytes: MIB,
@@ -259,6 +261,8 @@ fn much_that_was_left_behind_at_once_makes_room_soon() {
     // Where its process has changed its client may be slower.
     let handed_over = |detached_ms| Holder { handed_over: true, ..left(3 * MIB, detached_ms) };
     assert!(!goes(1599 * MIB, handed_over(4_999)) && goes(1200 * MIB, handed_over(5_000)));
+    let just_here = Holder { here_for: Duration::from_millis(4_999), ..handed_over(60_000) };
+    assert!(!goes(1599 * MIB, just_here));
     // And nothing of a block that holds no more than it keeps.
     let little = BTreeMap::from([(block(1), 100 * MIB)]);
     assert!(budget.shed(1200 * MIB, false, &little, &[left(3 * MIB, 600)]).is_empty());
@@ -307,6 +311,7 @@ fn crowd_and_others(crowd: Crowd) -> (usize, usize) {
         }
         let holder = |(number, of, held_bytes, opened_ms, lost_ms): &(u64, u32, u64, u64, u64)| Holder {
             handed_over: false,
+            here_for: Duration::MAX,
             id: id(*number),
             block: network(*of),
             held_bytes: *held_bytes,

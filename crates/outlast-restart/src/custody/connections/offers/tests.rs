@@ -276,8 +276,8 @@ fn those_that_another_program_has_accepted_are_offered_again_at_once() {
     }
     let mut scene = Scene { listener, listeners, connections, _clients: clients };
     let (mut given, mut others, mut now) = (0, Vec::new(), Instant::now());
-    // Half of them go wrong each time.
-    for _ in 0..40 {
+    // Half of them go wrong each time. The pauses become longer.
+    for _ in 0..400 {
         scene.connections.offer(&scene.listeners, None, now);
         others.extend(std::iter::from_fn(|| other.accept().ok()));
         while let Ok((accepted, _)) = scene.listener.accept() {
@@ -303,6 +303,6 @@ fn those_that_found_the_queue_full_are_offered_again_when_it_is_empty() {
         scene.connections.offer(&scene.listeners, None, now);
         let given = scene.accept();
         assert_eq!(reads(given), number.to_string());
-        now += AGAIN;
+        now += 64 * AGAIN;
     }
 }
