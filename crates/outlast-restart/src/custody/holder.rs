@@ -15,6 +15,7 @@ use super::table::{NotKept, Table};
 use super::untold;
 use super::{Buried, Report};
 use crate::board::{Backend, Board};
+use crate::custody::Failed;
 use crate::sys::process::{self, Known, Pid};
 use crate::sys::{custody as sys, family, reserve};
 use rustix::event::{Timespec, epoll};
@@ -40,6 +41,8 @@ const NEW_PROCESSES: Duration = Duration::from_millis(100);
 const NEW_FOR: Duration = Duration::from_secs(3);
 /// Between two looks at whether the program has given up a listening socket, if it looks so.
 const IN_DOUBT: Duration = Duration::from_millis(200);
+/// A program for which nothing is held any more has so long to listen everywhere where it has listened before.
+const LISTENS_LATER: Duration = Duration::from_secs(10);
 /// Descriptors that are left for the supervisor's other work, where there are enough; it has a quarter of few.
 const SPARE_DESCRIPTORS: usize = 256;
 /// And never less.
@@ -82,7 +85,7 @@ pub(super) enum Command {
     },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting {
-        gives_up: bool,
+        failed: Option<Failed>,
         answer: Sender<usize>,
     },
     /// It was; or, if nothing was to be started since the last one, it goes on as this process.
@@ -160,6 +163,8 @@ pub(super) struct Holder {
     listens: bool,
     /// So many starts in a row have ended before they listened.
     silent_starts: u32,
+    /// What was held for the present start was let go then.
+    let_go_at: Option<Instant>,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
     /// When that counts as serving, and whether it does.
@@ -225,6 +230,7 @@ impl Holder {
             program: None,
             listens: false,
             silent_starts: 0,
+            let_go_at: None,
             serves_since: None,
             settling: Settling::default(),
             ending: Ending::No,
@@ -393,7 +399,10 @@ impl Holder {
         }
         self.connections.sweep();
         self.connections.forget_gone(|pid| self.parts.contains_key(&pid));
-        if self.serves_since.is_some() && self.ending == Ending::No && !self.is_main_down() {
+        // It may listen somewhere first, and where its clients had come to a little later.
+        let listens_later = self.let_go_at.is_some_and(|at| now.duration_since(at) < LISTENS_LATER);
+        if self.serves_since.is_some() && self.ending == Ending::No && !self.is_main_down() && !listens_later
+        {
             let closed = self.connections.close_strays(&self.listeners, now);
             if closed > 0 {
                 self.report(Report::ClosedStrays { closed });

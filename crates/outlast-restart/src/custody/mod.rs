@@ -104,6 +104,13 @@ pub(crate) enum Report {
     },
 }
 
+/// The last start has ended by itself, and not in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// The program is given up if it ends so once more.
+    pub(crate) is_last: bool,
+}
+
 /// How the last children of this process have ended.
 #[derive(Debug, Default)]
 struct Buried(Mutex<VecDeque<Ended>>);
@@ -221,12 +228,12 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started. The holder knows when this returns. With `gives_up` it is given up if it fails once more, and the
-    /// last two starts have failed by themselves: if neither had come to listen, listening sockets are closed. How many.
-    pub(crate) fn starting(&self, gives_up: bool) -> usize {
+    /// The program is about to be started. The holder knows when this returns. If the last start has failed before it had come to listen,
+    /// listening sockets may be closed. How many.
+    pub(crate) fn starting(&self, failed: Option<Failed>) -> usize {
         self.table.set_replaced(false);
         let (answer, heard) = channel();
-        self.send(Command::Starting { gives_up, answer });
+        self.send(Command::Starting { failed, answer });
         heard.recv().unwrap_or(0)
     }
 

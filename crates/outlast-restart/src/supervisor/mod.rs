@@ -153,7 +153,7 @@ pub enum Event {
         /// How many those are.
         count: usize,
     },
-    /// It is about to be started for the last time, and has ended twice before it listened: so many listening sockets that were kept open for it are
+    /// It is about to be started again, and has ended by itself before it listened: so many listening sockets that were kept open for it are
     /// closed, which may have been in its way.
     LetGo {
         /// How many.

@@ -14,7 +14,7 @@ use super::traces;
 use super::{Attempt, Event, Outcome, Supervisor};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
-use crate::custody::Custody;
+use crate::custody::{Custody, Failed};
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
@@ -76,8 +76,8 @@ pub(super) struct Shell<M, T> {
     terminal: Terminal,
     /// Has ended, and is looked at when what was told before that has been heard.
     unburied: Option<Ended>,
-    /// So many starts in a row have ended by themselves, with an exit code that is no success.
-    failed_in_a_row: u32,
+    /// The main process has ended by itself, with an exit code that is no success.
+    has_failed: bool,
 }
 
 /// The kernel's word to this process that its log has become larger than a file may (RLIMIT_FSIZE): the program has nothing to
@@ -99,7 +99,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             asked: None,
             clearing: None,
             predecessors: None,
-            failed_in_a_row: 0,
+            has_failed: false,
             generation: 0,
             cause_until_ms: None,
             quarantined: 0,
@@ -285,7 +285,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         }
         if let Some(custody) = &self.supervisor.custody {
             custody.give_to(&mut command);
-            let let_go = custody.starting(self.failed_in_a_row >= 2 && self.machine.is_last_start());
+            let is_last = self.machine.is_last_start();
+            let let_go = custody.starting(self.has_failed.then_some(Failed { is_last }));
             if let_go > 0 {
                 (self.tell)(Event::LetGo { sockets: let_go });
             }
@@ -332,13 +333,14 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             // Before what follows from its end.
             self.look_at_generations(true);
             let death = self.true_death(Death::from_status(ended.status));
-            let is_success = self.supervisor.settings.success.contains(&death);
-            let has_failed = matches!(death, Death::Exited(_)) && !is_success;
-            self.failed_in_a_row = if has_failed { self.failed_in_a_row.saturating_add(1) } else { 0 };
             let in_order = self.supervisor.settings.success.contains(&death)
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(ended.pid, in_order));
+            self.has_failed = heir.is_none()
+                && matches!(death, Death::Exited(_))
+                && !self.supervisor.settings.success.contains(&death)
+                && !self.machine.is_ending();
             if may_go_on && (heir.is_none() || !in_order) {
                 self.write_down(ended);
             }

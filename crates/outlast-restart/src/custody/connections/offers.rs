@@ -126,7 +126,23 @@ impl Connections {
 
     /// Clients that wait at listening sockets which are about to be closed: the program's others are to have them.
     pub(in crate::custody) fn pass_on_all(&mut self, closed: &[OwnedFd]) {
-        closed.iter().flat_map(sys::accept_all).for_each(|socket| self.pass_on(socket));
+        for accepted in closed.iter().flat_map(sys::accept_all) {
+            // One of ours stands for a connection that is held.
+            match self.offered_by(accepted.as_fd()) {
+                Some((number, since)) => self.change(number, State::Ready { since }),
+                None => self.pass_on(accepted),
+            }
+        }
+    }
+
+    /// The connection that was offered by the one of which this is the other end.
+    fn offered_by(&self, accepted: BorrowedFd<'_>) -> Option<(u32, Instant)> {
+        self.loose.offered.iter().find_map(|number| match &self.all.get(number)?.state {
+            State::Offered { socket, since, .. } if is_other_end(accepted, socket.as_fd()) => {
+                Some((*number, *since))
+            }
+            _ => None,
+        })
     }
 
     /// Whether the program can be connected to where this connection has come to: the same address is another one in another
@@ -255,7 +271,8 @@ impl Connections {
             let held = all.get(number)?;
             let State::Offered { socket, since, at, .. } = &held.state else { return None };
             let age = now.duration_since(*at);
-            let pause = (AGAIN * (1 << held.tries.min(6))).min(UNCLAIMED);
+            let has_ended = has_ended(socket.as_fd());
+            let pause = if has_ended { AGAIN } else { (AGAIN * (1 << held.tries.min(6))).min(UNCLAIMED) };
             if age < pause {
                 return None;
             }
@@ -263,7 +280,7 @@ impl Connections {
             let is_queued = || !listeners.is_queue_empty(address);
             let is_due =
                 || age >= UNCLAIMED || listeners.shares_port(address) || tcp::is_connecting(socket.as_fd());
-            (has_ended(socket.as_fd()) || is_due() && !is_queued()).then_some((*number, *since))
+            (has_ended || is_due() && !is_queued()).then_some((*number, *since))
         });
         let lost: Vec<(u32, Instant)> = lost.collect();
         for (number, since) in lost {

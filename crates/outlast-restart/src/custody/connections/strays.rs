@@ -17,6 +17,11 @@ impl Connections {
     /// The program is started again, and has as much time to listen as before.
     pub(in crate::custody) fn begin(&mut self) {
         self.strays = Strays::default();
+        for number in self.loose.numbers().collect::<Vec<_>>() {
+            if let Some(held) = self.all.get_mut(&number) {
+                held.tries = 0;
+            }
+        }
     }
 
     /// Closes those that nobody serves, and that have come to an address at which the program, which serves by now, does not

@@ -3,7 +3,7 @@
 use super::{Ending, Holder};
 use crate::custody::left_over::{self, Remains, Was};
 use crate::custody::listeners::open_of;
-use crate::custody::{PartEnded, Report};
+use crate::custody::{Failed, PartEnded, Report};
 use crate::death::Death;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, family};
@@ -17,6 +17,9 @@ pub(super) struct Released {
     /// Its slot and its cookie.
     pub(super) which: (u32, u64),
 }
+
+/// After so many starts that have ended before they listened, what is held for them is let go, however slow they were.
+const SILENT_STARTS_MAX: u32 = 5;
 
 impl Holder {
     /// Keeps what was closed since the last look, as far as no other process has it. All processes are looked through once for all
@@ -42,17 +45,20 @@ impl Holder {
         }
     }
 
-    /// Counts starts that have ended before they listened. From the second one on in a row, where the program has ended by itself, it may be
-    /// because of what is held: some look for listening sockets (`ss -l`, `lsof -sTCP:LISTEN`) at their port, which would show it. Those sockets are closed then.
+    /// Counts starts that have ended before they listened, in a row. Where the program has ended by itself, it may be because of what is held: some look for listening sockets (`ss -l`, `lsof -sTCP:LISTEN`) at their port, which would show it. Those sockets are closed then.
     /// How many.
-    pub(super) fn note_silent_start(&mut self, gives_up: bool) -> usize {
-        let was_silent = self.main.is_some() && !self.listens && self.serves_since.is_none();
+    pub(super) fn note_silent_start(&mut self, failed: Option<Failed>) -> usize {
+        let was_silent =
+            failed.is_some() && self.main.is_some() && !self.listens && self.serves_since.is_none();
         self.silent_starts = if was_silent { self.silent_starts.saturating_add(1) } else { 0 };
-        if !gives_up || self.silent_starts < 2 {
+        self.let_go_at = None;
+        let is_last = failed == Some(Failed { is_last: true });
+        if self.silent_starts == 0 || !is_last && self.silent_starts < SILENT_STARTS_MAX {
             return 0;
         }
         let closed = self.listeners.let_go_all(&family::below_this());
         self.connections.pass_on_all(&closed);
+        self.let_go_at = Some(Instant::now()).filter(|_| !closed.is_empty());
         closed.len()
     }
 

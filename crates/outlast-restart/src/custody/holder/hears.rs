@@ -53,9 +53,9 @@ impl Holder {
                 Command::Clear { patience, may_be_in_the_way, answer } => {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
-                Command::Starting { gives_up, answer } => {
+                Command::Starting { failed, answer } => {
                     self.hear_of_end_of_main();
-                    let let_go = self.note_silent_start(gives_up);
+                    let let_go = self.note_silent_start(failed);
                     (self.main, self.listens, self.serves_since) = (None, false, None);
                     self.table.note_listens(false);
                     let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;

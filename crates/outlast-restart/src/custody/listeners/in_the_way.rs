@@ -77,7 +77,9 @@ impl Listeners {
             let socket = &listener.socket;
             let is_shared = rustix::net::sockopt::socket_reuseaddr(socket).unwrap_or(false)
                 || rustix::net::sockopt::socket_reuseport(socket).unwrap_or(false);
-            let is_others = used.contains(&listener.inode) || is_given(listener.inode);
+            let is_others = used.contains(&listener.inode)
+                || is_given(listener.inode)
+                || listener.may_be_in_place(0, processes);
             listener.address.path().is_none() && is_shared && !is_others
         };
         self.all.extract_if(.., |listener| goes(listener)).map(|listener| listener.socket).collect()

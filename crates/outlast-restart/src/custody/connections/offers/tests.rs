@@ -306,3 +306,29 @@ fn those_that_found_the_queue_full_are_offered_again_when_it_is_empty() {
         now += 64 * AGAIN;
     }
 }
+
+/// The socket is closed where they have come, and clients of their own as well.
+#[test]
+fn what_was_offered_is_no_client_of_its_own() {
+    let mut scene = scene(3);
+    scene.connections.set_limit(4);
+    scene.connections.offer(&scene.listeners, None, Instant::now());
+    let mut client = TcpStream::connect(scene.listener.local_addr().unwrap()).unwrap();
+    client.write_all(b"new").unwrap();
+    let closed = scene.listener.as_fd().try_clone_to_owned().unwrap();
+    while crate::sys::tcp::queued_count(closed.as_fd()) != Some(4) {
+        std::thread::yield_now();
+    }
+    scene.connections.pass_on_all(&[closed]);
+    assert_eq!(scene.connections.loose.numbers().count(), 4);
+    assert!(scene.connections.loose.offered.is_empty());
+    scene.listener.set_nonblocking(false).unwrap();
+    let mut all: Vec<String> = (0..4)
+        .map(|_| {
+            scene.connections.offer(&scene.listeners, None, Instant::now());
+            reads(scene.accept())
+        })
+        .collect();
+    all.sort();
+    assert_eq!(all, ["0", "1", "2", "new"]);
+}
