@@ -99,6 +99,11 @@ impl Restarts {
         self.recent_ms.len()
     }
 
+    /// What it died of so far was none of its own doing.
+    pub fn forget(&mut self) {
+        *self = Self::new(self.policy);
+    }
+
     fn is_transient(&self, now_ms: u64) -> bool {
         let since = |last_ms| now_ms.saturating_sub(last_ms);
         self.last_ms.is_none_or(|last_ms| since(last_ms) > self.policy.transient_after_ms)

@@ -165,6 +165,8 @@ pub(super) struct Holder {
     silent_starts: u32,
     /// What was held for the present start was let go then.
     let_go_at: Option<Instant>,
+    /// The program does not start while its port is in use: it has failed, and come to listen when all was let go.
+    looks_at_port: bool,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
     /// When that counts as serving, and whether it does.
@@ -231,6 +233,7 @@ impl Holder {
             listens: false,
             silent_starts: 0,
             let_go_at: None,
+            looks_at_port: false,
             serves_since: None,
             settling: Settling::default(),
             ending: Ending::No,

@@ -89,6 +89,8 @@ pub(crate) enum Report {
         why: Untold,
         listens: bool,
     },
+    /// The program has come to listen when nothing was kept any more that was in its way.
+    FailedForUs,
     /// Copies are given up, as there is room for so many.
     Full {
         limit: usize,

@@ -87,9 +87,8 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             state::commands_of(pid, count)
         ),
         Event::LetGo { sockets } => tracing::warn!(
-            "{name} has ended again and again before it listened: its listening sockets ({sockets}), which were kept open, are closed \
-             now, as some programs do not start while their port is in use (--preload never keeps none). New clients are refused \
-             until it listens"
+            "{name} seems not to start while its port is in use: its listening sockets ({sockets}), which were kept open, are closed \
+             now (--preload never keeps none). New clients are refused until it listens"
         ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
         Event::HoldsNothing { pid, why: why @ Untold::Hidden } => tracing::warn!(

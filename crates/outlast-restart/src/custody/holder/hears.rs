@@ -345,6 +345,10 @@ impl Holder {
             return;
         }
         self.serves_since = Some(self.changed_at);
+        if self.let_go_at.is_some() {
+            self.looks_at_port = true;
+            self.report(Report::FailedForUs);
+        }
         if self.ending == Ending::Replaced {
             self.ending = Ending::No;
         }

@@ -80,6 +80,10 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Report::Untold { pid, why, listens: true } => {
                 Event::HoldsNoConnections { pid: pid.cast_unsigned(), why }
             }
+            Report::FailedForUs => {
+                self.machine.forget_failures();
+                return None;
+            }
             Report::Full { limit } => Event::KeepsFewer { limit },
             Report::ClosedStrays { closed } => Event::ListensElsewhere { closed },
             Report::TookOver { supervisor, sockets } => {
