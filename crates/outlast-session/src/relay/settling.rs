@@ -2,18 +2,19 @@
 //!
 //! A slow reader gets it all, as long as it goes on to take some of it now and then. One that takes nothing would keep its connection,
 //! and what the session holds, for as long as it likes: it has a minute, and longer if the peer has ended its stream and the local side
-//! can still have all of it. Where memory is scarce, or many wait like that, a local side has some seconds; if the session was
-//! ended to free memory it has none.
+//! can still have all of it. Where memory is scarce, or many wait like that, a local side has some seconds; where very many do, or if
+//! the session was ended to free memory, it has none.
 
 use super::control::Wish;
 use super::pump::Pump;
 use super::{Control, Local, SETTLE_TIMEOUT};
-use crate::engine::is_memory_scarce;
+use crate::engine::{Memory, is_memory_scarce};
 use crate::error::Error;
+use crate::sys::descriptors_max;
 use crate::tokio::Session;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
@@ -27,8 +28,11 @@ const WHOLE_TAKES_NOTHING_MAX: Duration = Duration::from_secs(600);
 const SCARCE_TAKES_NOTHING_MAX: Duration = SETTLE_TIMEOUT;
 /// And so long one may take there in all.
 const SCARCE_MAX: Duration = Duration::from_secs(60);
-/// If more wait than that, memory counts as scarce: each has a descriptor, and what the kernel holds for it.
-const WAITING_MAX: usize = 256;
+/// Many wait if more do than that, or than this part of the descriptors that there may be: each has one.
+const MANY: usize = 256;
+const MANY_DESCRIPTORS_PART: u64 = 16;
+/// Or if the kernel holds more for them than this part of the memory budget. Very many wait if it is twice as much.
+const MANY_BYTES_PART: u64 = 16;
 
 /// How often it is looked what the local side has taken.
 const LOOK: Duration = Duration::from_secs(1);
@@ -36,10 +40,40 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_MIN: Duration = Duration::from_millis(5);
 
 /// For so long the local side of a relay that is to be handed over is waited for: all other sessions wait as well.
-const HAND_OVER_SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+const HAND_OVER_SETTLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How many of this process wait.
+/// How many of this process wait, and what the kernel has for them.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+static WAITING_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// How much there is of what local sides that are waited for take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    Plenty,
+    Scarce,
+    None,
+}
+
+impl Room {
+    fn now() -> Self {
+        let descriptors = usize::try_from(descriptors_max() / MANY_DESCRIPTORS_PART).unwrap_or(usize::MAX);
+        let bytes = Memory::now().budget_bytes / MANY_BYTES_PART;
+        let by_count = Self::of(WAITING.load(Ordering::Relaxed), descriptors.min(MANY));
+        let by_bytes = Self::of(WAITING_BYTES.load(Ordering::Relaxed), bytes);
+        let by_memory = if is_memory_scarce() { Self::Scarce } else { Self::Plenty };
+        by_count.max(by_bytes).max(by_memory)
+    }
+
+    fn of<T: PartialOrd + std::ops::Add<Output = T> + Copy>(used: T, many: T) -> Self {
+        if used > many + many {
+            Self::None
+        } else if used > many {
+            Self::Scarce
+        } else {
+            Self::Plenty
+        }
+    }
+}
 
 /// What is known of a local side since its session has failed.
 #[derive(Debug)]
@@ -55,6 +89,7 @@ struct Untaken {
 impl Untaken {
     fn new(now: Instant, taken_bytes: u64, unsent_bytes: usize) -> Self {
         WAITING.fetch_add(1, Ordering::Relaxed);
+        WAITING_BYTES.fetch_add(unsent_bytes as u64, Ordering::Relaxed);
         Self { failed_at: now, taken_at: now, taken_bytes, unsent_bytes }
     }
 
@@ -65,29 +100,36 @@ impl Untaken {
         taken_bytes: u64,
         unsent_bytes: usize,
         is_whole: bool,
-        is_scarce: bool,
+        room: Room,
     ) -> bool {
         if taken_bytes != self.taken_bytes || unsent_bytes < self.unsent_bytes {
             self.taken_at = now;
         }
+        // Also where that wraps, the sum is right.
+        WAITING_BYTES
+            .fetch_add((unsent_bytes as u64).wrapping_sub(self.unsent_bytes as u64), Ordering::Relaxed);
         (self.taken_bytes, self.unsent_bytes) = (taken_bytes, unsent_bytes);
         let nothing_for = now.duration_since(self.taken_at);
-        if is_scarce {
-            return nothing_for >= SCARCE_TAKES_NOTHING_MAX
-                || now.duration_since(self.failed_at) >= SCARCE_MAX;
+        match room {
+            Room::None => true,
+            Room::Scarce => {
+                nothing_for >= SCARCE_TAKES_NOTHING_MAX || now.duration_since(self.failed_at) >= SCARCE_MAX
+            }
+            Room::Plenty if is_whole => nothing_for >= WHOLE_TAKES_NOTHING_MAX,
+            Room::Plenty => nothing_for >= TAKES_NOTHING_MAX,
         }
-        nothing_for >= if is_whole { WHOLE_TAKES_NOTHING_MAX } else { TAKES_NOTHING_MAX }
     }
 
     fn look(&mut self, taken_bytes: u64, session: &Session, local: &Local) -> bool {
-        let is_scarce = WAITING.load(Ordering::Relaxed) > WAITING_MAX || is_memory_scarce();
-        self.is_over(Instant::now(), taken_bytes, local.unsent_bytes(), session.has_peer_end(), is_scarce)
+        let (is_whole, room) = (session.has_peer_end(), Room::now());
+        self.is_over(Instant::now(), taken_bytes, local.unsent_bytes(), is_whole, room)
     }
 }
 
 impl Drop for Untaken {
     fn drop(&mut self) {
         WAITING.fetch_sub(1, Ordering::Relaxed);
+        WAITING_BYTES.fetch_sub(self.unsent_bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -125,7 +167,7 @@ impl Settling {
                 Settling::Unneeded => *self = Settling::Over(Box::pin(session.over())),
                 Settling::Over(over) => match ready!(over.as_mut().poll(cx)) {
                     Ok(()) => *self = Settling::Over(Box::pin(std::future::pending())),
-                    Err(error) if is_shed(&error) => return Poll::Ready(error),
+                    Err(error) if is_shed(&error) || Room::now() == Room::None => return Poll::Ready(error),
                     Err(error) => {
                         let untaken = Untaken::new(Instant::now(), pump.taken_bytes(), local.unsent_bytes());
                         *self = Settling::Failed(Box::new(Failed {
@@ -189,32 +231,40 @@ mod tests {
     use super::*;
 
     /// After how many seconds a local side is given up that takes something every `pause_s`; none if it is not within an hour.
-    fn given_up_after_s(pause_s: Option<u64>, is_whole: bool, is_scarce: bool) -> Option<u64> {
+    fn given_up_after_s(pause_s: Option<u64>, is_whole: bool, room: Room) -> Option<u64> {
         let begin = Instant::now();
         let (mut untaken, mut left) = (Untaken::new(begin, 0, 1 << 20), 1 << 20);
         (1..=3600).find(|second| {
             if pause_s.is_some_and(|pause_s| second % pause_s == 0) {
                 left -= 1;
             }
-            untaken.is_over(begin + Duration::from_secs(*second), 0, left, is_whole, is_scarce)
+            untaken.is_over(begin + Duration::from_secs(*second), 0, left, is_whole, room)
         })
     }
 
     #[tokio::test]
     async fn one_that_takes_something_now_and_then_is_waited_for_while_there_is_memory() {
-        for (pause_s, is_whole, is_scarce, after_s) in [
-            (None, false, false, Some(60)),
-            (None, true, false, Some(600)),
-            (None, true, true, Some(5)),
-            (Some(30), false, false, None),
-            (Some(300), true, false, None),
-            (Some(300), false, false, Some(60)),
-            (Some(4), false, true, Some(60)),
-            (Some(10), false, true, Some(5)),
+        use Room::{None as NoRoom, Plenty, Scarce};
+        for (pause_s, is_whole, room, after_s) in [
+            (None, false, Plenty, Some(60)),
+            (None, true, Plenty, Some(600)),
+            (None, true, Scarce, Some(5)),
+            (Some(30), false, Plenty, None),
+            (Some(300), true, Plenty, None),
+            (Some(300), false, Plenty, Some(60)),
+            (Some(4), false, Scarce, Some(60)),
+            (Some(10), false, Scarce, Some(5)),
+            (Some(1), true, NoRoom, Some(1)),
         ] {
-            let found = given_up_after_s(pause_s, is_whole, is_scarce);
-            assert_eq!(found, after_s, "{pause_s:?} {is_whole} {is_scarce}");
+            let found = given_up_after_s(pause_s, is_whole, room);
+            assert_eq!(found, after_s, "{pause_s:?} {is_whole} {room:?}");
         }
+    }
+
+    #[test]
+    fn there_is_less_room_the_more_wait() {
+        let rooms = [256, 257, 512, 513].map(|used| Room::of(used, 256));
+        assert_eq!(rooms, [Room::Plenty, Room::Scarce, Room::Scarce, Room::None]);
     }
 
     #[tokio::test]
@@ -223,7 +273,7 @@ mod tests {
         let mut untaken = Untaken::new(begin, 0, 100);
         for second in 1..600 {
             // The kernel has as much as before.
-            assert!(!untaken.is_over(begin + Duration::from_secs(second), second, 100, false, false));
+            assert!(!untaken.is_over(begin + Duration::from_secs(second), second, 100, false, Room::Plenty));
         }
     }
 }
