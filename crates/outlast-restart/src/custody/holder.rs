@@ -167,6 +167,7 @@ pub(super) struct Holder {
     let_go_at: Option<Instant>,
     /// The program does not start while its port is in use: it has failed, and come to listen when all was let go.
     looks_at_port: bool,
+    told_failed_for_us: bool,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
     /// When that counts as serving, and whether it does.
@@ -234,6 +235,7 @@ impl Holder {
             silent_starts: 0,
             let_go_at: None,
             looks_at_port: false,
+            told_failed_for_us: false,
             serves_since: None,
             settling: Settling::default(),
             ending: Ending::No,

@@ -324,6 +324,11 @@ impl Machine {
         }
     }
 
+    /// The program has failed for what this process kept for it, which it is over with.
+    pub(super) fn forget_failures(&mut self) {
+        self.restarts.forget();
+    }
+
     fn vanished(&mut self, running: Running, death: Death, now_ms: u64) {
         let is_usual = running.ending.is_some() || running.hung_up_until_ms.is_some();
         if is_usual || self.settings.restart == Restart::Never {

@@ -2,8 +2,8 @@
 //!
 //! A slow reader gets it all, as long as it goes on to take some of it now and then. One that takes nothing would keep its connection,
 //! and what the session holds, for as long as it likes: it has a minute, and longer if the peer has ended its stream and the local side
-//! can still have all of it. Where memory is scarce, or many wait like that, a local side has some seconds; where very many do, or if
-//! the session was ended to free memory, it has none.
+//! can still have all of it. Where memory is scarce, or many wait like that, a local side has some seconds; where very many do
+//! it has a second without taking anything; if the session was ended to free memory it has none.
 
 use super::control::Wish;
 use super::pump::Pump;
@@ -33,6 +33,8 @@ const MANY: usize = 256;
 const MANY_DESCRIPTORS_PART: u64 = 16;
 /// Or if the kernel holds more for them than this part of the memory budget. Very many wait if it is twice as much.
 const MANY_BYTES_PART: u64 = 16;
+/// Two may have a full send buffer of the usual size.
+const MANY_BYTES_LEAST: u64 = 8 << 20;
 
 /// How often it is looked what the local side has taken.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,7 +59,7 @@ enum Room {
 impl Room {
     fn now() -> Self {
         let descriptors = usize::try_from(descriptors_max() / MANY_DESCRIPTORS_PART).unwrap_or(usize::MAX);
-        let bytes = Memory::now().budget_bytes / MANY_BYTES_PART;
+        let bytes = (Memory::now().budget_bytes / MANY_BYTES_PART).max(MANY_BYTES_LEAST);
         let by_count = Self::of(WAITING.load(Ordering::Relaxed), descriptors.min(MANY));
         let by_bytes = Self::of(WAITING_BYTES.load(Ordering::Relaxed), bytes);
         let by_memory = if is_memory_scarce() { Self::Scarce } else { Self::Plenty };
@@ -110,11 +112,10 @@ impl Untaken {
             .fetch_add((unsent_bytes as u64).wrapping_sub(self.unsent_bytes as u64), Ordering::Relaxed);
         (self.taken_bytes, self.unsent_bytes) = (taken_bytes, unsent_bytes);
         let nothing_for = now.duration_since(self.taken_at);
+        let failed_for = now.duration_since(self.failed_at);
         match room {
-            Room::None => true,
-            Room::Scarce => {
-                nothing_for >= SCARCE_TAKES_NOTHING_MAX || now.duration_since(self.failed_at) >= SCARCE_MAX
-            }
+            Room::None => nothing_for >= LOOK || failed_for >= SCARCE_MAX,
+            Room::Scarce => nothing_for >= SCARCE_TAKES_NOTHING_MAX || failed_for >= SCARCE_MAX,
             Room::Plenty if is_whole => nothing_for >= WHOLE_TAKES_NOTHING_MAX,
             Room::Plenty => nothing_for >= TAKES_NOTHING_MAX,
         }
@@ -167,7 +168,7 @@ impl Settling {
                 Settling::Unneeded => *self = Settling::Over(Box::pin(session.over())),
                 Settling::Over(over) => match ready!(over.as_mut().poll(cx)) {
                     Ok(()) => *self = Settling::Over(Box::pin(std::future::pending())),
-                    Err(error) if is_shed(&error) || Room::now() == Room::None => return Poll::Ready(error),
+                    Err(error) if is_shed(&error) => return Poll::Ready(error),
                     Err(error) => {
                         let untaken = Untaken::new(Instant::now(), pump.taken_bytes(), local.unsent_bytes());
                         *self = Settling::Failed(Box::new(Failed {
@@ -254,7 +255,8 @@ mod tests {
             (Some(300), false, Plenty, Some(60)),
             (Some(4), false, Scarce, Some(60)),
             (Some(10), false, Scarce, Some(5)),
-            (Some(1), true, NoRoom, Some(1)),
+            (None, true, NoRoom, Some(1)),
+            (Some(1), true, NoRoom, Some(60)),
         ] {
             let found = given_up_after_s(pause_s, is_whole, room);
             assert_eq!(found, after_s, "{pause_s:?} {is_whole} {room:?}");

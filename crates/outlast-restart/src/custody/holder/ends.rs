@@ -46,15 +46,15 @@ impl Holder {
     }
 
     /// Counts starts that have ended before they listened, in a row. Where the program has ended by itself, it may be because of what is held: some look for listening sockets (`ss -l`, `lsof -sTCP:LISTEN`) at their port, which would show it. Those sockets are closed then,
-    /// and at once the next time. How many.
+    /// and after the first such start the next time. How many.
     pub(super) fn note_silent_start(&mut self, failed: Option<Failed>) -> usize {
         let was_silent =
             failed.is_some() && self.main.is_some() && !self.listens && self.serves_since.is_none();
         self.silent_starts = if was_silent { self.silent_starts.saturating_add(1) } else { 0 };
         self.let_go_at = None;
         let is_last = failed == Some(Failed { is_last: true });
-        let lets_go = self.silent_starts > 0 && is_last || self.silent_starts >= SILENT_STARTS_MAX;
-        if !lets_go && !self.looks_at_port {
+        let is_likely = is_last || self.looks_at_port || self.silent_starts >= SILENT_STARTS_MAX;
+        if self.silent_starts == 0 || !is_likely {
             return 0;
         }
         let closed = self.listeners.let_go_all(&family::below_this());

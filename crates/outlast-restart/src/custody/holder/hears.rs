@@ -345,9 +345,15 @@ impl Holder {
             return;
         }
         self.serves_since = Some(self.changed_at);
-        if self.let_go_at.is_some() {
+        if self.let_go_at.is_none() {
+            // What is held has not been in its way this time.
+            self.looks_at_port = false;
+        } else if self.silent_starts >= 2 {
             self.looks_at_port = true;
-            self.report(Report::FailedForUs);
+            // Once: a program that crashes again and again has to be given up.
+            if !std::mem::replace(&mut self.told_failed_for_us, true) {
+                self.report(Report::FailedForUs);
+            }
         }
         if self.ending == Ending::Replaced {
             self.ending = Ending::No;

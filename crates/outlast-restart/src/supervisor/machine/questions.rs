@@ -24,11 +24,6 @@ impl Machine {
         self.in_a_row
     }
 
-    /// It has failed for what this process kept for it, which it is over with.
-    pub(in crate::supervisor) fn forget_failures(&mut self) {
-        self.restarts.forget();
-    }
-
     /// Whether the program is given up if it crashes once more soon.
     pub(in crate::supervisor) fn is_last_start(&self) -> bool {
         self.restarts.recent() >= self.settings.policy.intensity
