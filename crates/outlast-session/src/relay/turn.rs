@@ -20,7 +20,7 @@ const TURN_BYTES_MAX: usize = 256 << 10;
 const TURN_BYTES_MAX_IN_A_CROWD: usize = 64 << 10;
 
 /// What a turn of a peer that sends control frames without end counts for, besides the time that it takes: dozens of turns that move bytes.
-/// Whoever moves some is served before such peers that wait, however many there are.
+/// Relays that move bytes are served before such peers that wait, however many there are.
 const FLOOD_COST_NS: u64 = 5_000_000;
 
 /// One for each thread that may move something.

@@ -88,7 +88,7 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
         ),
         Event::LetGo { sockets } => tracing::warn!(
             "{name} seems not to start while its port is in use: its listening sockets ({sockets}), which were kept open, are closed \
-             now (--preload never keeps none). New clients are refused until it listens"
+             now (with --preload never, none are kept). New clients are refused until it listens"
         ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
         Event::HoldsNothing { pid, why: why @ Untold::Hidden } => tracing::warn!(

@@ -160,7 +160,7 @@ async fn a_service_that_reads_slowly_gets_all_that_came_before_its_session_faile
     assert!(matches!(relay.await.unwrap().outcome, Outcome::SessionFailed(_)));
 }
 
-/// The peer was told that all has arrived.
+/// The peer may have heard that all has arrived.
 #[tokio::test]
 async fn a_stream_that_has_come_whole_reaches_a_service_that_pauses_whatever_becomes_of_the_session() {
     whole_stream(false).await;
