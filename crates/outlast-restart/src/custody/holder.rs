@@ -1,6 +1,7 @@
 //! The thread that holds.
 
 mod ends;
+mod frees;
 mod hears;
 mod postponed;
 mod successor;
@@ -8,6 +9,7 @@ mod successor;
 pub(crate) use successor::Successor;
 
 use super::connections::Connections;
+use super::hindrance::Hindrance;
 use super::left_over::{LeftOver, Remains};
 use super::listeners::Listeners;
 use super::settling::Settling;
@@ -15,7 +17,7 @@ use super::table::{NotKept, Table};
 use super::untold;
 use super::{Buried, Report};
 use crate::board::{Backend, Board};
-use crate::custody::Failed;
+use crate::custody::StartEnded;
 use crate::sys::process::{self, Known, Pid};
 use crate::sys::{custody as sys, family, reserve};
 use rustix::event::{Timespec, epoll};
@@ -85,7 +87,7 @@ pub(super) enum Command {
     },
     /// It is about to be started: what is said from here on is said by the new one.
     Starting {
-        failed: Option<Failed>,
+        ended: Option<StartEnded>,
         answer: Sender<usize>,
     },
     /// It was; or, if nothing was to be started since the last one, it goes on as this process.
@@ -98,6 +100,10 @@ pub(super) enum Command {
     },
     MainEnded {
         answer: Sender<()>,
+    },
+    /// The main process has ended in order: because of what is held, perhaps?
+    MayBeHindered {
+        answer: Sender<bool>,
     },
     /// Who goes on for the main process, which has ended in order?
     WhoGoesOn {
@@ -161,13 +167,12 @@ pub(super) struct Holder {
     /// The file that the main process has executed.
     program: Option<PathBuf>,
     listens: bool,
-    /// So many starts in a row have ended before they listened.
-    silent_starts: u32,
-    /// What was held for the present start was let go then.
-    let_go_at: Option<Instant>,
-    /// The program does not start while its port is in use: it has failed, and come to listen when all was let go.
-    looks_at_port: bool,
-    told_failed_for_us: bool,
+    /// Whether listening sockets that are held are in its way.
+    hindrance: Hindrance,
+    /// Some were closed for it, and it has not listened since.
+    has_freed: bool,
+    /// Connections stay open until then that had come where the program does not listen.
+    strays_stay_until: Option<Instant>,
     /// The one that was started last listens since then.
     serves_since: Option<Instant>,
     /// When that counts as serving, and whether it does.
@@ -232,10 +237,9 @@ impl Holder {
             main_tells: true,
             program: None,
             listens: false,
-            silent_starts: 0,
-            let_go_at: None,
-            looks_at_port: false,
-            told_failed_for_us: false,
+            hindrance: Hindrance::default(),
+            has_freed: false,
+            strays_stay_until: None,
             serves_since: None,
             settling: Settling::default(),
             ending: Ending::No,
@@ -348,6 +352,7 @@ impl Holder {
             }
         }
         self.note_settled(now);
+        self.free_port_when_due(now);
         let spare = (self.descriptors / 4).clamp(SPARE_DESCRIPTORS_MIN, SPARE_DESCRIPTORS);
         let others = spare + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));
@@ -405,7 +410,7 @@ impl Holder {
         self.connections.sweep();
         self.connections.forget_gone(|pid| self.parts.contains_key(&pid));
         // It may listen somewhere first, and where its clients had come to a little later.
-        let listens_later = self.let_go_at.is_some_and(|at| now.duration_since(at) < LISTENS_LATER);
+        let listens_later = self.strays_stay_until.is_some_and(|until| now < until);
         if self.serves_since.is_some() && self.ending == Ending::No && !self.is_main_down() && !listens_later
         {
             let closed = self.connections.close_strays(&self.listeners, now);

@@ -12,6 +12,7 @@
 
 pub mod address;
 mod connections;
+mod hindrance;
 mod holder;
 mod left_over;
 mod listeners;
@@ -21,6 +22,7 @@ pub(crate) mod name;
 mod overlap;
 mod settling;
 pub mod table;
+mod tcp_table;
 pub(crate) mod untold;
 
 use crate::board::Board;
@@ -29,6 +31,7 @@ use crate::sys::custody as sys;
 use crate::sys::descriptors;
 use crate::sys::mapping::Mapping;
 use crate::sys::process::{Ended, Known, Pid};
+pub(crate) use hindrance::Ended as StartEnded;
 pub(crate) use holder::Successor;
 use holder::{Command, Holder};
 pub(crate) use left_over::Remains;
@@ -91,6 +94,14 @@ pub(crate) enum Report {
     },
     /// The program has come to listen when nothing was kept any more that was in its way.
     FailedForUs,
+    /// The start runs and does not listen: listening sockets that may be in its way are closed.
+    LetGo {
+        sockets: usize,
+    },
+    /// The program has crashed, and other programs listen where it did: its listening sockets are closed.
+    LeftToOthers {
+        sockets: usize,
+    },
     /// Copies are given up, as there is room for so many.
     Full {
         limit: usize,
@@ -104,13 +115,6 @@ pub(crate) enum Report {
         supervisor: Pid,
         sockets: usize,
     },
-}
-
-/// The last start has ended by itself, and not in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failed {
-    /// The program is given up if it ends so once more.
-    pub(crate) is_last: bool,
 }
 
 /// How the last children of this process have ended.
@@ -230,12 +234,12 @@ impl Custody {
         remains.recv().unwrap_or_default()
     }
 
-    /// The program is about to be started. The holder knows when this returns. If the last start has failed before it had come to listen,
-    /// listening sockets may be closed. How many.
-    pub(crate) fn starting(&self, failed: Option<Failed>) -> usize {
+    /// The program is about to be started; how its last start has `ended`, if there was one. The holder knows when this returns. Listening
+    /// sockets that may be in its way are closed. How many.
+    pub(crate) fn starting(&self, ended: Option<StartEnded>) -> usize {
         self.table.set_replaced(false);
         let (answer, heard) = channel();
-        self.send(Command::Starting { failed, answer });
+        self.send(Command::Starting { ended, answer });
         heard.recv().unwrap_or(0)
     }
 
@@ -261,6 +265,14 @@ impl Custody {
         let (answer, heard) = channel();
         self.send(Command::MainEnded { answer });
         let _ = heard.recv();
+    }
+
+    /// Whether the main process, which has ended in order, has not listened, and may have ended because of listening sockets that
+    /// are held.
+    pub(crate) fn may_be_hindered(&self) -> bool {
+        let (answer, heard) = channel();
+        self.send(Command::MayBeHindered { answer });
+        heard.recv().unwrap_or(false)
     }
 
     /// Who goes on for the main process, which has ended in order.

@@ -29,6 +29,8 @@ pub(super) enum Input {
     Died { death: Death, heir: Option<u32> },
     /// So, in order, and nobody is left, though it has gone into the background before: nobody serves.
     Vanished { death: Death },
+    /// So, in order, before it has listened, and what is held for it may be why.
+    Hindered { death: Death },
     /// This process got a signal; from a process, or from a terminal, whose signals go to everybody in front of it.
     Signal { number: i32, by_process: bool },
     /// The program has told its own process group by this signal to end, itself among them: it has heard that.
@@ -195,6 +197,7 @@ impl Machine {
                 self.died(running, death, heir, now_ms);
             }
             (Input::Vanished { death }, Phase::Running(running)) => self.vanished(running, death, now_ms),
+            (Input::Hindered { death }, Phase::Running(running)) => self.hindered(running, death, now_ms),
             (Input::HungUp { for_sure }, phase) => self.hung_up(phase, for_sure, now_ms),
             (Input::Signal { number, by_process }, phase) => self.signal(phase, number, by_process, now_ms),
             (Input::OwnSignal { number }, Phase::Running(running)) => {
@@ -336,6 +339,17 @@ impl Machine {
         }
         self.act(Action::Tell(Event::Ended { pid: running.main, death }));
         self.act(Action::Tell(Event::Vanished));
+        self.crashed(running.began_ms, death, now_ms);
+    }
+
+    fn hindered(&mut self, running: Running, death: Death, now_ms: u64) {
+        let is_usual = running.ending.is_some()
+            || running.hung_up_until_ms.is_some()
+            || self.is_interrupted_by(death, now_ms);
+        if is_usual || self.settings.restart == Restart::Never {
+            return self.died(running, death, None, now_ms);
+        }
+        self.act(Action::Tell(Event::Ended { pid: running.main, death }));
         self.crashed(running.began_ms, death, now_ms);
     }
 

@@ -153,9 +153,16 @@ pub enum Event {
         /// How many those are.
         count: usize,
     },
-    /// It is about to be started again, and has ended by itself before it listened: so many listening sockets that were kept open for it are
-    /// closed, which may have been in its way.
+    /// Listening sockets that were kept open for it are closed, which may be in its way: it ends before it listens, or does not listen
+    /// for a long time.
     LetGo {
+        /// How many.
+        sockets: usize,
+        /// It was started, and runs. Otherwise it is about to be started.
+        waits: bool,
+    },
+    /// It has crashed, and its listening sockets are closed where other programs listen as well (SO_REUSEPORT): new clients are theirs.
+    LeftToOthers {
         /// How many.
         sockets: usize,
     },

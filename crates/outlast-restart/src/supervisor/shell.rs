@@ -14,7 +14,7 @@ use super::traces;
 use super::{Attempt, Event, Outcome, Supervisor};
 use crate::Error;
 use crate::board::{Backend, Cause, UpgradeEnd, WhyNot};
-use crate::custody::{Custody, Failed};
+use crate::custody::{Custody, StartEnded};
 use crate::death::Death;
 use crate::policy::Inheritance;
 use crate::sys::mapping::Mapping;
@@ -76,8 +76,8 @@ pub(super) struct Shell<M, T> {
     terminal: Terminal,
     /// Has ended, and is looked at when what was told before that has been heard.
     unburied: Option<Ended>,
-    /// The main process has ended by itself, with an exit code that is no success.
-    has_failed: bool,
+    /// How the main process has ended last.
+    last_end: Option<StartEnded>,
 }
 
 /// The kernel's word to this process that its log has become larger than a file may (RLIMIT_FSIZE): the program has nothing to
@@ -99,7 +99,7 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             asked: None,
             clearing: None,
             predecessors: None,
-            has_failed: false,
+            last_end: None,
             generation: 0,
             cause_until_ms: None,
             quarantined: 0,
@@ -286,9 +286,9 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
         if let Some(custody) = &self.supervisor.custody {
             custody.give_to(&mut command);
             let is_last = self.machine.is_last_start();
-            let let_go = custody.starting(self.has_failed.then_some(Failed { is_last }));
+            let let_go = custody.starting(self.last_end.map(|ended| StartEnded { is_last, ..ended }));
             if let_go > 0 {
-                (self.tell)(Event::LetGo { sockets: let_go });
+                (self.tell)(Event::LetGo { sockets: let_go, waits: false });
             }
         }
         activation::pass_on(&mut command)?;
@@ -337,10 +337,13 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && self.machine.can_replace()
                 && !self.machine.is_interrupted_by(death, clock::monotonic_ms());
             let heir = self.heir(ended.pid).or_else(|| self.awaited_in_background(ended.pid, in_order));
-            self.has_failed = heir.is_none()
-                && matches!(death, Death::Exited(_))
-                && !self.supervisor.settings.success.contains(&death)
-                && !self.machine.is_ending();
+            let is_success = self.supervisor.settings.success.contains(&death);
+            let is_hindered = heir.is_none()
+                && in_order
+                && self.supervisor.custody.as_ref().is_some_and(Custody::may_be_hindered);
+            let has_failed = matches!(death, Death::Exited(_)) && !is_success && !self.machine.is_ending();
+            let has_failed = heir.is_none() && (has_failed || self.machine.is_too_late());
+            self.last_end = Some(StartEnded { has_failed, in_order: is_hindered, is_last: false });
             if may_go_on && (heir.is_none() || !in_order) {
                 self.write_down(ended);
             }
@@ -360,6 +363,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 && !self.is_any_left(false)
             {
                 self.inputs.push_back(Input::Vanished { death: self.death_in_background().unwrap_or(death) });
+            } else if is_hindered {
+                self.inputs.push_back(Input::Hindered { death });
             } else {
                 self.inputs.push_back(Input::Died { death, heir });
             }

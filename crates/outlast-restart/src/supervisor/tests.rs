@@ -123,6 +123,7 @@ impl World {
         let input = match self.random.below(8) {
             0 | 1 if heir.is_none() => Input::DiedOnTrial { death },
             2 if heir.is_none() && death == Death::Exited(0) => Input::Vanished { death },
+            3 if heir.is_none() && death == Death::Exited(0) => Input::Hindered { death },
             _ => Input::Died { death, heir },
         };
         self.feed(input);
@@ -246,12 +247,17 @@ fn who_goes_into_the_background_and_is_not_there_has_crashed() {
 
 #[test]
 fn who_was_told_to_end_or_is_not_to_be_started_again_has_not_crashed() {
-    let vanished = Input::Vanished { death: Death::Exited(0) };
-    let mut told = machine(Settings::default());
-    told.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 1);
-    assert_eq!(told.on(vanished, 2).last(), Some(&Action::End(Outcome::Finished)));
-    let mut once = machine(Settings { restart: Restart::Never, ..Settings::default() });
-    assert_eq!(once.on(vanished, 1).last(), Some(&Action::End(Outcome::Finished)));
+    let death = Death::Exited(0);
+    for end in [Input::Vanished { death }, Input::Hindered { death }] {
+        let mut told = machine(Settings::default());
+        told.on(Input::Signal { number: libc::SIGTERM, by_process: true }, 1);
+        assert_eq!(told.on(end, 2).last(), Some(&Action::End(Outcome::Finished)));
+        let mut once = machine(Settings { restart: Restart::Never, ..Settings::default() });
+        assert_eq!(once.on(end, 1).last(), Some(&Action::End(Outcome::Finished)));
+        let mut again = machine(Settings::default());
+        let told = again.on(end, 1);
+        assert!(told.iter().any(|action| matches!(action, Action::Tell(Event::Crashed { .. }))), "{told:?}");
+    }
 }
 
 #[test]

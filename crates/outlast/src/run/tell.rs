@@ -86,9 +86,17 @@ pub fn log(plan: &Plan, board: &Board, manager: Manager, old: Option<&str>, even
             "{name}: left of the crashed one, and not ended as clients are with it: {}",
             state::commands_of(pid, count)
         ),
-        Event::LetGo { sockets } => tracing::warn!(
+        Event::LetGo { sockets, waits: false } => tracing::warn!(
             "{name} seems not to start while its port is in use: its listening sockets ({sockets}), which were kept open, are closed \
              now (with --preload never, none are kept). New clients are refused until it listens"
+        ),
+        Event::LetGo { sockets, waits: true } => tracing::warn!(
+            "{name} runs and does not listen. It may wait until nobody listens at its port: its listening sockets ({sockets}), which \
+             were kept open, are closed now (with --preload never, none are kept). New clients are refused until it listens"
+        ),
+        Event::LeftToOthers { sockets } => tracing::info!(
+            "{name}: another program listens at the same port (SO_REUSEPORT). It gets all new clients until {name} listens again: the \
+             listening sockets ({sockets}) of the one that crashed are closed"
         ),
         Event::NotKept { kind } => tracing::warn!("{name}: {}", not_kept(kind)),
         Event::HoldsNothing { pid, why: why @ Untold::Hidden } => tracing::warn!(

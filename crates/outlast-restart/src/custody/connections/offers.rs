@@ -126,7 +126,12 @@ impl Connections {
 
     /// Clients that wait at listening sockets which are about to be closed: the program's others are to have them.
     pub(in crate::custody) fn pass_on_all(&mut self, closed: &[OwnedFd]) {
-        for accepted in closed.iter().flat_map(sys::accept_all) {
+        self.pass_on_accepted(closed.iter().flat_map(sys::accept_all));
+    }
+
+    /// Clients that have waited there.
+    pub(in crate::custody) fn pass_on_accepted(&mut self, all: impl IntoIterator<Item = OwnedFd>) {
+        for accepted in all {
             // One of ours stands for a connection that is held.
             match self.offered_by(accepted.as_fd()) {
                 Some((number, since)) => self.change(number, State::Ready { since }),

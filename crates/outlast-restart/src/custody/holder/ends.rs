@@ -3,7 +3,7 @@
 use super::{Ending, Holder};
 use crate::custody::left_over::{self, Remains, Was};
 use crate::custody::listeners::open_of;
-use crate::custody::{Failed, PartEnded, Report};
+use crate::custody::{PartEnded, Report};
 use crate::death::Death;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, family};
@@ -17,9 +17,6 @@ pub(super) struct Released {
     /// Its slot and its cookie.
     pub(super) which: (u32, u64),
 }
-
-/// After so many starts that have ended before they listened, what is held for them is let go, however slow they were.
-const SILENT_STARTS_MAX: u32 = 5;
 
 impl Holder {
     /// Keeps what was closed since the last look, as far as no other process has it. All processes are looked through once for all
@@ -45,24 +42,6 @@ impl Holder {
         }
     }
 
-    /// Counts starts that have ended before they listened, in a row. Where the program has ended by itself, it may be because of what is held: some look for listening sockets (`ss -l`, `lsof -sTCP:LISTEN`) at their port, which would show it. Those sockets are closed then,
-    /// and after the first such start the next time. How many.
-    pub(super) fn note_silent_start(&mut self, failed: Option<Failed>) -> usize {
-        let was_silent =
-            failed.is_some() && self.main.is_some() && !self.listens && self.serves_since.is_none();
-        self.silent_starts = if was_silent { self.silent_starts.saturating_add(1) } else { 0 };
-        self.let_go_at = None;
-        let is_last = failed == Some(Failed { is_last: true });
-        let is_likely = is_last || self.looks_at_port || self.silent_starts >= SILENT_STARTS_MAX;
-        if self.silent_starts == 0 || !is_likely {
-            return 0;
-        }
-        let closed = self.listeners.let_go_all(&family::below_this());
-        self.connections.pass_on_all(&closed);
-        self.let_go_at = Some(Instant::now()).filter(|_| !closed.is_empty());
-        closed.len()
-    }
-
     /// The main process is gone: deals with who is left.
     pub(super) fn clear(&mut self, patience: Duration, may_be_in_the_way: bool) -> Remains {
         let now = Instant::now();
@@ -70,6 +49,7 @@ impl Holder {
         self.take(now);
         let living = family::below_this();
         living.iter().for_each(|pid| self.watch(*pid, false));
+        self.leave_to_others(&living);
         let main = self.main.and_then(|main| Pid::try_from(main).ok());
         self.left_over.note_older(self.parts.keys().copied().filter(|pid| Some(*pid) != main));
         // Where a sandbox forbids that.

@@ -3,7 +3,7 @@
 use super::ends::Released;
 use super::successor::program_of;
 use super::untold;
-use super::{CONTROL, Command, Control, Ending, Holder, Part};
+use super::{CONTROL, Command, Control, Ending, Holder, LISTENS_LATER, Part};
 use crate::board::{Backend, Sign};
 use crate::custody::Report;
 use crate::custody::address::Address;
@@ -53,9 +53,9 @@ impl Holder {
                 Command::Clear { patience, may_be_in_the_way, answer } => {
                     let _ = answer.send(self.clear(patience, may_be_in_the_way));
                 }
-                Command::Starting { failed, answer } => {
+                Command::Starting { ended, answer } => {
                     self.hear_of_end_of_main();
-                    let let_go = self.note_silent_start(failed);
+                    let let_go = self.free_port(ended);
                     (self.main, self.listens, self.serves_since) = (None, false, None);
                     self.table.note_listens(false);
                     let keeps = self.ending != Ending::Replaced && self.listeners.count() > 0;
@@ -86,6 +86,10 @@ impl Holder {
                 Command::MainEnded { answer } => {
                     self.hear_of_end_of_main();
                     let _ = answer.send(());
+                }
+                Command::MayBeHindered { answer } => {
+                    self.hear_of_end_of_main();
+                    let _ = answer.send(self.may_be_hindered());
                 }
                 Command::WhoGoesOn { ended, answer } => {
                     let _ = answer.send(self.successor(ended));
@@ -345,15 +349,10 @@ impl Holder {
             return;
         }
         self.serves_since = Some(self.changed_at);
-        if self.let_go_at.is_none() {
-            // What is held has not been in its way this time.
-            self.looks_at_port = false;
-        } else if self.silent_starts >= 2 {
-            self.looks_at_port = true;
-            // Once: a program that crashes again and again has to be given up.
-            if !std::mem::replace(&mut self.told_failed_for_us, true) {
-                self.report(Report::FailedForUs);
-            }
+        self.strays_stay_until =
+            std::mem::take(&mut self.has_freed).then_some(self.changed_at + LISTENS_LATER);
+        if self.hindrance.listens(self.changed_at) {
+            self.report(Report::FailedForUs);
         }
         if self.ending == Ending::Replaced {
             self.ending = Ending::No;

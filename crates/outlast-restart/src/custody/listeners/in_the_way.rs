@@ -2,11 +2,13 @@
 //! without the holder: who binds to an overlapping address, or looks whether anybody listens.
 
 use super::left::is_in;
-use super::sockets::{open_of, sockets};
+use super::sockets::{is_unseen, open_of, sockets};
 use super::{LISTENERS_MAX, Listener, Listeners, Place};
 use crate::custody::address::Address;
 use crate::custody::overlap;
+use crate::custody::tcp_table::Entry;
 use crate::sys::addresses;
+use crate::sys::custody as sys;
 use crate::sys::descriptors::does_listen;
 use crate::sys::process::{self, Pid};
 use std::os::fd::{AsFd, OwnedFd};
@@ -66,23 +68,66 @@ impl Listeners {
     }
 
     /// Those of TCP that none of these processes has, and whose address can be bound to again while connections that have come there are
-    /// open. What was given to the program from outside it stays open there, and is kept.
-    pub(in crate::custody) fn let_go_all(&mut self, processes: &[Pid]) -> Vec<OwnedFd> {
+    /// open: their inodes. What was given to the program from outside it stays open there, and is kept.
+    pub(in crate::custody) fn free(&self, processes: &[Pid]) -> Vec<u64> {
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         let used = open_of(processes, &inodes);
         // One is the holder's.
         let ours: Vec<u64> = sockets(process::pid()).into_iter().flatten().map(|(_, inode)| inode).collect();
         let is_given = |inode: u64| ours.iter().filter(|own| **own == inode).count() > 1;
-        let goes = |listener: &Listener| {
+        let is_free = |listener: &&Listener| {
             let socket = &listener.socket;
-            let is_shared = rustix::net::sockopt::socket_reuseaddr(socket).unwrap_or(false)
-                || rustix::net::sockopt::socket_reuseport(socket).unwrap_or(false);
+            let can_be_shared = rustix::net::sockopt::socket_reuseaddr(socket).unwrap_or(false)
+                || sys::shares_port(socket.as_fd());
             let is_others = used.contains(&listener.inode)
                 || is_given(listener.inode)
                 || listener.may_be_in_place(0, processes);
-            listener.address.path().is_none() && is_shared && !is_others
+            listener.address.path().is_none() && can_be_shared && !is_others
         };
-        self.all.extract_if(.., |listener| goes(listener)).map(|listener| listener.socket).collect()
+        self.all.iter().filter(is_free).map(|listener| listener.inode).collect()
+    }
+
+    /// Those with these inodes, which are not held any more.
+    pub(in crate::custody) fn remove(&mut self, inodes: &[u64]) -> Vec<OwnedFd> {
+        let removed = self.all.extract_if(.., |listener| inodes.contains(&listener.inode));
+        removed.map(|listener| listener.socket).collect()
+    }
+
+    /// Whether others may listen where one of them does (SO_REUSEPORT).
+    pub(in crate::custody) fn may_be_shared(&self) -> bool {
+        self.all.iter().any(|listener| sys::shares_port(listener.socket.as_fd()))
+    }
+
+    /// Of the [free](Self::free) ones those at whose address another program listens, too: the kernel sends each of the sockets its share of
+    /// the clients. `listening` has all that listen in this network namespace, `network`.
+    pub(in crate::custody) fn shared_with_others(
+        &self,
+        processes: &[Pid],
+        network: Option<u64>,
+        listening: &[Entry],
+    ) -> Vec<u64> {
+        let is_held = |entry: &&Entry| self.all.iter().any(|listener| listener.inode == entry.inode);
+        let others: Vec<&Entry> = listening.iter().filter(|entry| !is_held(entry)).collect();
+        let is_there = |listener: &Listener, entry: &Entry| {
+            listener.address.is_same(&entry.local)
+                && sys::shares_port(listener.socket.as_fd())
+                && listener.is_in_network(network)
+        };
+        let there = |inode: u64| {
+            let listener = self.all.iter().find(|listener| listener.inode == inode);
+            others.iter().filter(move |entry| listener.is_some_and(|listener| is_there(listener, entry)))
+        };
+        let mut shared = self.free(processes);
+        shared.retain(|inode| there(*inode).next().is_some());
+        // What such a process has open cannot be seen: it may be that.
+        if shared.is_empty() || processes.iter().any(|pid| is_unseen(*pid)) {
+            return Vec::new();
+        }
+        let candidates: Vec<u64> =
+            shared.iter().flat_map(|inode| there(*inode)).map(|entry| entry.inode).collect();
+        let own = open_of(&[processes, &[process::pid()]].concat(), &candidates);
+        shared.retain(|inode| there(*inode).any(|entry| !own.contains(&entry.inode)));
+        shared
     }
 
     /// Whether a connection of that process to this address, in this [network namespace](Place::network), would come to the holder alone.

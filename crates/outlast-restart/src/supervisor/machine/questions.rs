@@ -1,6 +1,6 @@
 //! What is asked of the machine, which changes nothing.
 
-use super::{HANG_UP_TIMEOUT, Machine, Phase, Running, ms};
+use super::{Ending, HANG_UP_TIMEOUT, Machine, Phase, Running, ms};
 use crate::death::Death;
 
 impl Machine {
@@ -27,6 +27,11 @@ impl Machine {
     /// Whether the program is given up if it crashes once more soon.
     pub(in crate::supervisor) fn is_last_start(&self) -> bool {
         self.restarts.recent() >= self.settings.policy.intensity
+    }
+
+    /// Whether the program is ended because it was not ready in time.
+    pub(in crate::supervisor) fn is_too_late(&self) -> bool {
+        matches!(self.phase, Phase::Running(Running { ending: Some(Ending::TooLate), .. }))
     }
 
     /// Whether the program was told to end.

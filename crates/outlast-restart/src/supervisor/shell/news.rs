@@ -84,6 +84,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
                 self.machine.forget_failures();
                 return None;
             }
+            Report::LetGo { sockets } => Event::LetGo { sockets, waits: true },
+            Report::LeftToOthers { sockets } => Event::LeftToOthers { sockets },
             Report::Full { limit } => Event::KeepsFewer { limit },
             Report::ClosedStrays { closed } => Event::ListensElsewhere { closed },
             Report::TookOver { supervisor, sockets } => {

@@ -1,0 +1,107 @@
+//! In the holder: listening sockets that are in somebody's way, and are closed. Clients that wait there are kept for the next start.
+
+use super::{Ending, Holder};
+use crate::board::Backend;
+use crate::custody::address::Address;
+use crate::custody::listeners::open_of;
+use crate::custody::{Report, StartEnded, tcp_table};
+use crate::sys::process::Pid;
+use crate::sys::{custody as sys, family};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Those of these connections whose other end a process of the program has.
+fn own_of(accepted: &[OwnedFd], processes: &[Pid]) -> Vec<bool> {
+    let ends = |socket: &OwnedFd| {
+        let [here, there] = [sys::local_address(socket.as_fd()), sys::peer_address(socket.as_fd())];
+        Address::parse(&here).zip(Address::parse(&there))
+    };
+    let ends: Vec<_> = accepted.iter().map(ends).collect();
+    let mut inodes = vec![0; accepted.len()];
+    if accepted.is_empty() {
+        return Vec::new();
+    }
+    for entry in tcp_table::connected() {
+        let is_it = |ends: &Option<(Address, Address)>| {
+            ends.as_ref()
+                .is_some_and(|(here, there)| entry.local.is_same(there) && entry.remote.is_same(here))
+        };
+        if let Some(inode) = ends.iter().position(is_it).and_then(|at| inodes.get_mut(at)) {
+            *inode = entry.inode;
+        }
+    }
+    let own = open_of(processes, &inodes);
+    inodes.iter().map(|inode| own.contains(inode)).collect()
+}
+
+impl Holder {
+    /// The program is about to be started; how its last start has `ended`. Closes what may be in its way. How many.
+    pub(super) fn free_port(&mut self, ended: Option<StartEnded>) -> usize {
+        let now = Instant::now();
+        let ended = ended.map(|ended| (ended, self.is_silent()));
+        if !self.hindrance.starts(ended, self.ending == Ending::Replaced, now) {
+            return 0;
+        }
+        let closed = self.listeners.remove(&self.listeners.free(&family::below_this()));
+        self.connections.pass_on_all(&closed);
+        self.hindrance.lets_go(closed.len(), false, now);
+        self.has_freed |= !closed.is_empty();
+        closed.len()
+    }
+
+    /// The same, when a start has run for long and has not listened.
+    pub(super) fn free_port_when_due(&mut self, now: Instant) {
+        let usual = self.listeners.awaits().unwrap_or(Duration::ZERO);
+        let is_due = self.hindrance.due_at(usual).is_some_and(|at| now >= at);
+        if !is_due || !self.is_silent() || self.ending != Ending::No || self.is_main_down() {
+            return;
+        }
+        let processes = family::below_this();
+        let closed = self.listeners.remove(&self.listeners.free(&processes));
+        self.hindrance.lets_go(closed.len(), true, now);
+        if closed.is_empty() {
+            return;
+        }
+        // The start may wait for an answer itself.
+        let accepted: Vec<OwnedFd> = closed.iter().flat_map(sys::accept_all).collect();
+        let is_own = own_of(&accepted, &processes);
+        let others = accepted.into_iter().zip(is_own).filter(|(_, is_own)| !is_own);
+        self.connections.pass_on_accepted(others.map(|(accepted, _)| accepted));
+        self.has_freed = true;
+        // How long it takes is counted from here.
+        self.listeners.begin();
+        self.report(Report::LetGo { sockets: closed.len() });
+    }
+
+    /// The program has crashed, and is to be started again: where other programs listen at its addresses as well, new clients are theirs.
+    pub(super) fn leave_to_others(&mut self, processes: &[Pid]) {
+        if self.ending != Ending::No || !self.listeners.may_be_shared() {
+            return;
+        }
+        let network = sys::network(self.socket.as_fd());
+        let shared = self.listeners.shared_with_others(processes, network, &tcp_table::listening());
+        let closed = self.listeners.remove(&shared);
+        if !closed.is_empty() {
+            self.connections.pass_on_all(&closed);
+            self.has_freed = true;
+            self.report(Report::LeftToOthers { sockets: closed.len() });
+        }
+    }
+
+    /// Whether the main process has ended, in order, because of what is held for it, perhaps.
+    pub(super) fn may_be_hindered(&self) -> bool {
+        self.is_silent()
+            && self.ending == Ending::No
+            && self.hindrance.is_worth_another()
+            && self.listeners.count() > 0
+            && !self.listeners.free(&family::below_this()).is_empty()
+    }
+
+    /// Whether the program has been started, and has not listened since.
+    fn is_silent(&self) -> bool {
+        self.main.is_some()
+            && !self.listens
+            && self.serves_since.is_none()
+            && self.board.backend() == Backend::None
+    }
+}
