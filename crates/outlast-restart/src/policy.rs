@@ -99,9 +99,12 @@ impl Restarts {
         self.recent_ms.len()
     }
 
-    /// What it died of so far was none of its own doing.
-    pub fn forget(&mut self) {
-        *self = Self::new(self.policy);
+    /// What it died of the last times, so many of them, was none of its own doing. Only on the first rung: a lower one was reached for
+    /// other deaths as well.
+    pub fn forget_last(&mut self, count: usize) {
+        if self.inheritance == Inheritance::Everything {
+            self.recent_ms.truncate(self.recent_ms.len().saturating_sub(count));
+        }
     }
 
     fn is_transient(&self, now_ms: u64) -> bool {
@@ -182,6 +185,22 @@ mod tests {
         );
         times_ms.push(120_001);
         assert_eq!(decisions(times_ms).last(), Some(&Decision::Succeed(Everything)));
+    }
+
+    #[test]
+    fn what_it_has_not_died_of_by_itself_is_not_counted() {
+        let mut restarts = Restarts::new(Policy { intensity: 3, ..Policy::default() });
+        assert_eq!(
+            (0..3).map(|now_ms| restarts.on_death(now_ms)).collect::<Vec<_>>(),
+            [Decision::Succeed(Everything); 3]
+        );
+        restarts.forget_last(2);
+        assert_eq!(restarts.recent(), 1);
+        assert_eq!(
+            (0..2).map(|_| restarts.on_death(4)).collect::<Vec<_>>(),
+            [Decision::Succeed(Everything); 2]
+        );
+        assert_ne!(restarts.on_death(5), Decision::Succeed(Everything));
     }
 
     #[test]

@@ -189,6 +189,35 @@ pub fn remove_left(socket: &Path) {
     }
 }
 
+/// Folders in the places for this user's sockets, one in each, for second names of files. They are removed with this, as far as they are
+/// empty.
+#[derive(Debug, Default)]
+pub struct LinkFolders(Vec<PathBuf>);
+
+impl LinkFolders {
+    const NAME: &str = "files";
+
+    /// Wherever there can be one.
+    pub fn new() -> Self {
+        let mut folders = places::new().folders;
+        folders.retain(|folder| make(folder).and_then(|()| make(&folder.join(Self::NAME))).is_ok());
+        Self(folders.into_iter().map(|folder| folder.join(Self::NAME)).collect())
+    }
+
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.0
+    }
+}
+
+impl Drop for LinkFolders {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            std::fs::remove_dir(folder).ok();
+            remove_folder(folder);
+        }
+    }
+}
+
 fn remove_folder(socket: &Path) {
     if let Some(folder) = socket.parent() {
         // Fails, as it should, while others are there.

@@ -93,7 +93,7 @@ impl Server {
     pub fn listen(bound: Bound, mut legacy: Legacy) -> Result<Self> {
         let Bound { plan, socket } = bound;
         let (parcels, sessions) = readable(std::mem::take(&mut legacy.parcels));
-        let listening = Listener::from_std_with(socket.into(), &plan.config, &sessions);
+        let listening = Listener::from_std_with(socket.into(), &plan.config, sessions);
         let (listener, adopted) = listening.map_err(|error| match error {
             // Another listener of this process may be bound to the same port, which the system says now.
             Error::System { what: "listen", errno } => {
@@ -169,7 +169,7 @@ fn leave<T>(adopted: Vec<T>) {
 
 /// The sessions of parcels, as far as this version can read them.
 fn readable(parcels: Vec<Parcel>) -> (Vec<Parcel>, Vec<Detached>) {
-    let read = |parcel: Parcel| match parcel.detached() {
+    let read = |mut parcel: Parcel| match parcel.detached() {
         Ok(session) => Some((parcel, session)),
         Err(error) => {
             tracing::error!("a session is lost: {error:#}");

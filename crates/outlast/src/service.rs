@@ -61,15 +61,35 @@ pub struct Plans {
     pub connect: Vec<ConnectPlan>,
 }
 
+/// `--memory`, which is one for all sessions of the process, of all sections. None: nobody gives it.
+fn memory_of_all(plans: &Plans, default_bytes: u64) -> Option<u64> {
+    let listening = plans.listen.iter().map(|plan| plan.memory_bytes);
+    let all = listening.chain(plans.connect.iter().map(|plan| plan.memory_bytes));
+    let all: Vec<Option<u64>> = all.map(|bytes| bytes.map(|bytes| bytes as u64)).collect();
+    let (largest, differs) = largest_of(&all, default_bytes)?;
+    if differs {
+        tracing::warn!(
+            "--memory is one for all sessions of a process: it is {largest} bytes, the largest value that a section has, or the default \
+             of one that gives none"
+        );
+    }
+    Some(largest)
+}
+
+/// The largest value, if any is given, and whether not all are that. Those that are not given are the default.
+fn largest_of(all: &[Option<u64>], default_bytes: u64) -> Option<(u64, bool)> {
+    let given = all.iter().flatten().copied().max()?;
+    let largest = if all.contains(&None) { given.max(default_bytes) } else { given };
+    Some((largest, all.iter().any(|bytes| *bytes != Some(largest))))
+}
+
 /// Runs the plans until a signal ends them.
 pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
     descriptors::raise_limit();
     let manager = Manager::of_this_process();
     let mut signals = Signals::new()?;
-    let listening = plans.listen.iter().map(|plan| plan.memory_bytes);
-    let memory = listening.chain(plans.connect.iter().map(|plan| plan.memory_bytes)).flatten().max();
-    if let Some(bytes) = memory {
-        Memory::set_budget(bytes as u64);
+    if let Some(bytes) = memory_of_all(&plans, Memory::now().budget_bytes) {
+        Memory::set_budget(bytes);
     }
     let registry = Arc::new(Registry::default());
     let mut fronts = Vec::new();
@@ -502,5 +522,19 @@ fn code_of(request: Request, registry: &Registry, narrator: &Narrator) -> Code {
         Request::Now(Code::Interrupted) => Code::Interrupted,
         _ if open > 0 => Code::Network,
         _ => Code::Ok,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_budget_counts_and_whoever_gives_none_has_the_default() {
+        assert_eq!(largest_of(&[None, None], 100), None);
+        assert_eq!(largest_of(&[Some(32), Some(32)], 100), Some((32, false)));
+        assert_eq!(largest_of(&[Some(32), Some(64)], 100), Some((64, true)));
+        assert_eq!(largest_of(&[Some(32), None], 100), Some((100, true)));
+        assert_eq!(largest_of(&[Some(200), None], 100), Some((200, true)));
     }
 }

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 /// After so many starts in a row that have ended before they listened, sockets are closed, however many are still allowed.
 const SILENT_STARTS_MAX: u32 = 5;
-/// After so many starts in a row that have listened only when the sockets were closed, they are closed before each start.
+/// After so many starts in a row that have listened as soon as the sockets were closed for which they had waited, they are closed
+/// before each start: to try that again would take half a minute.
 const SURE: u32 = 2;
 /// A start that runs and does not listen, or several in a row, have so long, and [`SLOWER`] times as long as the program has taken before.
 const WAITS: Duration = Duration::from_secs(30);
 const SLOWER: u32 = 4;
+/// So long where that is not known.
+const WAITS_AT_FIRST: Duration = Duration::from_secs(300);
 /// A start that was waiting listens within this time after the sockets were closed. One that listens later was slow.
 const LISTENS_SOON: Duration = Duration::from_secs(5);
 
@@ -38,48 +41,50 @@ struct LetGo {
 
 #[derive(Debug, Default)]
 pub(super) struct Hindrance {
-    /// So many starts in a row have listened only when the sockets were closed; no more than [`SURE`].
+    /// So many starts in a row have listened only when the sockets were closed: one that had failed before counts once, those that
+    /// were waiting up to [`SURE`].
     times: u32,
     /// So many starts in a row have ended by themselves before they listened.
     silent_starts: u32,
     /// For the present start, or an earlier one that has ended before it listened.
     let_go: Option<LetGo>,
-    /// The present start has begun, or the first one in this row of silent ones.
     began_at: Option<Instant>,
-    /// Another binary takes the program's place: clients are promised that they wait.
-    is_replaced: bool,
-    /// So often it was said that what has failed before was due to this.
-    excused: u32,
+    /// The present start has begun, or the first one in this row of silent ones. None: it was dealt with.
+    waits_since: Option<Instant>,
+    /// The longest time from a start to when the program listened.
+    usual: Option<Duration>,
+    /// Another binary has been told to take the program's place: its first start. Clients are promised that they wait.
+    is_spared: bool,
+    was_replaced: bool,
 }
 
 impl Hindrance {
     /// The program is about to be started; how the last start has `ended`, if there was one, and whether that was before it had
-    /// listened. Whether the sockets are to be closed first.
+    /// listened. Whether the sockets are to be closed first. `is_replaced` from when another binary was asked for until one listens.
     pub(super) fn starts(&mut self, ended: Option<(Ended, bool)>, is_replaced: bool, now: Instant) -> bool {
-        let (times, excused) = (self.times, self.excused);
-        if is_replaced {
-            *self = Self { excused, ..Self::default() };
+        if is_replaced && !self.was_replaced {
+            *self = Self { is_spared: true, ..Self::default() };
+        } else {
+            self.is_spared = false;
         }
-        self.is_replaced = is_replaced;
-        let Some((ended, was_silent)) = ended.filter(|_| !is_replaced) else {
-            self.began_at = Some(now);
-            return false;
-        };
-        let counts = was_silent && (ended.has_failed || ended.in_order);
-        self.silent_starts = if counts { self.silent_starts.saturating_add(1) } else { 0 };
-        if self.silent_starts == 0 {
-            (self.began_at, self.let_go) = (Some(now), None);
+        (self.began_at, self.was_replaced) = (Some(now), is_replaced);
+        let counts = |(ended, was_silent): (Ended, bool)| was_silent && (ended.has_failed || ended.in_order);
+        if !self.is_spared && ended.is_some_and(counts) {
+            self.silent_starts = self.silent_starts.saturating_add(1);
+        } else {
+            (self.silent_starts, self.waits_since, self.let_go) = (0, Some(now), None);
         }
-        let is_likely = ended.in_order || ended.is_last || times > 0;
-        times >= SURE
-            || times > 0 && ended.is_last
+        let Some((ended, _)) = ended.filter(|_| !self.is_spared) else { return false };
+        let is_likely = ended.in_order || ended.is_last || self.times > 0;
+        self.times >= SURE
+            || self.times > 0 && ended.is_last
             || self.silent_starts > 0 && (is_likely || self.silent_starts >= SILENT_STARTS_MAX)
     }
 
     /// So many sockets were closed; `is_due`: while the start was running.
     pub(super) fn lets_go(&mut self, sockets: usize, is_due: bool, now: Instant) {
         if is_due {
-            self.began_at = None;
+            self.waits_since = None;
         }
         if sockets > 0 {
             self.let_go = Some(LetGo { at: now, is_due });
@@ -88,31 +93,39 @@ impl Hindrance {
 
     /// Whether a start that has ended in order before it listened is worth another one, without the sockets.
     pub(super) fn is_worth_another(&self) -> bool {
-        self.let_go.is_none() && !self.is_replaced
+        self.let_go.is_none() && !self.is_spared
     }
 
-    /// When the sockets are to be closed, if the program does not listen until then. That has taken it `usual` before.
-    pub(super) fn due_at(&self, usual: Duration) -> Option<Instant> {
-        let began = self.began_at.filter(|_| !self.is_replaced);
-        began.map(|began| began + WAITS + usual.saturating_mul(SLOWER))
+    /// When the sockets are to be closed, if the program does not listen until then.
+    pub(super) fn due_at(&self) -> Option<Instant> {
+        let waits = self.usual.map_or(WAITS_AT_FIRST, |usual| WAITS + usual.saturating_mul(SLOWER));
+        self.waits_since.filter(|_| !self.is_spared).map(|since| since + waits)
     }
 
-    /// The start listens. Whether what has failed before is not to count.
-    pub(super) fn listens(&mut self, now: Instant) -> bool {
+    /// The start listens. So many starts before it have failed because of what was held.
+    pub(super) fn listens(&mut self, now: Instant) -> u32 {
         let silent_starts = std::mem::take(&mut self.silent_starts);
-        let Some(LetGo { at, is_due }) = self.let_go else {
-            // What is held has not been in its way this time.
-            self.times = 0;
-            return false;
-        };
-        let is_proof = if is_due { now.duration_since(at) <= LISTENS_SOON } else { silent_starts > 0 };
-        if !is_proof || self.times >= SURE {
-            return false;
+        let took = self.began_at.map_or(Duration::ZERO, |began| now.duration_since(began));
+        self.waits_since = None;
+        match self.let_go {
+            Some(LetGo { at, is_due: true }) if now.duration_since(at) <= LISTENS_SOON => {
+                self.times = (self.times + 1).min(SURE);
+                silent_starts
+            }
+            Some(LetGo { is_due: false, .. }) if silent_starts > 0 => {
+                self.times = self.times.max(1);
+                silent_starts
+            }
+            // One that was only slow, too.
+            let_go => {
+                self.usual = self.usual.max(Some(took));
+                if let_go.is_none() {
+                    // What is held has not been in its way this time.
+                    self.times = 0;
+                }
+                0
+            }
         }
-        self.times += 1;
-        // A program that crashes again and again has to be given up.
-        self.excused = self.excused.saturating_add(1);
-        self.excused <= SURE
     }
 }
 
@@ -129,46 +142,45 @@ mod tests {
         now + Duration::from_secs(seconds)
     }
 
-    /// A program that has listened once.
-    fn started(now: Instant) -> Hindrance {
+    /// A program that has listened once, two seconds after its start, and is killed and started again.
+    fn started_again(now: Instant) -> Hindrance {
         let mut it = Hindrance::default();
         assert!(!it.starts(None, false, now));
-        assert!(!it.listens(now));
+        assert_eq!(it.listens(at(now, 2)), 0);
+        assert!(!it.starts(Some((KILLED, false)), false, now));
+        it
+    }
+
+    /// The same, and its port was freed before the last start that was allowed, and it listened then.
+    fn freed(now: Instant) -> Hindrance {
+        let mut it = started_again(now);
+        assert!(!it.starts(Some((FAILED, true)), false, now));
+        assert!(it.starts(Some((LAST, true)), false, now));
+        it.lets_go(1, false, now);
+        assert_eq!(it.listens(now), 2);
         it
     }
 
     #[test]
-    fn a_program_that_fails_because_of_its_port_is_freed_at_the_last_start_then_at_the_first_and_then_at_once()
-     {
+    fn a_program_that_fails_because_of_its_port_is_freed_at_the_last_start_and_then_at_the_first() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
-        assert!(!it.starts(Some((FAILED, true)), false, now));
-        assert!(it.starts(Some((LAST, true)), false, now));
-        it.lets_go(1, false, now);
-        assert!(it.listens(now));
-        assert!(!it.starts(Some((KILLED, false)), false, now));
-        assert!(it.starts(Some((FAILED, true)), false, now));
-        it.lets_go(1, false, now);
-        assert!(it.listens(now));
+        let mut it = freed(now);
         for _ in 0..3 {
-            assert!(it.starts(Some((KILLED, false)), false, now));
+            assert!(!it.starts(Some((KILLED, false)), false, now), "it may have been for another reason");
+            assert!(it.starts(Some((FAILED, true)), false, now));
             it.lets_go(1, false, now);
-            assert!(!it.listens(now), "its crashes count");
+            assert_eq!(it.listens(now), 1, "its crashes count");
         }
+        assert!(it.starts(Some((Ended { is_last: true, ..KILLED }, false)), false, now), "no other is left");
     }
 
     #[test]
     fn a_guess_that_was_wrong_is_taken_back() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
-        assert!(it.starts(Some((LAST, true)), false, now));
-        it.lets_go(1, false, now);
-        assert!(it.listens(now));
+        let mut it = freed(now);
         assert!(!it.starts(Some((KILLED, false)), false, now));
         // With the sockets.
-        assert!(!it.listens(now));
+        assert_eq!(it.listens(now), 0);
         assert!(!it.starts(Some((KILLED, false)), false, now));
         assert!(!it.starts(Some((FAILED, true)), false, now), "nothing is known of it");
     }
@@ -176,24 +188,21 @@ mod tests {
     #[test]
     fn what_was_learnt_outlasts_a_start_that_fails_for_another_reason() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
+        let mut it = started_again(now);
         assert!(it.starts(Some((LAST, true)), false, now));
         it.lets_go(1, false, now);
         // Nothing is left to be closed.
         it.starts(Some((LAST, true)), false, now);
-        assert!(it.listens(now));
-        assert!(
-            it.starts(Some((Ended { is_last: true, ..KILLED }, false)), false, now),
-            "no start is left to try"
-        );
+        it.lets_go(0, false, now);
+        assert_eq!(it.listens(now), 2);
+        assert!(!it.starts(Some((KILLED, false)), false, now));
+        assert!(it.starts(Some((FAILED, true)), false, now));
     }
 
     #[test]
     fn the_fifth_silent_start_frees_the_port_however_many_are_allowed() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
+        let mut it = started_again(now);
         let freed: Vec<bool> = (0..5).map(|_| it.starts(Some((FAILED, true)), false, now)).collect();
         assert_eq!(freed, [false, false, false, false, true]);
     }
@@ -201,8 +210,7 @@ mod tests {
     #[test]
     fn who_ends_in_order_before_it_listens_gets_one_more_start_without_the_sockets() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
+        let mut it = started_again(now);
         assert!(it.is_worth_another());
         assert!(it.starts(Some((IN_ORDER, true)), false, now));
         it.lets_go(1, false, now);
@@ -210,42 +218,62 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_freed_after_a_while_and_a_slow_one_teaches_nothing() {
+    fn who_waits_is_freed_after_a_while_and_at_once_when_that_has_helped_twice() {
         let now = Instant::now();
-        let usual = Duration::from_secs(2);
-        let mut it = started(now);
-        for (listens_s, times) in [(50, 0), (40, 1), (40, 2)] {
-            assert!(!it.starts(Some((KILLED, false)), false, now));
-            assert_eq!(it.due_at(usual), Some(at(now, 38)));
+        let mut it = started_again(now);
+        for times in 1..=2 {
+            assert_eq!(it.due_at(), Some(at(now, 30 + 4 * 2)));
             it.lets_go(1, true, at(now, 38));
-            assert_eq!(it.due_at(usual), None);
-            assert_eq!(it.listens(at(now, listens_s)), times > 0);
+            assert_eq!(it.due_at(), None);
+            assert_eq!(it.listens(at(now, 39)), 0);
             assert_eq!(it.times, times);
+            assert_eq!(it.starts(Some((KILLED, false)), false, now), times == 2);
         }
-        assert!(it.starts(Some((KILLED, false)), false, now));
+    }
+
+    #[test]
+    fn a_slow_program_is_freed_once_and_then_has_its_time() {
+        let now = Instant::now();
+        let mut it = started_again(now);
+        it.lets_go(1, true, at(now, 38));
+        assert_eq!(it.listens(at(now, 100)), 0);
+        assert!(!it.starts(Some((KILLED, false)), false, now));
+        assert_eq!((it.times, it.due_at()), (0, Some(at(now, 30 + 4 * 100))));
+    }
+
+    #[test]
+    fn of_a_program_that_was_taken_over_nobody_knows_how_long_it_takes() {
+        let now = Instant::now();
+        let mut it = Hindrance::default();
+        assert!(!it.starts(None, false, now));
+        assert_eq!(it.due_at(), Some(at(now, 300)));
     }
 
     #[test]
     fn who_waits_for_a_while_and_fails_is_freed_as_if_it_had_waited_on() {
         let now = Instant::now();
-        let mut it = started(now);
-        assert!(!it.starts(Some((KILLED, false)), false, now));
+        let mut it = started_again(now);
         assert!(!it.starts(Some((FAILED, true)), false, at(now, 10)));
         assert!(!it.starts(Some((FAILED, true)), false, at(now, 20)));
-        assert_eq!(it.due_at(Duration::ZERO), Some(at(now, 30)));
-        it.lets_go(1, true, at(now, 30));
-        assert!(it.listens(at(now, 31)));
+        assert_eq!(it.due_at(), Some(at(now, 38)));
+        it.lets_go(1, true, at(now, 38));
+        assert_eq!(it.listens(at(now, 39)), 2);
         assert!(!it.starts(Some((KILLED, false)), false, at(now, 100)));
-        assert_eq!(it.due_at(Duration::ZERO), Some(at(now, 130)));
+        assert_eq!(it.due_at(), Some(at(now, 138)));
     }
 
     #[test]
-    fn an_upgrade_keeps_the_sockets_whatever_was_learnt_of_the_last_binary() {
+    fn an_upgrade_keeps_the_sockets_for_the_new_binary_and_if_it_fails_it_is_as_with_any() {
         let now = Instant::now();
-        let mut it = Hindrance { times: SURE, ..started(now) };
+        let mut it = freed(now);
         assert!(!it.starts(Some((KILLED, false)), true, now));
-        assert_eq!(it.due_at(Duration::ZERO), None);
-        assert!(!it.listens(at(now, 100)));
-        assert!(!it.starts(Some((KILLED, false)), false, now));
+        assert_eq!(it.due_at(), None);
+        assert!(!it.is_worth_another());
+        // The old one is started again.
+        assert!(!it.starts(Some((FAILED, true)), true, now));
+        assert!(it.is_worth_another());
+        assert!(it.starts(Some((LAST, true)), true, now));
+        it.lets_go(1, false, now);
+        assert_eq!(it.listens(now), 2);
     }
 }

@@ -169,6 +169,8 @@ pub(super) struct Holder {
     listens: bool,
     /// Whether listening sockets that are held are in its way.
     hindrance: Hindrance,
+    /// A process has ended while the main one is down: others may listen where it did.
+    leaves_to_others: bool,
     /// Some were closed for it, and it has not listened since.
     has_freed: bool,
     /// Connections stay open until then that had come where the program does not listen.
@@ -238,6 +240,7 @@ impl Holder {
             program: None,
             listens: false,
             hindrance: Hindrance::default(),
+            leaves_to_others: false,
             has_freed: false,
             strays_stay_until: None,
             serves_since: None,
@@ -353,6 +356,9 @@ impl Holder {
         }
         self.note_settled(now);
         self.free_port_when_due(now);
+        if self.leaves_to_others && self.is_main_down() {
+            self.leave_to_others(&family::below_this());
+        }
         let spare = (self.descriptors / 4).clamp(SPARE_DESCRIPTORS_MIN, SPARE_DESCRIPTORS);
         let others = spare + self.parts.len() + self.controls.len() + self.listeners.count();
         self.connections.set_limit(self.descriptors.saturating_sub(others));

@@ -11,6 +11,7 @@ use super::message::AddressBytes;
 use super::table::Table;
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, descriptors, tcp};
+pub(super) use file::use_folders;
 use file::{SocketFile, folder_of};
 use in_the_way::of_nobody;
 use left::{Left, is_in};

@@ -36,6 +36,7 @@ pub(crate) use holder::Successor;
 use holder::{Command, Holder};
 pub(crate) use left_over::Remains;
 pub(crate) use listeners::does_listen;
+use listeners::use_folders;
 use mark::{MARK, mark, owner_of_table};
 pub(crate) use mark::{Marks, is_ours, name_of_memory, supervisor_in, supervisor_of};
 use name::Name;
@@ -43,6 +44,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -92,8 +94,10 @@ pub(crate) enum Report {
         why: Untold,
         listens: bool,
     },
-    /// The program has come to listen when nothing was kept any more that was in its way.
-    FailedForUs,
+    /// The program has come to listen when nothing was kept any more that was in its way: so many starts before had failed for that.
+    FailedForUs {
+        starts: u32,
+    },
     /// The start runs and does not listen: listening sockets that may be in its way are closed.
     LetGo {
         sockets: usize,
@@ -175,7 +179,7 @@ pub(crate) struct Custody {
 }
 
 impl Custody {
-    /// Begins to hold. All signals are to be held back by the calling thread.
+    /// Begins to hold. All signals are to be held back by the calling thread. `link_folders` are for second names of UNIX sockets' files.
     ///
     /// # Errors
     /// There are no threads, or no shared memory, for us.
@@ -184,7 +188,9 @@ impl Custody {
         listeners_only: bool,
         board: &'static Board,
         of: &str,
+        link_folders: &[PathBuf],
     ) -> io::Result<Self> {
+        use_folders(link_folders);
         let mark = mark(std::process::id(), of);
         let (memory, table) = Table::create(listeners_only, &mark)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

@@ -327,9 +327,9 @@ impl Machine {
         }
     }
 
-    /// The program has failed for what this process kept for it, which it is over with.
-    pub(super) fn forget_failures(&mut self) {
-        self.restarts.forget();
+    /// So often, the last times, the program has failed for what this process kept for it.
+    pub(super) fn forget_failures(&mut self, count: u32) {
+        self.restarts.forget_last(count as usize);
     }
 
     fn vanished(&mut self, running: Running, death: Death, now_ms: u64) {
@@ -346,7 +346,8 @@ impl Machine {
         let is_usual = running.ending.is_some()
             || running.hung_up_until_ms.is_some()
             || self.is_interrupted_by(death, now_ms);
-        if is_usual || self.settings.restart == Restart::Never {
+        // Nor is it a failure where it is not to be tried again.
+        if is_usual || self.settings.restart == Restart::Never || self.is_last_start() {
             return self.died(running, death, None, now_ms);
         }
         self.act(Action::Tell(Event::Ended { pid: running.main, death }));

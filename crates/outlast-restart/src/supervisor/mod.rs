@@ -460,7 +460,7 @@ impl Supervisor {
         };
         let (mut custody, mut without_custody, mut _name) = (None, failed, name);
         if let (Some(hold), Some(name)) = (settings.hold, _name.take_if(|_| settings.hold.is_some())) {
-            match Custody::start(name, hold == Hold::Listeners, board, key) {
+            match Custody::start(name, hold == Hold::Listeners, board, key, &settings.link_folders) {
                 Ok(started) => custody = Some(started),
                 Err(error) => without_custody = Some(error),
             }

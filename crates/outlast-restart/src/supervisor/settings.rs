@@ -3,6 +3,7 @@
 use crate::death::Death;
 use crate::policy::Policy;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// After which ends the program is started again.
@@ -51,6 +52,9 @@ pub struct Settings {
     pub is_exclusive: bool,
     /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
     pub hold: Option<Hold>,
+    /// Folders that nobody else can write to, for second names of the files of UNIX sockets that are held: by these a file is put back that
+    /// the program has removed. Where none is in the same file system and mount, the second name is beside the file.
+    pub link_folders: Vec<PathBuf>,
     /// How many crashes are too many. The server's own generations keep to it, too.
     pub policy: Policy,
     /// [`Policy::hang_timeout_ms`] is left to the server, which knows best how long it takes.
@@ -89,6 +93,7 @@ impl Default for Settings {
         Self {
             name: String::new(),
             key: None,
+            link_folders: Vec::new(),
             is_exclusive: false,
             hold: None,
             policy: Policy::default(),

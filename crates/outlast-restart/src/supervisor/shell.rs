@@ -340,7 +340,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             let is_success = self.supervisor.settings.success.contains(&death);
             let is_hindered = heir.is_none()
                 && in_order
-                && self.supervisor.custody.as_ref().is_some_and(Custody::may_be_hindered);
+                && self.supervisor.custody.as_ref().is_some_and(Custody::may_be_hindered)
+                && !self.is_any_left(false);
             let has_failed = matches!(death, Death::Exited(_)) && !is_success && !self.machine.is_ending();
             let has_failed = heir.is_none() && (has_failed || self.machine.is_too_late());
             self.last_end = Some(StartEnded { has_failed, in_order: is_hindered, is_last: false });

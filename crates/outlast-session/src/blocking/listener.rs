@@ -88,7 +88,7 @@ impl Listener {
     /// # Errors
     /// [`Error::System`] if its options cannot be set or the thread cannot be started.
     pub fn from_std(listener: TcpListener, config: &Arc<Config>) -> Result<Listener> {
-        Self::from_std_with(listener, config, &[]).map(|(listener, _)| listener)
+        Self::from_std_with(listener, config, Vec::new()).map(|(listener, _)| listener)
     }
 
     /// Takes a listening socket over, and goes on with sessions that another process has detached: they are without a
@@ -100,7 +100,7 @@ impl Listener {
     pub fn from_std_with(
         listener: TcpListener,
         config: &Arc<Config>,
-        detached: &[Detached],
+        detached: Vec<Detached>,
     ) -> Result<(Listener, Vec<Result<Session>>)> {
         config.check()?;
         let failed = |error: io::Error| Error::system("listen", &error);
@@ -120,7 +120,7 @@ impl Listener {
             more_waiting: None,
             guarded: false,
         };
-        let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
+        let adopted = detached.into_iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let stop = AtomicBool::new(false);
         let shared = Arc::new(Shared { acceptor, socket, poller, table: Mutex::new(table), stop });
         let listening = shared.clone();

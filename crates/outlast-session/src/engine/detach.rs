@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// Goes on with a session that another process has detached. It has no link until its client comes back.
-    pub(crate) fn adopt(detached: &Detached, config: Arc<Config>) -> Arc<Self> {
+    pub(crate) fn adopt(detached: Detached, config: Arc<Config>) -> Arc<Self> {
         let now = Instant::now();
         let times = detached.times;
         let at = |ms: fn(&Times) -> u64| times.map_or(now, |times| instant_of(ms(&times), now));
@@ -142,12 +142,10 @@ impl Engine {
             Engine::limit_room(&mut engine.tx.lock(), ROOM_BYTES_FIRST);
             let mut rx = engine.rx.lock();
             rx.receiver = detached.receiver();
-            let unread = &detached.receiving.unread;
+            let unread = detached.receiving.unread;
             if !unread.is_empty() {
-                let mut inbox = Inbox::default();
-                inbox.extend(unread);
-                rx.backlog.push_back(Segment::Bytes(inbox));
                 rx.backlog_bytes = unread.len() as u64;
+                rx.backlog.push_back(Segment::Bytes(Inbox::from(unread)));
             }
             engine.received_offset.store(rx.consumed_offset(), Ordering::Release);
             engine.peer_end_received.store(rx.receiver.is_complete(), Ordering::Release);
@@ -162,8 +160,9 @@ impl Acceptor {
     /// # Errors
     /// [`Error::Config`] if it was opened under another security than this listener's, belongs to a certificate that this
     /// listener does not ask for, or is here already.
-    pub(crate) fn adopt(&self, detached: &Detached) -> Result<Arc<Engine>> {
-        let id = detached.id;
+    pub(crate) fn adopt(&self, detached: Detached) -> Result<Arc<Engine>> {
+        let Detached { id, epoch, peer, owner, .. } = detached;
+        let key = detached.key.clone();
         if detached.security != self.config.security_kind() {
             return Err(Error::Config(format!(
                 "session {id} was opened with security {}, this listener has {}",
@@ -172,7 +171,7 @@ impl Acceptor {
             )));
         }
         // PROTOCOL 6.10: it stays the certificate's, and nobody could show that here.
-        if detached.owner.is_some() && self.config.client_certificates == Some(false) {
+        if owner.is_some() && self.config.client_certificates == Some(false) {
             return Err(Error::Config(format!(
                 "session {id} belongs to the certificate of its client, and this listener asks for none (--tls-client-ca)"
             )));
@@ -182,14 +181,14 @@ impl Acceptor {
         engine.set_hooks(Arc::new(ServerHooks { acceptor: self.this.clone() }));
         engine.set_listener_events(self.events.clone());
         let mut registry = self.registry.lock();
-        if registry.insert(id, engine.clone(), detached.epoch, detached.peer).is_err() {
+        if registry.insert(id, engine.clone(), epoch, peer).is_err() {
             return Err(Error::Config(format!("session {id} is here already")));
         }
         self.shares.note_adoption();
-        registry.set_key(&id, detached.key.clone());
-        registry.set_owner(&id, detached.owner);
+        registry.set_key(&id, key);
+        registry.set_owner(&id, owner);
         let waited = engine.ctl().lost_at.map_or(Duration::ZERO, |at| at.elapsed());
-        registry.detach_after(&id, detached.epoch, self.now(), waited);
+        registry.detach_after(&id, epoch, self.now(), waited);
         drop(registry);
         if let Some(this) = self.this.upgrade() {
             Helper::get().watch_expiry(&this);

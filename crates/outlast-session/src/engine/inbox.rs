@@ -14,6 +14,13 @@ pub(crate) struct Inbox {
     end: usize,
 }
 
+impl From<Vec<u8>> for Inbox {
+    fn from(bytes: Vec<u8>) -> Self {
+        let buffer = SharedPool::take_in(bytes);
+        Self { start: 0, end: buffer.len(), buffer }
+    }
+}
+
 impl Inbox {
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end

@@ -20,6 +20,15 @@ pub(super) fn pool_bytes() -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SharedPool;
 
+impl SharedPool {
+    /// A buffer from elsewhere, which is given back as those that were taken here.
+    pub(crate) fn take_in(buffer: Vec<u8>) -> Box<[u8]> {
+        let buffer = buffer.into_boxed_slice();
+        TAKEN_BYTES.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        buffer
+    }
+}
+
 impl BufferSource for SharedPool {
     fn take(&mut self, bytes: usize) -> Box<[u8]> {
         // The allocator is asked without the lock: a thread that loses its processor there would hold up all others.

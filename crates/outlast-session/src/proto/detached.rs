@@ -14,6 +14,9 @@ const MAGIC: [u8; 4] = *b"\xd7OLD";
 /// Of this layout. A next process of another version does not go on with sessions that it cannot read.
 const VERSION: u8 = 1;
 
+/// Before what it carries.
+const HEAD_BYTES: usize = 4 + 3 + 16 + 32 + 16 + 9 * 8;
+
 const FLAG_KEY: u8 = 1;
 const FLAG_END_KNOWN: u8 = 2;
 const FLAG_ENDED: u8 = 4;
@@ -113,6 +116,16 @@ impl Detached {
     /// As bytes for [`decode`](Self::decode). They hold the key of the session and what it carries: keep them as secret
     /// as both.
     pub fn encode(&self) -> Vec<u8> {
+        [&self.head()[..], &self.sending.retained, &self.receiving.unread, &self.tail()].concat()
+    }
+
+    /// The same, in parts: what it carries is not copied.
+    pub fn into_parts(self) -> [Vec<u8>; 4] {
+        let (head, tail) = (self.head(), self.tail());
+        [head, self.sending.retained, self.receiving.unread, tail]
+    }
+
+    fn head(&self) -> Vec<u8> {
         let Sending { retained, .. } = &self.sending;
         let Receiving { unread, .. } = &self.receiving;
         let flags = [
@@ -124,7 +137,7 @@ impl Detached {
             (FLAG_TIMES, self.times.is_some()),
         ];
         let flags = flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag);
-        let mut out = Vec::with_capacity(216 + retained.len() + unread.len());
+        let mut out = Vec::with_capacity(HEAD_BYTES);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[VERSION, flags, self.security as u8]);
         out.extend_from_slice(self.id.as_bytes());
@@ -147,8 +160,11 @@ impl Detached {
         ] {
             out.extend_from_slice(&number.to_be_bytes());
         }
-        out.extend_from_slice(retained);
-        out.extend_from_slice(unread);
+        out
+    }
+
+    fn tail(&self) -> Vec<u8> {
+        let mut out = Vec::new();
         out.extend_from_slice(self.owner.as_ref().map_or(&[], |owner| &owner[..]));
         for number in self.times.iter().flat_map(Times::numbers) {
             out.extend_from_slice(&number.to_be_bytes());
@@ -161,7 +177,15 @@ impl Detached {
     /// # Errors
     /// Another version or layout, or positions that contradict each other.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let mut fields = Fields::new(bytes);
+        Self::from_vec(bytes.to_vec())
+    }
+
+    /// The same, and most of what it carries stays where it is.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self, WireError> {
+        let mut fields = Fields::new(&bytes);
         if fields.array::<4>()? != MAGIC {
             return Err(WireError::Value("magic"));
         }
@@ -181,13 +205,14 @@ impl Detached {
         let next_offset = fields.offset("next offset")?;
         let end_offset = fields.offset("end offset")?;
         let (retained_bytes, unread_bytes) = (fields.u64()?, fields.u64()?);
-        let retained = fields.bytes(retained_bytes)?.to_vec();
-        let unread = fields.bytes(unread_bytes)?.to_vec();
+        let retained = fields.bytes(retained_bytes)?.len();
+        let unread = fields.bytes(unread_bytes)?.len();
         let owner = if flags & FLAG_OWNER != 0 { Some(fields.array()?) } else { None };
         let times = if flags & FLAG_TIMES != 0 { Some(Times::read(&mut fields)?) } else { None };
         if !fields.is_empty() {
             return Err(WireError::Value("length"));
         }
+        let (retained, unread) = carried(bytes, retained, unread);
         let sending = Sending {
             retained_offset,
             acked_offset,
@@ -216,6 +241,28 @@ impl Detached {
             sending,
             receiving,
         })
+    }
+}
+
+/// The bytes that are retained, and those that are not read, which follow the head in this order. The larger ones of the two are not copied to
+/// other memory.
+fn carried(mut bytes: Vec<u8>, retained_bytes: usize, unread_bytes: usize) -> (Vec<u8>, Vec<u8>) {
+    let unread_at = HEAD_BYTES + retained_bytes;
+    let part = |bytes: &[u8], from: usize, length: usize| {
+        bytes.get(from..from + length).unwrap_or_default().to_vec()
+    };
+    let keep = |bytes: &mut Vec<u8>, from: usize, length: usize| {
+        bytes.truncate(from + length);
+        bytes.drain(..from.min(bytes.len()));
+    };
+    if unread_bytes > retained_bytes {
+        let retained = part(&bytes, HEAD_BYTES, retained_bytes);
+        keep(&mut bytes, unread_at, unread_bytes);
+        (retained, bytes)
+    } else {
+        let unread = part(&bytes, unread_at, unread_bytes);
+        keep(&mut bytes, HEAD_BYTES, retained_bytes);
+        (bytes, unread)
     }
 }
 

@@ -86,7 +86,7 @@ impl Listener {
     /// # Errors
     /// [`Error::System`] if its options cannot be set.
     pub fn from_std(listener: std::net::TcpListener, config: &Arc<Config>) -> Result<Listener> {
-        Self::from_std_with(listener, config, &[]).map(|(listener, _)| listener)
+        Self::from_std_with(listener, config, Vec::new()).map(|(listener, _)| listener)
     }
 
     /// Takes a listening socket over, and goes on with sessions that another process has detached: they are without a
@@ -98,7 +98,7 @@ impl Listener {
     pub fn from_std_with(
         listener: std::net::TcpListener,
         config: &Arc<Config>,
-        detached: &[Detached],
+        detached: Vec<Detached>,
     ) -> Result<(Listener, Vec<Result<Session>>)> {
         config.check()?;
         let failed = |error: io::Error| Error::system("listen", &error);
@@ -109,7 +109,7 @@ impl Listener {
         socket.set_nonblocking(true).map_err(failed)?;
         let listener = sys::register(&Arc::new(socket)).map_err(failed)?;
         // Before the first client can ask for one.
-        let adopted = detached.iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
+        let adopted = detached.into_iter().map(|one| acceptor.adopt(one).map(Session::new)).collect();
         let (opened, receiver) = mpsc::unbounded_channel();
         let hall = Hall { door: acceptor.door(), tasks: HashMap::new(), next: 1 };
         let turns = acceptor.calculates_long().then(Turns::new);

@@ -70,7 +70,7 @@ fn threads_go_on_with_a_session() {
             std::thread::sleep(Duration::from_millis(100));
             let socket = socket.into();
             let (listener, mut sessions) =
-                blocking::Listener::from_std_with(socket, &config, &[detached.clone(), detached]).unwrap();
+                blocking::Listener::from_std_with(socket, &config, vec![detached.clone(), detached]).unwrap();
             assert!(matches!(sessions.pop().unwrap(), Err(Error::Config(_))), "the same session twice");
             let mut session = sessions.pop().unwrap().unwrap();
             session.write_all(b" and late").unwrap();
@@ -106,7 +106,8 @@ fn tasks_go_on_with_a_session() {
                 drop(listener);
                 tokio::task::yield_now().await;
                 let (listener, mut sessions) =
-                    async_face::Listener::from_std_with(again(address).into(), &config, &[detached]).unwrap();
+                    async_face::Listener::from_std_with(again(address).into(), &config, vec![detached])
+                        .unwrap();
                 let mut session = sessions.pop().unwrap().unwrap();
                 session.write_all(b" and late").await.unwrap();
                 let mut rest = String::new();
@@ -145,7 +146,7 @@ fn times_go_on_in_the_next_process() {
             std::thread::sleep(Duration::from_millis(50));
             let socket = again(address);
             let (listener, mut sessions) =
-                blocking::Listener::from_std_with(socket.into(), &config, &[detached]).unwrap();
+                blocking::Listener::from_std_with(socket.into(), &config, vec![detached]).unwrap();
             let session = sessions.pop().unwrap().unwrap();
             let (floor, since_lost) = (began.elapsed(), lost.elapsed());
             let info = session.info();

@@ -3,20 +3,26 @@
 //!
 //! Each parcel is a length, a header of that length in JSON, and the bytes that the header announces. The connection
 //! rides with the length (`SCM_RIGHTS`). A length of 0 ends the sequence: whoever stops without it has failed.
+//!
+//! A session that holds much is in a file in memory, which rides with the length as well: it is copied twice, and not at each of the
+//! two sockets, and all the while it is in memory once or twice, and not in three processes.
 
 use anyhow::{Context, Result, ensure};
 use outlast_session::Detached;
 use outlast_session::relay::{DetachedRelay, Rest};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
 use serde::{Deserialize, Serialize};
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -26,18 +32,78 @@ const HEADER_BYTES_MAX: u32 = 4 << 10;
 const PART_BYTES_MAX: u64 = 1 << 30;
 /// Of the header. Another process may be of another version.
 const VERSION: u32 = 1;
+/// Of one whose session is in a file.
+const VERSION_WITH_FILE: u32 = 2;
+/// Sessions of more bytes are put into files.
+const FILE_BYTES_MIN: usize = 4 << 20;
 
 /// One relay between two processes. A process that only keeps it need not understand the session.
 #[derive(Debug)]
 pub struct Parcel {
     /// What is written on it.
     pub label: Label,
-    /// As [`Detached::encode`] made it.
-    pub session: Vec<u8>,
+    /// The session.
+    session: Content,
     /// The local program's connection.
     pub local: OwnedFd,
     /// What was under way.
     pub rest: Rest,
+}
+
+/// A session as [`Detached::into_parts`] has made it.
+#[derive(Debug)]
+enum Content {
+    Bytes(Vec<Vec<u8>>),
+    /// So many bytes of the file, which has no more.
+    File(File, u64),
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self::Bytes(Vec::new())
+    }
+}
+
+impl Content {
+    /// Puts much of it into a file, if there can be one.
+    fn of(parts: Vec<Vec<u8>>) -> Self {
+        let bytes: usize = parts.iter().map(Vec::len).sum();
+        let file = (bytes >= FILE_BYTES_MIN).then(|| written(&parts)).and_then(io::Result::ok);
+        file.map_or(Self::Bytes(parts), |file| Self::File(file, bytes as u64))
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(parts) => parts.iter().map(|part| part.len() as u64).sum(),
+            Self::File(_, bytes) => *bytes,
+        }
+    }
+
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::Bytes(_) => None,
+            Self::File(file, _) => Some(file),
+        }
+    }
+
+    fn read(self) -> Result<Vec<u8>> {
+        match self {
+            Self::Bytes(mut parts) if parts.len() == 1 => Ok(parts.swap_remove(0)),
+            Self::Bytes(parts) => Ok(parts.concat()),
+            Self::File(file, bytes) => {
+                let mut whole = vec![0; usize::try_from(bytes)?];
+                file.read_exact_at(&mut whole, 0)?;
+                Ok(whole)
+            }
+        }
+    }
+}
+
+/// A file in memory.
+fn written(parts: &[Vec<u8>]) -> io::Result<File> {
+    let mut file = File::from(memfd_create("outlast-session", MemfdFlags::CLOEXEC)?);
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    Ok(file)
 }
 
 /// What came is not what this version sends.
@@ -95,12 +161,13 @@ impl Parcel {
             unread_bytes: session.unread_bytes() + rest.to_local.len() as u64,
             keep_left_ms: session.keep_left().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
         };
-        Ok(Self { label, session: session.encode(), local: local.into_fd()?, rest })
+        Ok(Self { label, session: Content::of(session.into_parts().into()), local: local.into_fd()?, rest })
     }
 
-    /// The session that goes on.
-    pub fn detached(&self) -> Result<Detached> {
-        Detached::decode(&self.session).context("a session of another version of outlast")
+    /// The session that goes on, which is taken out of it.
+    pub fn detached(&mut self) -> Result<Detached> {
+        let whole = std::mem::take(&mut self.session).read()?;
+        Detached::from_vec(whole).context("a session of another version of outlast")
     }
 
     /// The program sees a reset when the last process that has its connection closes it, rather than the end of the
@@ -112,26 +179,29 @@ impl Parcel {
     /// Hands it to the other end, and keeps it.
     pub fn send(&self, mut stream: &UnixStream) -> Result<()> {
         let header = serde_json::to_vec(&Header {
-            version: VERSION,
+            version: if self.session.file().is_some() { VERSION_WITH_FILE } else { VERSION },
             label: self.label.clone(),
-            session_bytes: self.session.len() as u64,
+            session_bytes: self.session.len(),
             to_local_bytes: self.rest.to_local.len() as u64,
             up_ended: self.rest.up_ended,
             down_ended: self.rest.down_ended,
             broken: self.rest.broken,
         })?;
         let length = u32::try_from(header.len())?.to_be_bytes();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
-        let local = [self.local.as_fd()];
-        ensure!(rights.push(SendAncillaryMessage::ScmRights(&local)), "no room for a descriptor");
+        let file = self.session.file().map(AsFd::as_fd);
+        let descriptors: Vec<_> = [self.local.as_fd()].into_iter().chain(file).collect();
+        ensure!(rights.push(SendAncillaryMessage::ScmRights(&descriptors)), "no room for a descriptor");
         // A stopped process that goes on finds its calls interrupted.
         let sent = retry_on_intr(|| {
             rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut rights, SendFlags::NOSIGNAL)
         })?;
         stream.write_all(length.get(sent..).unwrap_or_default())?;
         stream.write_all(&header)?;
-        stream.write_all(&self.session)?;
+        if let Content::Bytes(parts) = &self.session {
+            parts.iter().try_for_each(|part| stream.write_all(part))?;
+        }
         stream.write_all(&self.rest.to_local)?;
         Ok(())
     }
@@ -139,17 +209,20 @@ impl Parcel {
     /// Takes the next one; none when the other end has no more.
     pub fn receive(mut stream: &UnixStream) -> Result<Option<Self>> {
         let mut length = [0; 4];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut rights = RecvAncillaryBuffer::new(&mut space);
         let received = retry_on_intr(|| {
             let mut room = [IoSliceMut::new(&mut length)];
             rustix::net::recvmsg(stream, &mut room, &mut rights, RecvFlags::CMSG_CLOEXEC)
         })?;
         ensure!(received.bytes > 0, "the other process has stopped");
-        let local = rights.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
+        let descriptors = rights.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+            _ => Vec::new(),
         });
+        let descriptors: Vec<OwnedFd> = descriptors.collect();
+        let mut descriptors = descriptors.into_iter();
+        let local = descriptors.next();
         stream.read_exact(length.get_mut(received.bytes..).unwrap_or_default())?;
         let length = u32::from_be_bytes(length);
         if length == 0 {
@@ -158,8 +231,17 @@ impl Parcel {
         ensure!(length <= HEADER_BYTES_MAX, OtherVersion);
         let header = part(stream, u64::from(length))?;
         let header: Header = serde_json::from_slice(&header).map_err(|_| OtherVersion)?;
-        ensure!(header.version == VERSION, OtherVersion);
-        let session = part(stream, header.session_bytes)?;
+        let session = match header.version {
+            VERSION => Content::Bytes(vec![part(stream, header.session_bytes)?]),
+            VERSION_WITH_FILE => {
+                let file = descriptors.next().context("no descriptor for what it holds (see `ulimit -n`)")?;
+                let file = File::from(file);
+                let bytes = header.session_bytes;
+                ensure!(bytes <= PART_BYTES_MAX && file.metadata()?.len() == bytes, OtherVersion);
+                Content::File(file, bytes)
+            }
+            _ => return Err(OtherVersion.into()),
+        };
         let to_local = part(stream, header.to_local_bytes)?;
         let local = local.context("no descriptor for its connection (see `ulimit -n`)")?;
         let Header { up_ended, down_ended, broken, .. } = header;
@@ -198,7 +280,10 @@ pub(super) mod tests {
             unread_bytes: 300_000,
             keep_left_ms: Some(5),
         };
-        (Parcel { label, session: session.to_vec(), local: local.into(), rest }, program)
+        (
+            Parcel { label, session: Content::Bytes(vec![session.to_vec()]), local: local.into(), rest },
+            program,
+        )
     }
 
     #[test]
@@ -211,10 +296,10 @@ pub(super) mod tests {
                 sent.send(&ours).unwrap();
                 send_end(&ours).unwrap();
             });
-            let first = Parcel::receive(&theirs).unwrap().unwrap();
+            let mut first = Parcel::receive(&theirs).unwrap().unwrap();
             let second = Parcel::receive(&theirs).unwrap().unwrap();
             assert!(Parcel::receive(&theirs).unwrap().is_none());
-            assert_eq!((&first.session[..], &first.rest), (&b"session"[..], &sent.rest));
+            assert_eq!((first.session.len(), &first.rest), (7, &sent.rest));
             assert_eq!(first.label, sent.label);
             let mut local = std::net::TcpStream::from(second.local);
             local.write_all(b"hello").unwrap();
@@ -223,6 +308,23 @@ pub(super) mod tests {
             assert_eq!(&heard, b"hello");
             assert!(first.detached().is_err(), "not a session");
         });
+    }
+
+    #[test]
+    fn what_holds_much_goes_as_a_file_and_is_whole_also_when_it_is_passed_on() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let bytes: Vec<u8> = (0..FILE_BYTES_MIN).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let (mut sent, _program) = parcel(b"");
+        sent.session = Content::of(vec![bytes[..10].to_vec(), bytes[10..].to_vec()]);
+        assert!(sent.session.file().is_some());
+        sent.send(&ours).unwrap();
+        Parcel::receive(&theirs).unwrap().unwrap().send(&ours).unwrap();
+        let last = Parcel::receive(&theirs).unwrap().unwrap();
+        assert_eq!((last.session.read().unwrap() == bytes, &last.rest), (true, &sent.rest));
+        // A file that somebody has made shorter.
+        sent.session.file().unwrap().set_len(5).unwrap();
+        sent.send(&ours).unwrap();
+        assert!(Parcel::receive(&theirs).is_err());
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod state;
 mod tell;
 pub mod upgrade;
 
+use crate::admin_folder::LinkFolders;
 use crate::cli::ProcessArgs;
 use crate::cmd::run::When;
 use crate::cmd::run::{KeepConnections, Preload, RunArgs};
@@ -186,6 +187,8 @@ const FAULTS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGI
 pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let manager = Manager::of_this_process();
     plan.settings.alive_interval = manager.alive_interval();
+    let link_folders = plan.settings.hold.is_some().then(LinkFolders::new).unwrap_or_default();
+    plan.settings.link_folders = link_folders.paths().to_vec();
     // Before any thread: they hold back the signals that this one does.
     let supervisor = Supervisor::new(plan.settings.clone()).map_err(|error| taken(&plan.name, error))?;
     say_what_is_not_kept(&plan, &supervisor);
@@ -222,6 +225,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     say_what_is_taken_over(&plan.name, &supervisor.take_over());
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
+    drop(link_folders);
     conclude(&plan, outcome?)
 }
 

@@ -245,3 +245,38 @@ fn what_a_killed_supervisor_has_left_is_taken_over_by_the_next_one_of_its_name()
     next.signal("TERM");
     next.ended();
 }
+
+/// Listens at a UNIX socket in a folder of its own, which it removes when it is told to end.
+const OWN_FOLDER: &str = "
+import os, signal, socket, sys, time
+folder = sys.argv[1]
+os.mkdir(folder)
+s = socket.socket(socket.AF_UNIX); s.bind(folder + '/s'); s.listen(8)
+def end(*_):
+    os.unlink(folder + '/s')
+    os.rmdir(folder)
+    os._exit(0)
+signal.signal(signal.SIGINT, end)
+signal.alarm(120)
+while True: time.sleep(1)
+";
+
+#[test]
+fn a_server_that_removes_the_folder_of_its_socket_finds_it_empty() {
+    let (folder, library) = (folder(), library());
+    let file = folder.path().join("program.py");
+    std::fs::write(&file, OWN_FOLDER).unwrap();
+    let own = folder.path().join("own");
+    let arguments = ["--preload", "always", "--preload-library", library.to_str().unwrap()];
+    let program = ["--", "/usr/bin/python3", file.to_str().unwrap(), own.to_str().unwrap()];
+    let mut outlast =
+        Outlast::start(folder.path(), &[&["run", "--name", "own"], &arguments[..], &program[..]].concat());
+    outlast.wait_for("is ready");
+    let files = folder.path().join("outlast/files");
+    eventually("the file of the socket has no second name", || {
+        std::fs::read_dir(&files).ok()?.flatten().next()
+    });
+    outlast.signal("INT");
+    assert!(outlast.ended().success(), "{}", outlast.said());
+    assert!(!own.exists() && !files.exists());
+}

@@ -110,6 +110,7 @@ impl Holder {
         let elsewhere = |inodes: &[u64]| open_at_others(pid, inodes);
         let (kept, closed) = self.connections.ended(pid, keep, &self.epoll, elsewhere);
         let ends_with_main = !is_main && self.is_main_down();
+        self.leaves_to_others |= (is_main && keep) || ends_with_main;
         if keep {
             self.closed.keep_postponed_of(pid);
         }

@@ -7,27 +7,25 @@ use crate::custody::listeners::open_of;
 use crate::custody::{Report, StartEnded, tcp_table};
 use crate::sys::process::Pid;
 use crate::sys::{custody as sys, family};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Those of these connections whose other end a process of the program has.
+/// Whether a process of the program has the other end of these connections.
 fn own_of(accepted: &[OwnedFd], processes: &[Pid]) -> Vec<bool> {
     let ends = |socket: &OwnedFd| {
-        let [here, there] = [sys::local_address(socket.as_fd()), sys::peer_address(socket.as_fd())];
-        Address::parse(&here).zip(Address::parse(&there))
+        let here = Address::parse(&sys::local_address(socket.as_fd()))?.internet()?;
+        Some((Address::parse(&sys::peer_address(socket.as_fd()))?.internet()?, here))
     };
-    let ends: Vec<_> = accepted.iter().map(ends).collect();
+    let at: HashMap<_, _> =
+        accepted.iter().enumerate().filter_map(|(at, socket)| Some((ends(socket)?, at))).collect();
     let mut inodes = vec![0; accepted.len()];
-    if accepted.is_empty() {
-        return Vec::new();
-    }
-    for entry in tcp_table::connected() {
-        let is_it = |ends: &Option<(Address, Address)>| {
-            ends.as_ref()
-                .is_some_and(|(here, there)| entry.local.is_same(there) && entry.remote.is_same(here))
-        };
-        if let Some(inode) = ends.iter().position(is_it).and_then(|at| inodes.get_mut(at)) {
-            *inode = entry.inode;
+    if !at.is_empty() {
+        for entry in tcp_table::connected() {
+            let ends = entry.local.internet().zip(entry.remote.internet());
+            if let Some(inode) = ends.and_then(|ends| inodes.get_mut(*at.get(&ends)?)) {
+                *inode = entry.inode;
+            }
         }
     }
     let own = open_of(processes, &inodes);
@@ -51,9 +49,8 @@ impl Holder {
 
     /// The same, when a start has run for long and has not listened.
     pub(super) fn free_port_when_due(&mut self, now: Instant) {
-        let usual = self.listeners.awaits().unwrap_or(Duration::ZERO);
-        let is_due = self.hindrance.due_at(usual).is_some_and(|at| now >= at);
-        if !is_due || !self.is_silent() || self.ending != Ending::No || self.is_main_down() {
+        let is_due = self.hindrance.due_at().is_some_and(|at| now >= at);
+        if !is_due || !self.is_silent() || self.ending == Ending::ForGood || self.is_main_down() {
             return;
         }
         let processes = family::below_this();
@@ -62,24 +59,25 @@ impl Holder {
         if closed.is_empty() {
             return;
         }
-        // The start may wait for an answer itself.
-        let accepted: Vec<OwnedFd> = closed.iter().flat_map(sys::accept_all).collect();
-        let is_own = own_of(&accepted, &processes);
-        let others = accepted.into_iter().zip(is_own).filter(|(_, is_own)| !is_own);
-        self.connections.pass_on_accepted(others.map(|(accepted, _)| accepted));
         self.has_freed = true;
-        // How long it takes is counted from here.
-        self.listeners.begin();
+        for socket in &closed {
+            let accepted = sys::accept_all(socket);
+            // The start may wait for an answer itself.
+            let is_own = own_of(&accepted, &processes);
+            let others = accepted.into_iter().zip(is_own).filter(|(_, is_own)| !is_own);
+            self.connections.pass_on_accepted(others.map(|(accepted, _)| accepted));
+        }
         self.report(Report::LetGo { sockets: closed.len() });
     }
 
-    /// The program has crashed, and is to be started again: where other programs listen at its addresses as well, new clients are theirs.
+    /// The program has crashed: where other programs listen at its addresses as well, new clients are theirs until it is back.
     pub(super) fn leave_to_others(&mut self, processes: &[Pid]) {
+        self.leaves_to_others = false;
         if self.ending != Ending::No || !self.listeners.may_be_shared() {
             return;
         }
         let network = sys::network(self.socket.as_fd());
-        let shared = self.listeners.shared_with_others(processes, network, &tcp_table::listening());
+        let shared = self.listeners.shared_with_others(processes, network, tcp_table::listening);
         let closed = self.listeners.remove(&shared);
         if !closed.is_empty() {
             self.connections.pass_on_all(&closed);
@@ -91,7 +89,7 @@ impl Holder {
     /// Whether the main process has ended, in order, because of what is held for it, perhaps.
     pub(super) fn may_be_hindered(&self) -> bool {
         self.is_silent()
-            && self.ending == Ending::No
+            && self.ending != Ending::ForGood
             && self.hindrance.is_worth_another()
             && self.listeners.count() > 0
             && !self.listeners.free(&family::below_this()).is_empty()

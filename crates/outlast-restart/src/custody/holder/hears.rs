@@ -351,8 +351,9 @@ impl Holder {
         self.serves_since = Some(self.changed_at);
         self.strays_stay_until =
             std::mem::take(&mut self.has_freed).then_some(self.changed_at + LISTENS_LATER);
-        if self.hindrance.listens(self.changed_at) {
-            self.report(Report::FailedForUs);
+        let starts = self.hindrance.listens(self.changed_at);
+        if starts > 0 {
+            self.report(Report::FailedForUs { starts });
         }
         if self.ending == Ending::Replaced {
             self.ending = Ending::No;

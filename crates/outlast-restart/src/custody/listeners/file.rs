@@ -1,23 +1,86 @@
 //! The file of a UNIX socket: clients reach the socket by it alone, and programs remove it, or give it another name.
+//!
+//! A removed file can be put back as long as it has a second name. That is in a folder of ours where there is one in the same file system and
+//! mount; a program that removes its own folder when it ends finds it empty then. Otherwise it is beside the file.
 
 use crate::sys::process::{self, Pid};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Of `struct sockaddr_un`, with the zero behind it.
 const PATH_BYTES_MAX: usize = 108;
 
-/// The file, and a second name of it in the same folder, by which it can be put back.
+/// The file, and a second name of it, by which it can be put back.
 #[derive(Debug)]
 pub(in crate::custody) struct SocketFile {
     /// As the program sees it: a path may be relative, or within a root or a mount namespace of the program's own.
     folder: OwnedFd,
     name: OsString,
     id: Id,
-    link: Option<OsString>,
+    link: Option<Link>,
+}
+
+/// The second name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Link {
+    /// Which one of [`FOLDERS`] it is in. None: it is in the file's.
+    place: Option<usize>,
+    name: OsString,
+}
+
+/// Folders of this user's for second names.
+static FOLDERS: OnceLock<Vec<OwnedFd>> = OnceLock::new();
+
+fn folders() -> &'static [OwnedFd] {
+    FOLDERS.get().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// These folders, which nobody else can write to, are for second names of files. What supervisors have left in them that were killed
+/// is removed. Once in a process.
+pub(in crate::custody) fn use_folders(paths: &[PathBuf]) {
+    let folders: Vec<OwnedFd> = paths.iter().filter_map(|path| open(path)).collect();
+    folders.iter().for_each(|folder| remove_left(folder.as_fd(), |_| true));
+    let _ = FOLDERS.set(folders);
+}
+
+/// Removes second names that supervisors have left which were killed, and whose sockets are gone.
+fn remove_left(folder: BorrowedFd<'_>, is_it: impl Fn(&OsStr) -> bool) {
+    let is_left = |name: &OsStr| {
+        let Some(pid) = supervisor_in(name) else { return false };
+        !Path::new(&format!("/proc/{pid}")).exists() && !does_listen(folder, name)
+    };
+    for name in names(folder).into_iter().filter(|name| is_it(name) && is_left(name)) {
+        let _ = fs::unlinkat(folder, &name, AtFlags::empty());
+    }
+}
+
+/// The process that has made this second name.
+fn supervisor_in(name: &OsStr) -> Option<Pid> {
+    let (_, end) = name.to_str()?.rsplit_once(".outlast-")?;
+    let (pid, _inode) = end.split_once('-')?;
+    pid.parse().ok().filter(|_| name.as_bytes().first() == Some(&b'.'))
+}
+
+/// Whether somebody listens at the socket with this file, or it cannot be found out.
+fn does_listen(folder: BorrowedFd<'_>, name: &OsStr) -> bool {
+    let at = Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+    match UnixStream::connect(at) {
+        Err(error) => error.kind() != std::io::ErrorKind::ConnectionRefused,
+        Ok(_) => true,
+    }
+}
+
+fn names(folder: BorrowedFd<'_>) -> Vec<OsString> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = fs::openat(folder, ".", flags, Mode::empty());
+    let entries = opened.ok().and_then(|opened| fs::Dir::read_from(&opened).ok());
+    let names = entries.into_iter().flatten().flatten();
+    names.map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec())).collect()
 }
 
 /// One file, whatever its names.
@@ -74,9 +137,13 @@ impl SocketFile {
         let mut link = begin_of_links(&name);
         link.push(format!("{}-{inode}", process::pid()));
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let places: Vec<Option<usize>> = (0..folders().len()).map(Some).chain([None]).collect();
+        let links = places.into_iter().map(|place| Link { place, name: link.clone() });
         let Ok(file) = fs::openat(&folder, &name, flags, Mode::empty()) else {
             // It may have one already.
-            let file = look(folder.as_fd(), &link).filter(|file| may_link(file.st_uid))?;
+            let found =
+                links.into_iter().find_map(|link| Some((look(link.folder(&folder), &link.name)?, link)));
+            let (file, link) = found.filter(|(file, _)| may_link(file.st_uid))?;
             return Some(Self { folder, name, id: id(&file), link: Some(link) });
         };
         let found = fs::fstat(&file).ok()?;
@@ -86,11 +153,17 @@ impl SocketFile {
         if !may_link(found.st_uid) {
             return Some(Self { folder, name, id: id(&found), link: None });
         }
-        let _ = fs::unlinkat(&folder, &link, AtFlags::empty());
+        let begin = begin_of_links(&name);
+        remove_left(folder.as_fd(), |name| name.as_bytes().starts_with(begin.as_bytes()));
         // Of this very file: another one may have its name by now.
         let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let linked = fs::linkat(fs::CWD, opened, &folder, &link, AtFlags::SYMLINK_FOLLOW).is_ok();
-        Some(Self { folder, name, id: id(&found), link: linked.then_some(link) })
+        let is_linked = |link: &Link| {
+            let place = link.folder(&folder);
+            let _ = fs::unlinkat(place, &link.name, AtFlags::empty());
+            fs::linkat(fs::CWD, &opened, place, &link.name, AtFlags::SYMLINK_FOLLOW).is_ok()
+        };
+        let link = links.into_iter().find(is_linked);
+        Some(Self { folder, name, id: id(&found), link })
     }
 
     /// Whether it is in this folder, by whatever path.
@@ -115,14 +188,16 @@ impl SocketFile {
         let Some((link, file)) = self.linked() else { return false };
         is_free(self.folder.as_fd(), &self.name)
             && !self.has_other_names(&file)
-            && fs::linkat(&self.folder, link, &self.folder, &self.name, AtFlags::empty()).is_ok()
+            && fs::linkat(link.folder(&self.folder), &link.name, &self.folder, &self.name, AtFlags::empty())
+                .is_ok()
     }
 
     /// Where this process connects to reach the socket: as `struct sockaddr` has it.
     pub(super) fn reached_at(&self) -> Option<Vec<u8>> {
-        let linked = self.linked().map(|(link, _)| link);
-        let name = linked.or_else(|| self.is_there().then_some(self.name.as_os_str()))?;
-        let mut path = format!("/proc/self/fd/{}/", self.folder.as_raw_fd()).into_bytes();
+        let linked = self.linked().map(|(link, _)| (link.folder(&self.folder), link.name.as_os_str()));
+        let (folder, name) =
+            linked.or_else(|| self.is_there().then_some((self.folder.as_fd(), self.name.as_os_str())))?;
+        let mut path = format!("/proc/self/fd/{}/", folder.as_raw_fd()).into_bytes();
         path.extend(name.as_bytes());
         if path.len() >= PATH_BYTES_MAX {
             return None;
@@ -138,9 +213,9 @@ impl SocketFile {
         }
     }
 
-    fn linked(&self) -> Option<(&OsStr, Stat)> {
-        let link = self.link.as_deref()?;
-        let file = look(self.folder.as_fd(), link)?;
+    fn linked(&self) -> Option<(&Link, Stat)> {
+        let link = self.link.as_ref()?;
+        let file = look(link.folder(&self.folder), &link.name)?;
         (id(&file) == self.id).then_some((link, file))
     }
 
@@ -148,28 +223,32 @@ impl SocketFile {
     fn has_other_names(&self, file: &Stat) -> bool {
         #[allow(clippy::useless_conversion, reason = "of 32 bits on some processors")]
         let names = u64::from(file.st_nlink);
-        names > 1 && names > self.links().unwrap_or(1)
+        names > 1 && names > self.links()
     }
 
-    fn links(&self) -> Option<u64> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = fs::openat(&self.folder, ".", flags, Mode::empty()).ok()?;
+    fn links(&self) -> u64 {
         let begin = begin_of_links(&self.name);
-        let is_one = |entry: &fs::DirEntry| {
-            let name = entry.file_name().to_bytes();
-            name.starts_with(begin.as_bytes())
-                && look(self.folder.as_fd(), &OsString::from_vec(name.to_vec()))
-                    .is_some_and(|file| id(&file) == self.id)
+        let places = folders().iter().map(AsFd::as_fd).chain([self.folder.as_fd()]);
+        let all = places.flat_map(|place| names(place).into_iter().map(move |name| (place, name)));
+        let is_one = |(place, name): &(BorrowedFd<'_>, OsString)| {
+            name.as_bytes().starts_with(begin.as_bytes())
+                && look(*place, name).is_some_and(|file| id(&file) == self.id)
         };
-        let count = fs::Dir::read_from(&folder).ok()?.flatten().filter(is_one).count();
-        u64::try_from(count).ok()
+        all.filter(is_one).map(|_| 1).sum::<u64>().max(1)
+    }
+}
+
+impl Link {
+    /// The folder that it is in; `own` is the file's.
+    fn folder<'a>(&self, own: &'a OwnedFd) -> BorrowedFd<'a> {
+        self.place.and_then(|place| folders().get(place)).unwrap_or(own).as_fd()
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Some(link) = &self.link {
-            let _ = fs::unlinkat(&self.folder, link, AtFlags::empty());
+            let _ = fs::unlinkat(link.folder(&self.folder), &link.name, AtFlags::empty());
         }
     }
 }
@@ -177,7 +256,7 @@ impl Drop for SocketFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::net::UnixListener;
 
     fn folder(name: &str) -> (std::path::PathBuf, OwnedFd) {
         let path = std::env::temp_dir().join(format!("outlast-file-{name}-{}", process::pid()));
@@ -209,6 +288,27 @@ mod tests {
         let left: Vec<_> =
             std::fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn second_names_that_killed_supervisors_have_left_are_removed_and_no_others() {
+        let (path, opened) = folder("left");
+        let listener = UnixListener::bind(path.join("s")).unwrap();
+        let at = |name: &str| path.join(name);
+        // No process has such a number.
+        for name in [".s.outlast-4194305-7", ".t.outlast-4194305-8", ".s.outlast-1-9", "s.outlast-4194305-9"]
+        {
+            std::fs::hard_link(at("s"), at(name)).unwrap();
+        }
+        remove_left(opened.as_fd(), |_| true);
+        assert_eq!(names(opened.as_fd()).len(), 2 + 5, "the socket is there");
+        drop(listener);
+        remove_left(opened.as_fd(), |name| name.as_bytes().starts_with(b".s."));
+        assert!(!at(".s.outlast-4194305-7").exists() && at(".t.outlast-4194305-8").exists());
+        remove_left(opened.as_fd(), |_| true);
+        assert!(at(".s.outlast-1-9").exists() && at("s.outlast-4194305-9").exists());
+        assert_eq!(names(opened.as_fd()).len(), 2 + 3);
         std::fs::remove_dir_all(path).unwrap();
     }
 

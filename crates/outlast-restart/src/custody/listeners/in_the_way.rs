@@ -99,34 +99,44 @@ impl Listeners {
     }
 
     /// Of the [free](Self::free) ones those at whose address another program listens, too: the kernel sends each of the sockets its share of
-    /// the clients. `listening` has all that listen in this network namespace, `network`.
+    /// the clients. `listening` gives all that listen in this network namespace, `network`.
+    ///
+    /// Only where both are sure to get the same clients: not where one may be for IPv6 alone, or for one interface.
     pub(in crate::custody) fn shared_with_others(
         &self,
         processes: &[Pid],
         network: Option<u64>,
-        listening: &[Entry],
+        listening: impl Fn() -> Vec<Entry>,
     ) -> Vec<u64> {
-        let is_held = |entry: &&Entry| self.all.iter().any(|listener| listener.inode == entry.inode);
-        let others: Vec<&Entry> = listening.iter().filter(|entry| !is_held(entry)).collect();
-        let is_there = |listener: &Listener, entry: &Entry| {
-            listener.address.is_same(&entry.local)
-                && sys::shares_port(listener.socket.as_fd())
-                && listener.is_in_network(network)
+        let Some(network) = network else { return Vec::new() };
+        let can_be = |listener: &&Listener| {
+            let socket = listener.socket.as_fd();
+            sys::shares_port(socket)
+                && sys::network(socket) == Some(network)
+                && sys::device(socket) == 0
+                && listener.address.scope() == 0
+                && (listener.ipv6_only || !listener.address.is_any_ipv6())
         };
-        let there = |inode: u64| {
-            let listener = self.all.iter().find(|listener| listener.inode == inode);
-            others.iter().filter(move |entry| listener.is_some_and(|listener| is_there(listener, entry)))
-        };
-        let mut shared = self.free(processes);
-        shared.retain(|inode| there(*inode).next().is_some());
+        let all: Vec<Entry> = listening();
+        let is_held = |entry: &Entry| self.all.iter().any(|listener| listener.inode == entry.inode);
+        let mut pairs = Vec::new();
+        for listener in self.all.iter().filter(can_be) {
+            let there = all.iter().filter(|entry| entry.local == listener.address && !is_held(entry));
+            pairs.extend(there.map(|entry| (listener.inode, entry.inode)));
+        }
         // What such a process has open cannot be seen: it may be that.
-        if shared.is_empty() || processes.iter().any(|pid| is_unseen(*pid)) {
+        if pairs.is_empty() || processes.iter().any(|pid| is_unseen(*pid)) {
             return Vec::new();
         }
-        let candidates: Vec<u64> =
-            shared.iter().flat_map(|inode| there(*inode)).map(|entry| entry.inode).collect();
-        let own = open_of(&[processes, &[process::pid()]].concat(), &candidates);
-        shared.retain(|inode| there(*inode).any(|entry| !own.contains(&entry.inode)));
+        let others: Vec<u64> = pairs.iter().map(|(_, other)| *other).collect();
+        let own = open_of(&[processes, &[process::pid()]].concat(), &others);
+        pairs.retain(|(_, other)| !own.contains(other));
+        // One of the program's own may have gone with its process before that was looked through.
+        let still: Vec<u64> =
+            if pairs.is_empty() { Vec::new() } else { listening().iter().map(|entry| entry.inode).collect() };
+        pairs.retain(|(_, other)| still.contains(other));
+        let mut shared = self.free(processes);
+        shared.retain(|inode| pairs.iter().any(|(held, _)| held == inode));
         shared
     }
 

@@ -80,8 +80,8 @@ impl<M: FnMut(Attempt<'_>) -> Command, T: FnMut(Event)> Shell<M, T> {
             Report::Untold { pid, why, listens: true } => {
                 Event::HoldsNoConnections { pid: pid.cast_unsigned(), why }
             }
-            Report::FailedForUs => {
-                self.machine.forget_failures();
+            Report::FailedForUs { starts } => {
+                self.machine.forget_failures(starts);
                 return None;
             }
             Report::LetGo { sockets } => Event::LetGo { sockets, waits: true },

@@ -199,14 +199,14 @@ fn abandoned_sessions_that_were_handed_over_make_room_for_newcomers() {
         // Nobody comes back for them in between.
         for _ in 0..2 {
             let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let (next, sessions) = blocking::Listener::from_std_with(socket, &config, &detached).unwrap();
+            let (next, sessions) = blocking::Listener::from_std_with(socket, &config, detached).unwrap();
             let sessions: Vec<_> = sessions.into_iter().map(Result::unwrap).collect();
             detached = sessions.into_iter().map(|session| session.detach().unwrap()).collect();
             drop(next);
         }
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let (last, sessions) = blocking::Listener::from_std_with(socket, &config, &detached).unwrap();
+        let (last, sessions) = blocking::Listener::from_std_with(socket, &config, detached).unwrap();
         let _kept: Vec<_> = sessions.into_iter().map(Result::unwrap).collect();
         let last = Arc::new(last);
         let accepting = last.clone();
