@@ -1,8 +1,11 @@
 //! The folder with the sockets of this user's instances and keepers. It comes with the first and goes with the last.
 //! Where it can be is in `places.rs`.
 
+mod link_folders;
 pub mod names;
 pub mod places;
+
+pub use link_folders::LinkFolders;
 
 use crate::exit::Failure;
 use crate::unix_socket::{bind_replacing, remove_abandoned};
@@ -186,35 +189,6 @@ pub fn remove(socket: &Path) {
 pub fn remove_left(socket: &Path) {
     if remove_abandoned(socket).is_ok_and(|removed| removed) {
         remove_folder(socket);
-    }
-}
-
-/// Folders in the places for this user's sockets, one in each, for second names of files. They are removed with this, as far as they are
-/// empty.
-#[derive(Debug, Default)]
-pub struct LinkFolders(Vec<PathBuf>);
-
-impl LinkFolders {
-    const NAME: &str = "files";
-
-    /// Wherever there can be one.
-    pub fn new() -> Self {
-        let mut folders = places::new().folders;
-        folders.retain(|folder| make(folder).and_then(|()| make(&folder.join(Self::NAME))).is_ok());
-        Self(folders.into_iter().map(|folder| folder.join(Self::NAME)).collect())
-    }
-
-    pub fn paths(&self) -> &[PathBuf] {
-        &self.0
-    }
-}
-
-impl Drop for LinkFolders {
-    fn drop(&mut self) {
-        for folder in &self.0 {
-            std::fs::remove_dir(folder).ok();
-            remove_folder(folder);
-        }
     }
 }
 

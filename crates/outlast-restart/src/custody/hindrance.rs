@@ -17,7 +17,8 @@ const WAITS: Duration = Duration::from_secs(30);
 const SLOWER: u32 = 4;
 /// So long where that is not known.
 const WAITS_AT_FIRST: Duration = Duration::from_secs(300);
-/// A start that was waiting listens within this time after the sockets were closed. One that listens later was slow.
+/// A start that was waiting listens within this time after the sockets were closed, or twice as long as the program has taken before. One
+/// that listens later was slow.
 const LISTENS_SOON: Duration = Duration::from_secs(5);
 
 /// How the last start has ended, as its supervisor sees it.
@@ -105,10 +106,13 @@ impl Hindrance {
     /// The start listens. So many starts before it have failed because of what was held.
     pub(super) fn listens(&mut self, now: Instant) -> u32 {
         let silent_starts = std::mem::take(&mut self.silent_starts);
-        let took = self.began_at.map_or(Duration::ZERO, |began| now.duration_since(began));
+        // If it has waited for the sockets to be closed, that was no part of its time.
+        let freed_at = self.let_go.filter(|let_go| let_go.is_due).map(|let_go| let_go.at);
+        let took = freed_at.or(self.began_at).map_or(Duration::ZERO, |began| now.duration_since(began));
+        let soon = self.usual.map_or(LISTENS_SOON, |usual| LISTENS_SOON.max(usual * 2));
         self.waits_since = None;
         match self.let_go {
-            Some(LetGo { at, is_due: true }) if now.duration_since(at) <= LISTENS_SOON => {
+            Some(LetGo { at, is_due: true }) if now.duration_since(at) <= soon => {
                 self.times = (self.times + 1).min(SURE);
                 silent_starts
             }
@@ -238,7 +242,21 @@ mod tests {
         it.lets_go(1, true, at(now, 38));
         assert_eq!(it.listens(at(now, 100)), 0);
         assert!(!it.starts(Some((KILLED, false)), false, now));
-        assert_eq!((it.times, it.due_at()), (0, Some(at(now, 30 + 4 * 100))));
+        assert_eq!((it.times, it.due_at()), (0, Some(at(now, 30 + 4 * 62))));
+    }
+
+    #[test]
+    fn a_program_that_waits_and_takes_long_by_itself_is_known_as_one_that_waits() {
+        let now = Instant::now();
+        let mut it = Hindrance::default();
+        assert!(!it.starts(None, false, now));
+        assert_eq!(it.listens(at(now, 8)), 0);
+        assert!(!it.starts(Some((KILLED, false)), false, now));
+        assert_eq!(it.due_at(), Some(at(now, 62)));
+        it.lets_go(1, true, at(now, 62));
+        assert_eq!(it.listens(at(now, 71)), 0);
+        assert!(!it.starts(Some((KILLED, false)), false, now));
+        assert_eq!((it.times, it.due_at()), (1, Some(at(now, 62))));
     }
 
     #[test]

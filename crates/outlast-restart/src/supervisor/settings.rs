@@ -52,7 +52,7 @@ pub struct Settings {
     pub is_exclusive: bool,
     /// What is held for a program that was not changed, into which `liboutlast_preload.so` is loaded. None: nothing.
     pub hold: Option<Hold>,
-    /// Folders that nobody else can write to, for second names of the files of UNIX sockets that are held: by these a file is put back that
+    /// Folders of this supervisor alone, for second names of the files of UNIX sockets that are held: by these a file is put back that
     /// the program has removed. Where none is in the same file system and mount, the second name is beside the file.
     pub link_folders: Vec<PathBuf>,
     /// How many crashes are too many. The server's own generations keep to it, too.

@@ -166,6 +166,8 @@ fn so_do_those_that_have_given_up_the_roots_privileges() {
         let program = Program::start_in_container("roles", &arguments);
         program.goes_on();
         for process in [2, 0] {
+            // Also of those that have died before.
+            eventually("nobody is left of the dead", || program.group().len() == PROCESSES);
             let zygote = program.zygote(process);
             send(zygote, libc::SIGKILL);
             eventually("the zygote is gone", || !program.group().contains(&zygote));

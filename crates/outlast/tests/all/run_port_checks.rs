@@ -4,7 +4,7 @@
 use crate::common::{Outlast, eventually, folder};
 use crate::run_preload::{Client, free_port, library};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// What it does where somebody listens at its port is an argument, and as start scripts do with `ss`.
@@ -160,9 +160,9 @@ fn workers_that_listen_at_one_port_with_a_socket_each_are_no_other_program() {
         workers.extend(server.try_get());
         (workers.len() == 2).then_some(())
     });
-    // The one that was started, and then both.
+    // The one that was started, and then both; the second may be ended before.
     for pid in &workers {
-        assert!(Command::new("kill").args(["-KILL", pid]).status().unwrap().success());
+        let _ = Command::new("kill").args(["-KILL", pid]).stderr(Stdio::null()).status().unwrap();
         std::thread::sleep(Duration::from_millis(200));
     }
     eventually("it does not come back", || server.try_get().filter(|pid| !workers.contains(pid)));

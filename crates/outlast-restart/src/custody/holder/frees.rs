@@ -60,14 +60,16 @@ impl Holder {
             return;
         }
         self.has_freed = true;
-        for socket in &closed {
-            let accepted = sys::accept_all(socket);
-            // The start may wait for an answer itself.
-            let is_own = own_of(&accepted, &processes);
-            let others = accepted.into_iter().zip(is_own).filter(|(_, is_own)| !is_own);
-            self.connections.pass_on_accepted(others.map(|(accepted, _)| accepted));
+        let sockets = closed.len();
+        let mut accepted = Vec::new();
+        for socket in closed {
+            accepted.extend(sys::accept_all(&socket));
         }
-        self.report(Report::LetGo { sockets: closed.len() });
+        // The start may wait for an answer itself.
+        let is_own = own_of(&accepted, &processes);
+        let others = accepted.into_iter().zip(is_own).filter(|(_, is_own)| !is_own);
+        self.connections.pass_on_accepted(others.map(|(accepted, _)| accepted));
+        self.report(Report::LetGo { sockets });
     }
 
     /// The program has crashed: where other programs listen at its addresses as well, new clients are theirs until it is back.

@@ -8,7 +8,6 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -33,46 +32,16 @@ struct Link {
     name: OsString,
 }
 
-/// Folders of this user's for second names.
+/// Folders of this process for second names.
 static FOLDERS: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 
 fn folders() -> &'static [OwnedFd] {
     FOLDERS.get().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// These folders, which nobody else can write to, are for second names of files. What supervisors have left in them that were killed
-/// is removed. Once in a process.
+/// These folders, which nobody else writes to, are for second names of files. Once in a process.
 pub(in crate::custody) fn use_folders(paths: &[PathBuf]) {
-    let folders: Vec<OwnedFd> = paths.iter().filter_map(|path| open(path)).collect();
-    folders.iter().for_each(|folder| remove_left(folder.as_fd(), |_| true));
-    let _ = FOLDERS.set(folders);
-}
-
-/// Removes second names that supervisors have left which were killed, and whose sockets are gone.
-fn remove_left(folder: BorrowedFd<'_>, is_it: impl Fn(&OsStr) -> bool) {
-    let is_left = |name: &OsStr| {
-        let Some(pid) = supervisor_in(name) else { return false };
-        !Path::new(&format!("/proc/{pid}")).exists() && !does_listen(folder, name)
-    };
-    for name in names(folder).into_iter().filter(|name| is_it(name) && is_left(name)) {
-        let _ = fs::unlinkat(folder, &name, AtFlags::empty());
-    }
-}
-
-/// The process that has made this second name.
-fn supervisor_in(name: &OsStr) -> Option<Pid> {
-    let (_, end) = name.to_str()?.rsplit_once(".outlast-")?;
-    let (pid, _inode) = end.split_once('-')?;
-    pid.parse().ok().filter(|_| name.as_bytes().first() == Some(&b'.'))
-}
-
-/// Whether somebody listens at the socket with this file, or it cannot be found out.
-fn does_listen(folder: BorrowedFd<'_>, name: &OsStr) -> bool {
-    let at = Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
-    match UnixStream::connect(at) {
-        Err(error) => error.kind() != std::io::ErrorKind::ConnectionRefused,
-        Ok(_) => true,
-    }
+    let _ = FOLDERS.set(paths.iter().filter_map(|path| open(path)).collect());
 }
 
 fn names(folder: BorrowedFd<'_>) -> Vec<OsString> {
@@ -153,8 +122,6 @@ impl SocketFile {
         if !may_link(found.st_uid) {
             return Some(Self { folder, name, id: id(&found), link: None });
         }
-        let begin = begin_of_links(&name);
-        remove_left(folder.as_fd(), |name| name.as_bytes().starts_with(begin.as_bytes()));
         // Of this very file: another one may have its name by now.
         let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
         let is_linked = |link: &Link| {
@@ -256,7 +223,7 @@ impl Drop for SocketFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     fn folder(name: &str) -> (std::path::PathBuf, OwnedFd) {
         let path = std::env::temp_dir().join(format!("outlast-file-{name}-{}", process::pid()));
@@ -288,27 +255,6 @@ mod tests {
         let left: Vec<_> =
             std::fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left.len(), 2, "{left:?}");
-        std::fs::remove_dir_all(path).unwrap();
-    }
-
-    #[test]
-    fn second_names_that_killed_supervisors_have_left_are_removed_and_no_others() {
-        let (path, opened) = folder("left");
-        let listener = UnixListener::bind(path.join("s")).unwrap();
-        let at = |name: &str| path.join(name);
-        // No process has such a number.
-        for name in [".s.outlast-4194305-7", ".t.outlast-4194305-8", ".s.outlast-1-9", "s.outlast-4194305-9"]
-        {
-            std::fs::hard_link(at("s"), at(name)).unwrap();
-        }
-        remove_left(opened.as_fd(), |_| true);
-        assert_eq!(names(opened.as_fd()).len(), 2 + 5, "the socket is there");
-        drop(listener);
-        remove_left(opened.as_fd(), |name| name.as_bytes().starts_with(b".s."));
-        assert!(!at(".s.outlast-4194305-7").exists() && at(".t.outlast-4194305-8").exists());
-        remove_left(opened.as_fd(), |_| true);
-        assert!(at(".s.outlast-1-9").exists() && at("s.outlast-4194305-9").exists());
-        assert_eq!(names(opened.as_fd()).len(), 2 + 3);
         std::fs::remove_dir_all(path).unwrap();
     }
 
