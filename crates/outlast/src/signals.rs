@@ -27,6 +27,9 @@ impl Signals {
     pub fn new() -> Result<Self> {
         let on = |kind| signal(kind).context("cannot handle signals");
         let ignored = ignored_signals();
+        // A log that has become larger than a file may (RLIMIT_FSIZE) is no reason to end: from here on writing it fails. Programs that are
+        // executed do not inherit that.
+        drop(on(SignalKind::from_raw(libc::SIGXFSZ))?);
         let unless_ignored = |kind: SignalKind| {
             let bit = 1 << (kind.as_raw_value() - 1);
             if ignored & bit == 0 { on(kind).map(Some) } else { Ok(None) }

@@ -189,7 +189,7 @@ Examples:
 
 The exit code is 0 when the program ends in a way that counts as success. When the program was asked
 to stop, crashes too often or is not to be restarted, the exit code is its own, or 128 plus the signal
-that killed it, as in a shell. Signals are passed on to the program. SIGTERM stops it. INT and QUIT
+that killed it, as in a shell (1 where --restart always gives up a program that ends with 0). Signals are passed on to the program. SIGTERM stops it. INT and QUIT
 (Ctrl-C, thread dumps of a JVM) leave it to the program whether it ends: if it exits within
 --stop-timeout or dies of that very signal, outlast ends with it; if it goes on, so does outlast.
 As PID 1 of a container this process reaps orphans; for systemd it is Type=notify and supports the

@@ -20,6 +20,7 @@ mod end_messages;
 mod ended_relays;
 mod exit_codes;
 mod few_descriptors;
+mod file_size;
 mod full_server;
 mod handover;
 mod handover_answers;

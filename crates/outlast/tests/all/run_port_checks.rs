@@ -3,7 +3,9 @@
 
 use crate::common::{Outlast, eventually, folder};
 use crate::run_preload::{Client, free_port, library};
+use std::io::Read;
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -44,6 +46,22 @@ while True:
     c.recv(4096)
     body = str(os.getpid())
     c.sendall(('HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n%s' % (len(body), body)).encode())
+    c.close()
+";
+
+/// Listens at a UNIX socket, unless somebody does already, as `ss -lx` tells.
+const LOOKS_AT_PATH: &str = "
+import os, signal, socket, sys
+path = sys.argv[1]
+signal.alarm(120)
+entries = [line.split() for line in open('/proc/net/unix').readlines()[1:]]
+if any(len(entry) == 8 and entry[7] == path and entry[3] == '00010000' for entry in entries): sys.exit('in use')
+try: os.unlink(path)
+except FileNotFoundError: pass
+s = socket.socket(socket.AF_UNIX); s.bind(path); s.listen(8)
+while True:
+    c, _ = s.accept()
+    c.sendall(str(os.getpid()).encode())
     c.close()
 ";
 
@@ -169,4 +187,29 @@ fn workers_that_listen_at_one_port_with_a_socket_each_are_no_other_program() {
     let said = server.outlast.said_so_far();
     assert!(!said.contains("another program listens"), "{said}");
     server.stop();
+}
+
+#[test]
+fn a_server_that_does_not_start_while_its_unix_socket_is_in_use_comes_back() {
+    let (folder, library) = (folder(), library());
+    let (file, path) = (folder.path().join("program.py"), folder.path().join("s"));
+    std::fs::write(&file, LOOKS_AT_PATH).unwrap();
+    let always = ["run", "--name", "path", "--preload", "always", "--preload-library"];
+    let program = ["--", "/usr/bin/python3", file.to_str().unwrap(), path.to_str().unwrap()];
+    let mut outlast =
+        Outlast::start(folder.path(), &[&always[..], &[library.to_str().unwrap()], &program[..]].concat());
+    outlast.wait_for("is ready");
+    let who = || {
+        let mut client = UnixStream::connect(&path).ok()?;
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut said = String::new();
+        client.read_to_string(&mut said).ok().filter(|_| !said.is_empty())?;
+        Some(said)
+    };
+    let old = eventually("nobody answers", who);
+    assert!(Command::new("kill").args(["-KILL", &old]).status().unwrap().success());
+    eventually("it does not come back", || who().filter(|next| *next != old));
+    assert!(outlast.said_so_far().contains("seems not to start"), "{}", outlast.said_so_far());
+    outlast.signal("TERM");
+    outlast.ended();
 }

@@ -44,6 +44,22 @@ pub(in crate::custody) fn use_folders(paths: &[PathBuf]) {
     let _ = FOLDERS.set(paths.iter().filter_map(|path| open(path)).collect());
 }
 
+/// Removes second names of this file, and of earlier ones of its name and owner, that killed supervisors have left beside it. A
+/// supervisor in another PID namespace may lose one so: it cannot put that file back.
+fn remove_left(folder: BorrowedFd<'_>, name: &OsStr, owner: u32) {
+    let begin = begin_of_links(name);
+    let is_left = |name: &OsString| {
+        let end =
+            name.as_bytes().strip_prefix(begin.as_bytes()).and_then(|end| std::str::from_utf8(end).ok());
+        let pid = end.and_then(|end| end.split_once('-')?.0.parse::<Pid>().ok());
+        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+            && look(folder, name).is_some_and(|file| file.st_uid == owner)
+    };
+    for left in names(folder).into_iter().filter(is_left) {
+        let _ = fs::unlinkat(folder, &left, AtFlags::empty());
+    }
+}
+
 fn names(folder: BorrowedFd<'_>) -> Vec<OsString> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = fs::openat(folder, ".", flags, Mode::empty());
@@ -122,6 +138,7 @@ impl SocketFile {
         if !may_link(found.st_uid) {
             return Some(Self { folder, name, id: id(&found), link: None });
         }
+        remove_left(folder.as_fd(), &name, found.st_uid);
         // Of this very file: another one may have its name by now.
         let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
         let is_linked = |link: &Link| {
@@ -255,6 +272,25 @@ mod tests {
         let left: Vec<_> =
             std::fs::read_dir(&path).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn second_names_that_killed_supervisors_have_left_beside_the_file_are_removed_and_no_others() {
+        let (path, opened) = folder("left");
+        let _listener = UnixListener::bind(path.join("s")).unwrap();
+        let at = |name: &str| path.join(name);
+        // No process has such a number.
+        let (gone, others) =
+            (".s.outlast-4194305-7", [".t.outlast-4194305-8", ".s.outlast-1-9", ".s.outlast-x"]);
+        for name in others.into_iter().chain([gone]) {
+            std::fs::hard_link(at("s"), at(name)).unwrap();
+        }
+        let uid = fs::stat(at("s")).unwrap().st_uid;
+        remove_left(opened.as_fd(), OsStr::new("s"), uid + 1);
+        assert!(at(gone).exists(), "it is somebody else's");
+        remove_left(opened.as_fd(), OsStr::new("s"), uid);
+        assert!(!at(gone).exists() && others.iter().all(|name| at(name).exists()) && at("s").exists());
         std::fs::remove_dir_all(path).unwrap();
     }
 

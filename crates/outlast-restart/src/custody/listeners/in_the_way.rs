@@ -43,6 +43,17 @@ pub(super) fn of_nobody(
     free.map(|listener| listener.inode).collect()
 }
 
+/// Whether clients of the one address could come to a socket at the `other`, too: it is the same, or all of its family.
+fn serves_too(other: &Address, one: &Address) -> bool {
+    match (other, one) {
+        (Address::Internet { ip: any, port: other_port, .. }, Address::Internet { ip, port, .. }) => {
+            let is_any = any.len() == ip.len() && any.iter().all(|byte| *byte == 0);
+            port == other_port && (is_any || any == ip)
+        }
+        _ => false,
+    }
+}
+
 impl Listeners {
     /// The program could not bind to this address: those that are in the way, and that none of its processes has.
     pub(in crate::custody) fn let_go(
@@ -67,8 +78,8 @@ impl Listeners {
         closed.map(|listener| listener.socket).collect()
     }
 
-    /// Those of TCP that none of these processes has, and whose address can be bound to again while connections that have come there are
-    /// open: their inodes. What was given to the program from outside it stays open there, and is kept.
+    /// Those that none of these processes has, and whose address can be bound to again while connections that have come there are
+    /// open: their inodes. A UNIX socket's file stays, as it does without us. What was given to the program from outside it stays open there, and is kept.
     pub(in crate::custody) fn free(&self, processes: &[Pid]) -> Vec<u64> {
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         let used = open_of(processes, &inodes);
@@ -82,7 +93,7 @@ impl Listeners {
             let is_others = used.contains(&listener.inode)
                 || is_given(listener.inode)
                 || listener.may_be_in_place(0, processes);
-            listener.address.path().is_none() && can_be_shared && !is_others
+            (can_be_shared || listener.address.internet().is_none()) && !is_others
         };
         self.all.iter().filter(is_free).map(|listener| listener.inode).collect()
     }
@@ -99,7 +110,7 @@ impl Listeners {
     }
 
     /// Of the [free](Self::free) ones those at whose address another program listens, too: the kernel sends each of the sockets its share of
-    /// the clients. `listening` gives all that listen in this network namespace, `network`.
+    /// the clients; or at all addresses of their port, where it would get all. `listening` gives all that listen in this network namespace, `network`.
     ///
     /// Only where both are sure to get the same clients: not where one may be for IPv6 alone, or for one interface.
     pub(in crate::custody) fn shared_with_others(
@@ -121,7 +132,8 @@ impl Listeners {
         let is_held = |entry: &Entry| self.all.iter().any(|listener| listener.inode == entry.inode);
         let mut pairs = Vec::new();
         for listener in self.all.iter().filter(can_be) {
-            let there = all.iter().filter(|entry| entry.local == listener.address && !is_held(entry));
+            let there =
+                all.iter().filter(|entry| serves_too(&entry.local, &listener.address) && !is_held(entry));
             pairs.extend(there.map(|entry| (listener.inode, entry.inode)));
         }
         // What such a process has open cannot be seen: it may be that.
@@ -168,5 +180,24 @@ impl Listeners {
         self.all
             .iter()
             .any(|listener| listener.maker == pid || listener.place.is_some_and(|(had, _)| had == pid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_program_gets_the_clients_of_an_address_at_the_same_or_at_all_of_its_family() {
+        let at = |ip: &[u8], port| Address::Internet { ip: ip.to_vec(), port, scope: 0 };
+        let (here, other, any, any_ipv6) = ([127, 0, 0, 1], [127, 0, 0, 2], [0; 4], [0; 16]);
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+        assert!(serves_too(&at(&here, 1), &at(&here, 1)) && serves_too(&at(&any, 1), &at(&here, 1)));
+        for elsewhere in [at(&here, 2), at(&other, 1), at(&any_ipv6, 1), at(&any, 2)] {
+            assert!(!serves_too(&elsewhere, &at(&here, 1)));
+        }
+        assert!(!serves_too(&at(&here, 1), &at(&any, 1)), "it gets some of them");
+        assert!(serves_too(&at(&any_ipv6, 1), &at(&mapped, 1)));
+        assert!(!serves_too(&Address::Unix(b"a".to_vec()), &Address::Unix(b"a".to_vec())));
     }
 }
