@@ -17,9 +17,10 @@ const WAITS: Duration = Duration::from_secs(30);
 const SLOWER: u32 = 4;
 /// So long where that is not known.
 const WAITS_AT_FIRST: Duration = Duration::from_secs(300);
-/// A start that was waiting listens within this time after the sockets were closed, or twice as long as the program has taken before. One
-/// that listens later was slow.
+/// A start that was waiting listens within this time after the sockets were closed, or within one and a half times what the program has
+/// taken before, if that is not too long. One that listens later was slow.
 const LISTENS_SOON: Duration = Duration::from_secs(5);
+const LISTENS_SOON_MAX: Duration = Duration::from_secs(30);
 
 /// How the last start has ended, as its supervisor sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +109,9 @@ impl Hindrance {
         let silent_starts = std::mem::take(&mut self.silent_starts);
         // If it has waited for the sockets to be closed, that was no part of its time.
         let freed_at = self.let_go.filter(|let_go| let_go.is_due).map(|let_go| let_go.at);
-        let took = freed_at.or(self.began_at).map_or(Duration::ZERO, |began| now.duration_since(began));
-        let soon = self.usual.map_or(LISTENS_SOON, |usual| LISTENS_SOON.max(usual * 2));
+        let took = freed_at.max(self.began_at).map_or(Duration::ZERO, |began| now.duration_since(began));
+        let usual = self.usual.unwrap_or_default();
+        let soon = (usual.saturating_mul(3) / 2).clamp(LISTENS_SOON, LISTENS_SOON_MAX);
         self.waits_since = None;
         match self.let_go {
             Some(LetGo { at, is_due: true }) if now.duration_since(at) <= soon => {

@@ -18,8 +18,9 @@ const SLACK_KB: u64 = 128;
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
+    /// Memory of its own. How much of files is mapped is by chance: the kernel maps what is in its cache around a page.
     zygote_kb: u64,
-    /// Of a new generation, all of it, and what it shares with others.
+    /// The same of a new generation, and what it shares with others.
     serving_kb: u64,
     shared_kb: u64,
 }
@@ -29,8 +30,8 @@ fn held(server: &Server) -> Held {
     let (serving, _) = serving_and_standing_by(server);
     Held {
         descriptors: descriptors(server.pid()),
-        zygote_kb: memory_kb(server.pid(), "status", "VmRSS"),
-        serving_kb: memory_kb(serving, "status", "VmRSS"),
+        zygote_kb: memory_kb(server.pid(), "status", "RssAnon"),
+        serving_kb: memory_kb(serving, "status", "RssAnon"),
         shared_kb: memory_kb(serving, "status", "RssShmem"),
     }
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 /// How they begin. One that is not locked yet has another name.
 const BEGIN: &str = "files-";
 const NEW: &str = "new-files-";
+const ATTEMPTS_MAX: u32 = 10;
 
 /// Removed with this.
 #[derive(Debug, Default)]
@@ -26,12 +27,25 @@ impl LinkFolders {
     }
 
     fn in_places(places: &[PathBuf]) -> Self {
-        let made = places.iter().filter_map(|place| {
-            remove_left(place);
-            new_in(place).ok()
-        });
-        let (paths, _locks) = made.unzip();
+        let (paths, _locks) = places.iter().filter_map(|place| Self::in_place(place).ok()).unzip();
         Self { paths, _locks }
+    }
+
+    fn in_place(place: &Path) -> io::Result<(PathBuf, File)> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            // Nobody else can put anything there.
+            let made = make(place).and_then(|()| {
+                remove_left(place);
+                new_in(place)
+            });
+            match made {
+                // Whoever was the last to leave has just taken the place along, or the folder, which was not locked yet.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < ATTEMPTS_MAX => {}
+                other => return other,
+            }
+        }
     }
 
     pub fn paths(&self) -> &[PathBuf] {
@@ -49,7 +63,6 @@ impl Drop for LinkFolders {
 }
 
 fn new_in(place: &Path) -> io::Result<(PathBuf, File)> {
-    make(place)?;
     let name = names::of_this_process();
     let name = name.strip_suffix(".sock").unwrap_or(&name);
     let (new, path) = (place.join(format!("{NEW}{name}")), place.join(format!("{BEGIN}{name}")));
@@ -62,7 +75,7 @@ fn new_in(place: &Path) -> io::Result<(PathBuf, File)> {
     locked.map(|lock| (path, lock)).inspect_err(|_| drop(std::fs::remove_dir(&new)))
 }
 
-/// Removes folders whose processes are gone.
+/// Removes folders whose processes are gone. The place is this user's alone.
 fn remove_left(place: &Path) {
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()) {
@@ -103,5 +116,11 @@ mod tests {
         assert!(path.join("file").exists(), "it is not empty");
         drop(LinkFolders::in_places(&places));
         assert!(!path.exists() && !places[0].exists());
+        // A place that is not this user's alone is not looked into.
+        std::fs::create_dir_all(path.join("others")).unwrap();
+        std::fs::write(path.join("file"), "").unwrap();
+        std::fs::set_permissions(&places[0], std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(LinkFolders::in_places(&places).paths().is_empty());
+        assert!(path.join("file").exists());
     }
 }

@@ -29,7 +29,11 @@ fn own_of(accepted: &[OwnedFd], processes: &[Pid]) -> Vec<bool> {
         }
     }
     let own = open_of(processes, &inodes);
-    inodes.iter().map(|inode| own.contains(inode)).collect()
+    // Of a UNIX socket the kernel tells who has connected.
+    let is_own = |(socket, inode): (&OwnedFd, &u64)| {
+        own.contains(inode) || sys::peer_of(socket.as_fd()).is_some_and(|(pid, _)| processes.contains(&pid))
+    };
+    accepted.iter().zip(&inodes).map(is_own).collect()
 }
 
 impl Holder {

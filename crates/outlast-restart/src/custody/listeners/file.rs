@@ -52,12 +52,17 @@ fn remove_left(folder: BorrowedFd<'_>, name: &OsStr, owner: u32) {
         let end =
             name.as_bytes().strip_prefix(begin.as_bytes()).and_then(|end| std::str::from_utf8(end).ok());
         let pid = end.and_then(|end| end.split_once('-')?.0.parse::<Pid>().ok());
-        pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
-            && look(folder, name).is_some_and(|file| file.st_uid == owner)
+        pid.is_some_and(is_gone) && look(folder, name).is_some_and(|file| file.st_uid == owner)
     };
     for left in names(folder).into_iter().filter(is_left) {
         let _ = fs::unlinkat(folder, &left, AtFlags::empty());
     }
+}
+
+/// Whether there is no such process, also where other users' are hidden.
+fn is_gone(pid: Pid) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
 fn names(folder: BorrowedFd<'_>) -> Vec<OsString> {
@@ -176,6 +181,13 @@ impl SocketFile {
                 .is_ok()
     }
 
+    /// Removes it from where the program has bound to, if it is there, and may get other names for its owner.
+    pub(super) fn remove(&self) {
+        if self.link.is_some() && self.is_there() {
+            let _ = fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
+        }
+    }
+
     /// Where this process connects to reach the socket: as `struct sockaddr` has it.
     pub(super) fn reached_at(&self) -> Option<Vec<u8>> {
         let linked = self.linked().map(|(link, _)| (link.folder(&self.folder), link.name.as_os_str()));
@@ -261,6 +273,10 @@ mod tests {
         assert!(file.is_there() && file.put_back());
         std::fs::remove_file(&at).unwrap();
         assert!(!file.is_there() && file.put_back() && file.is_there());
+        file.remove();
+        assert!(!file.is_there() && file.put_back());
+        SocketFile { folder: open(&path).unwrap(), name: "s".into(), id: file.id, link: None }.remove();
+        assert!(file.is_there(), "it may be somebody else's");
         UnixStream::connect(&at).unwrap();
         std::fs::rename(&at, path.join("other")).unwrap();
         assert!(!file.put_back() && !at.exists());

@@ -1,9 +1,10 @@
 //! Listening sockets that nobody of the program's present start has, and that would be noticed by it though they would be closed
 //! without the holder: who binds to an overlapping address, or looks whether anybody listens.
 
+use super::file::SocketFile;
 use super::left::is_in;
 use super::sockets::{is_unseen, open_of, sockets};
-use super::{LISTENERS_MAX, Listener, Listeners, Place};
+use super::{LISTENERS_MAX, Listener, Listeners, MAPPED, Place};
 use crate::custody::address::Address;
 use crate::custody::overlap;
 use crate::custody::tcp_table::Entry;
@@ -48,7 +49,9 @@ fn serves_too(other: &Address, one: &Address) -> bool {
     match (other, one) {
         (Address::Internet { ip: any, port: other_port, .. }, Address::Internet { ip, port, .. }) => {
             let is_any = any.len() == ip.len() && any.iter().all(|byte| *byte == 0);
-            port == other_port && (is_any || any == ip)
+            // That one may be for IPv6 alone.
+            let is_mapped = ip.len() == 16 && ip.starts_with(&MAPPED);
+            port == other_port && (is_any && !is_mapped || any == ip)
         }
         _ => false,
     }
@@ -79,7 +82,7 @@ impl Listeners {
     }
 
     /// Those that none of these processes has, and whose address can be bound to again while connections that have come there are
-    /// open: their inodes. A UNIX socket's file stays, as it does without us. What was given to the program from outside it stays open there, and is kept.
+    /// open: their inodes. What was given to the program from outside it stays open there, and is kept.
     pub(in crate::custody) fn free(&self, processes: &[Pid]) -> Vec<u64> {
         let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
         let used = open_of(processes, &inodes);
@@ -98,10 +101,15 @@ impl Listeners {
         self.all.iter().filter(is_free).map(|listener| listener.inode).collect()
     }
 
-    /// Those with these inodes, which are not held any more.
+    /// Those with these inodes, which are not held any more. Files of UNIX sockets are removed: a program that leaves that to nobody could
+    /// not bind there, and could as long as it was given the socket.
     pub(in crate::custody) fn remove(&mut self, inodes: &[u64]) -> Vec<OwnedFd> {
         let removed = self.all.extract_if(.., |listener| inodes.contains(&listener.inode));
-        removed.map(|listener| listener.socket).collect()
+        let socket = |listener: Listener| {
+            listener.file.iter().for_each(SocketFile::remove);
+            listener.socket
+        };
+        removed.map(socket).collect()
     }
 
     /// Whether others may listen where one of them does (SO_REUSEPORT).
@@ -197,7 +205,8 @@ mod tests {
             assert!(!serves_too(&elsewhere, &at(&here, 1)));
         }
         assert!(!serves_too(&at(&here, 1), &at(&any, 1)), "it gets some of them");
-        assert!(serves_too(&at(&any_ipv6, 1), &at(&mapped, 1)));
+        assert!(!serves_too(&at(&any_ipv6, 1), &at(&mapped, 1)), "it may be for IPv6 alone");
+        assert!(serves_too(&at(&any_ipv6, 1), &at(&[1; 16], 1)));
         assert!(!serves_too(&Address::Unix(b"a".to_vec()), &Address::Unix(b"a".to_vec())));
     }
 }
