@@ -25,13 +25,17 @@ struct Held {
     shared_kb: u64,
 }
 
+fn own_kb(pid: u32) -> u64 {
+    memory_kb(pid, "status", "RssAnon") + memory_kb(pid, "status", "RssShmem")
+}
+
 fn held(server: &Server) -> Held {
     // The dead are buried.
     let (serving, _) = serving_and_standing_by(server);
     Held {
         descriptors: descriptors(server.pid()),
-        zygote_kb: memory_kb(server.pid(), "status", "RssAnon"),
-        serving_kb: memory_kb(serving, "status", "RssAnon"),
+        zygote_kb: own_kb(server.pid()),
+        serving_kb: own_kb(serving),
         shared_kb: memory_kb(serving, "status", "RssShmem"),
     }
 }

@@ -6,6 +6,7 @@ use super::{make, names, places, remove_folder};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// How they begin. One that is not locked yet has another name.
@@ -66,7 +67,7 @@ fn new_in(place: &Path) -> io::Result<(PathBuf, File)> {
     let name = names::of_this_process();
     let name = name.strip_suffix(".sock").unwrap_or(&name);
     let (new, path) = (place.join(format!("{NEW}{name}")), place.join(format!("{BEGIN}{name}")));
-    make(&new)?;
+    std::fs::DirBuilder::new().mode(0o700).create(&new)?;
     let locked = File::open(&new).and_then(|folder| {
         flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
         std::fs::rename(&new, &path)?;

@@ -1,5 +1,6 @@
 //! In the holder: listening sockets that are in somebody's way, and are closed. Clients that wait there are kept for the next start.
 
+use super::hears::about_to_receive;
 use super::{Ending, Holder};
 use crate::board::Backend;
 use crate::custody::address::Address;
@@ -44,7 +45,7 @@ impl Holder {
         if !self.hindrance.starts(ended, self.ending == Ending::Replaced, now) {
             return 0;
         }
-        let closed = self.listeners.remove(&self.listeners.free(&family::below_this()));
+        let closed = self.listeners.remove(&self.free_listeners(&family::below_this()));
         self.connections.pass_on_all(&closed);
         self.hindrance.lets_go(closed.len(), false, now);
         self.has_freed |= !closed.is_empty();
@@ -58,7 +59,7 @@ impl Holder {
             return;
         }
         let processes = family::below_this();
-        let closed = self.listeners.remove(&self.listeners.free(&processes));
+        let closed = self.listeners.remove(&self.free_listeners(&processes));
         self.hindrance.lets_go(closed.len(), true, now);
         if closed.is_empty() {
             return;
@@ -83,7 +84,8 @@ impl Holder {
             return;
         }
         let network = sys::network(self.socket.as_fd());
-        let shared = self.listeners.shared_with_others(processes, network, tcp_table::listening);
+        let receives = |pid| about_to_receive(&self.controls, 0, pid);
+        let shared = self.listeners.shared_with_others(processes, network, tcp_table::listening, receives);
         let closed = self.listeners.remove(&shared);
         if !closed.is_empty() {
             self.connections.pass_on_all(&closed);
@@ -98,7 +100,11 @@ impl Holder {
             && self.ending != Ending::ForGood
             && self.hindrance.is_worth_another()
             && self.listeners.count() > 0
-            && !self.listeners.free(&family::below_this()).is_empty()
+            && !self.free_listeners(&family::below_this()).is_empty()
+    }
+
+    fn free_listeners(&self, processes: &[Pid]) -> Vec<u64> {
+        self.listeners.free(processes, |pid| about_to_receive(&self.controls, 0, pid))
     }
 
     /// Whether the program has been started, and has not listened since.

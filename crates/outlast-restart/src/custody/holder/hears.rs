@@ -31,7 +31,7 @@ const PUTS_BACK: Duration = Duration::from_secs(30);
 
 /// Whether another process than the one that asks has not received yet what it was given. One thread of a process asks at a
 /// time: who asks has received all.
-fn about_to_receive(controls: &BTreeMap<u64, Control>, asks: Pid, other: Pid) -> bool {
+pub(super) fn about_to_receive(controls: &BTreeMap<u64, Control>, asks: Pid, other: Pid) -> bool {
     let mut its = controls.values().filter(|control| control.pid == other);
     other != asks && its.any(|control| local::unreceived(control.socket.as_raw_fd()).unwrap_or(0) > 0)
 }

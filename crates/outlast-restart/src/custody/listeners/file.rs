@@ -21,6 +21,8 @@ pub(in crate::custody) struct SocketFile {
     folder: OwnedFd,
     name: OsString,
     id: Id,
+    /// If it is for the program, or for us.
+    owner: Option<u32>,
     link: Option<Link>,
 }
 
@@ -134,14 +136,14 @@ impl SocketFile {
             let found =
                 links.into_iter().find_map(|link| Some((look(link.folder(&folder), &link.name)?, link)));
             let (file, link) = found.filter(|(file, _)| may_link(file.st_uid))?;
-            return Some(Self { folder, name, id: id(&file), link: Some(link) });
+            return Some(Self { folder, name, id: id(&file), owner: Some(file.st_uid), link: Some(link) });
         };
         let found = fs::fstat(&file).ok()?;
         if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
             return None;
         }
         if !may_link(found.st_uid) {
-            return Some(Self { folder, name, id: id(&found), link: None });
+            return Some(Self { folder, name, id: id(&found), owner: None, link: None });
         }
         remove_left(folder.as_fd(), &name, found.st_uid);
         // Of this very file: another one may have its name by now.
@@ -152,7 +154,7 @@ impl SocketFile {
             fs::linkat(fs::CWD, &opened, place, &link.name, AtFlags::SYMLINK_FOLLOW).is_ok()
         };
         let link = links.into_iter().find(is_linked);
-        Some(Self { folder, name, id: id(&found), link })
+        Some(Self { folder, name, id: id(&found), owner: Some(found.st_uid), link })
     }
 
     /// Whether it is in this folder, by whatever path.
@@ -181,9 +183,14 @@ impl SocketFile {
                 .is_ok()
     }
 
-    /// Removes it from where the program has bound to, if it is there, and may get other names for its owner.
+    /// Removes it from where the program has bound to, if it is there, and its owner could do that as well: the program says which folder
+    /// that is.
     pub(super) fn remove(&self) {
-        if self.link.is_some() && self.is_there() {
+        let may_its_owner = fs::fstat(&self.folder).is_ok_and(|folder| {
+            let is_everybodys = folder.st_mode & libc::S_IWOTH != 0;
+            self.owner.is_some_and(|owner| owner == 0 || owner == folder.st_uid || is_everybodys)
+        });
+        if may_its_owner && self.is_there() {
             let _ = fs::unlinkat(&self.folder, &self.name, AtFlags::empty());
         }
     }
@@ -275,7 +282,8 @@ mod tests {
         assert!(!file.is_there() && file.put_back() && file.is_there());
         file.remove();
         assert!(!file.is_there() && file.put_back());
-        SocketFile { folder: open(&path).unwrap(), name: "s".into(), id: file.id, link: None }.remove();
+        SocketFile { folder: open(&path).unwrap(), name: "s".into(), id: file.id, owner: None, link: None }
+            .remove();
         assert!(file.is_there(), "it may be somebody else's");
         UnixStream::connect(&at).unwrap();
         std::fs::rename(&at, path.join("other")).unwrap();

@@ -83,22 +83,28 @@ impl Listeners {
 
     /// Those that none of these processes has, and whose address can be bound to again while connections that have come there are
     /// open: their inodes. What was given to the program from outside it stays open there, and is kept.
-    pub(in crate::custody) fn free(&self, processes: &[Pid]) -> Vec<u64> {
-        let inodes: Vec<u64> = self.all.iter().map(|listener| listener.inode).collect();
-        let used = open_of(processes, &inodes);
+    pub(in crate::custody) fn free(
+        &self,
+        processes: &[Pid],
+        is_about_to_receive: impl Fn(Pid) -> bool,
+    ) -> Vec<u64> {
+        let can_go = |listener: &&Listener| {
+            let is_unix = listener.address.internet().is_none();
+            is_unix
+                || sys::shares_port(listener.socket.as_fd())
+                || rustix::net::sockopt::socket_reuseaddr(&listener.socket).unwrap_or(false)
+        };
+        let some: Vec<&Listener> = self.all.iter().filter(can_go).collect();
+        let mut free = of_nobody(&some, 0, processes, is_about_to_receive);
         // One is the holder's.
         let ours: Vec<u64> = sockets(process::pid()).into_iter().flatten().map(|(_, inode)| inode).collect();
-        let is_given = |inode: u64| ours.iter().filter(|own| **own == inode).count() > 1;
-        let is_free = |listener: &&Listener| {
-            let socket = &listener.socket;
-            let can_be_shared = rustix::net::sockopt::socket_reuseaddr(socket).unwrap_or(false)
-                || sys::shares_port(socket.as_fd());
-            let is_others = used.contains(&listener.inode)
-                || is_given(listener.inode)
-                || listener.may_be_in_place(0, processes);
-            (can_be_shared || listener.address.internet().is_none()) && !is_others
-        };
-        self.all.iter().filter(is_free).map(|listener| listener.inode).collect()
+        free.retain(|inode| ours.iter().filter(|own| *own == inode).count() < 2);
+        // What such a process has open cannot be seen. It would lose the file.
+        if processes.iter().any(|pid| is_unseen(*pid)) {
+            let has_file = |inode: u64| self.all.iter().any(|it| it.inode == inode && it.file.is_some());
+            free.retain(|inode| !has_file(*inode));
+        }
+        free
     }
 
     /// Those with these inodes, which are not held any more. Files of UNIX sockets are removed: a program that leaves that to nobody could
@@ -126,6 +132,7 @@ impl Listeners {
         processes: &[Pid],
         network: Option<u64>,
         listening: impl Fn() -> Vec<Entry>,
+        is_about_to_receive: impl Fn(Pid) -> bool,
     ) -> Vec<u64> {
         let Some(network) = network else { return Vec::new() };
         let can_be = |listener: &&Listener| {
@@ -155,7 +162,7 @@ impl Listeners {
         let still: Vec<u64> =
             if pairs.is_empty() { Vec::new() } else { listening().iter().map(|entry| entry.inode).collect() };
         pairs.retain(|(_, other)| still.contains(other));
-        let mut shared = self.free(processes);
+        let mut shared = self.free(processes, is_about_to_receive);
         shared.retain(|inode| pairs.iter().any(|(held, _)| held == inode));
         shared
     }
