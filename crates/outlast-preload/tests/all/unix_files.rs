@@ -95,7 +95,7 @@ fn is_reached_after_crashes(mode: &str, kept: bool) {
         last = next;
     }
     // Those that this test has made: none was made since.
-    assert_eq!(server.said("Crashed").len(), 2, "{mode}");
+    server.says("Crashed", 2);
     assert_eq!(server.stop(), 128 + libc::SIGTERM);
     let left: &[&str] = if mode == "link" { &["s", "t"] } else { &["s"] };
     assert_eq!(names(&folder), left, "{mode}");
@@ -188,7 +188,7 @@ fn haproxy_with_a_socket_of_its_master_runs() {
     eventually("it is not started again", || (server.main() != main).then_some(()));
     eventually("its next master does not answer", show);
     assert!(client.get("/"));
-    assert_eq!(server.said("Crashed").len(), 1, "{:?}", server.said(""));
+    server.says("Crashed", 1);
     drop(server);
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -62,6 +62,13 @@ impl Server {
         self.said.lock().unwrap().iter().filter(|line| line.contains(words)).cloned().collect()
     }
 
+    /// Waits until it has said this so often, and no more by then. What has happened is heard of a moment later.
+    pub fn says(&self, words: &str, count: usize) {
+        let is_said = || (self.said(words).len() >= count).then_some(());
+        eventually_or(is_said, || format!("not {words:?} {count} times: {:?}", self.said("")));
+        assert_eq!(self.said(words).len(), count, "{:?}", self.said(""));
+    }
+
     /// The supervisor, or the program itself.
     pub fn pid(&self) -> u32 {
         self.child.id()
