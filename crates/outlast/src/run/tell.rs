@@ -281,7 +281,7 @@ fn not_kept(kind: NotKept) -> &'static str {
              HTTP/1 connections are kept)"
         }
         NotKept::Other => {
-            "connections that do not begin with an HTTP/1 request (databases, mail, others) are not kept over a crash: \
+            "connections that do not begin with a clear HTTP/1 request (databases, mail, others) are not kept over a crash: \
              clients connect again (the listening sockets are kept)"
         }
         NotKept::Switched => {

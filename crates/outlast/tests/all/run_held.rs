@@ -200,7 +200,7 @@ fn what_cannot_be_kept_is_said_once_with_the_name_of_the_program() {
         }
     }
     let pid = Client::connect(port).get();
-    for kind in ["with TLS", "with HTTP/2", "that do not begin with an HTTP/1 request"] {
+    for kind in ["with TLS", "with HTTP/2", "that do not begin with a clear HTTP/1 request"] {
         let line = outlast.wait_for(kind);
         assert!(line.contains(&format!("{}: connections", name())) && line.contains("WARN"), "{line}");
     }

@@ -69,7 +69,7 @@ fn check_warnings(row: &Row, server: &Running) {
         (Some(words), _) => (&[words][..], true),
         (None, Talk::Tls) => (&["connections with TLS are not kept"][..], true),
         (None, Talk::Bytes { .. }) => {
-            (&["do not begin with an HTTP/1 request", "another program is executed"][..], !row.is_unsaid)
+            (&["do not begin with a clear HTTP/1 request", "another program is executed"][..], !row.is_unsaid)
         }
         (None, Talk::Http(_) | Talk::HttpOnce(_)) => (&[][..], false),
     };
