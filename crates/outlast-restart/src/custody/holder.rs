@@ -506,6 +506,7 @@ impl Holder {
         if epoll::add(&self.epoll, &process, data, epoll::EventFlags::IN).is_ok() {
             let has_table = has_table || self.has_table(pid);
             self.parts.insert(pid, Part { process, has_table });
+            self.connections.look_again(pid);
         }
     }
 

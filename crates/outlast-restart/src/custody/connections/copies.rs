@@ -51,6 +51,22 @@ impl Connections {
         self.uncopied.retain(|number| !has_gone(*number));
     }
 
+    /// This process is known from here on. It may have had connections before, of which there is no copy as it was not.
+    pub(in crate::custody) fn look_again(&mut self, pid: Pid) {
+        let (table, new) = (self.table, &mut self.new);
+        self.uncopied.retain(|number| {
+            let is_its = table.slot(*number).is_some_and(|slot| {
+                slot.state.load(SeqCst) == NEW
+                    && slot.owner.load(SeqCst) == pid.cast_unsigned()
+                    && slot.phase() != Phase::Unclear
+            });
+            if is_its {
+                new.push(*number);
+            }
+            !is_its
+        });
+    }
+
     /// Copies those that have become idle. `known` gives the process of this number, if it is one of the program's.
     pub(in crate::custody) fn take<'a>(&mut self, known: impl FnMut(Pid) -> Option<BorrowedFd<'a>>) -> bool {
         self.take_of(None, known)

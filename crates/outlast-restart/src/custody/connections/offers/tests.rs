@@ -221,6 +221,27 @@ fn places_of_processes_that_nobody_knew_are_free_when_these_are_gone() {
 }
 
 #[test]
+fn one_of_a_process_that_was_not_known_yet_is_copied_when_it_is() {
+    let mut scene = scene(0);
+    scene.connections.set_limit(9);
+    let table = scene.connections.table;
+    let _client = TcpStream::connect(scene.listener.local_addr().unwrap()).unwrap();
+    let accepted = scene.listener.accept().unwrap().0;
+    let (us, cookie) = (process::pid(), sys::cookie(accepted.as_fd()));
+    let known = process::open(us).unwrap();
+    table.claim(cookie, us.cast_unsigned(), accepted.as_raw_fd().cast_unsigned(), Phase::Idle).unwrap();
+    scene.connections.take(|_| None);
+    scene.connections.take(|_| Some(known.as_fd()));
+    assert_eq!(scene.connections.count(), 0, "it is looked at once, and not again and again");
+    scene.connections.look_again(us + 1);
+    scene.connections.take(|_| Some(known.as_fd()));
+    assert_eq!(scene.connections.count(), 0);
+    scene.connections.look_again(us);
+    scene.connections.take(|_| Some(known.as_fd()));
+    assert_eq!(scene.connections.count(), 1);
+}
+
+#[test]
 fn one_that_was_not_received_is_given_again() {
     let mut scene = scene(1);
     for _ in 0..3 {
