@@ -151,10 +151,9 @@ impl ConfigFile {
         for entry in entries.chain(self.process.iter().filter(|entry| entry.key == METRICS)) {
             let Values::Texts(texts) = &entry.values else { continue };
             for address in texts.iter().filter_map(|text| plan::socket_address(text).ok()) {
-                if let Some(other) = seen.iter().find(|other| is_taken(address, **other)) {
+                if seen.contains(&address) {
                     let who = if entry.key == METRICS { "the metrics and a section" } else { "two sections" };
-                    let both = if *other == address { String::new() } else { format!("{other} and ") };
-                    let why = format!("{who} listen on {both}{address}: choose another port for one");
+                    let why = format!("{who} listen on {address}: choose another port for one");
                     faults.push(fault(&self.path, entry.line, &why));
                 } else if address.port() != 0 {
                     seen.push(address);
@@ -179,13 +178,6 @@ impl Entry {
             _ => false,
         }
     }
-}
-
-/// Whether nobody can listen at this address while somebody does at the other: it is the same, or one of them is all of its family.
-fn is_taken(address: SocketAddr, other: SocketAddr) -> bool {
-    let is_any = address.ip().is_unspecified() || other.ip().is_unspecified();
-    let is_one_family = address.is_ipv4() == other.is_ipv4();
-    address == other || is_any && is_one_family && address.port() == other.port()
 }
 
 /// Whether a message names a flag, and not only a longer one.

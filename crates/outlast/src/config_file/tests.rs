@@ -234,25 +234,6 @@ fn the_port_of_the_metrics_is_no_other_one() {
 }
 
 #[test]
-fn an_address_of_all_is_no_other_one_either_and_one_of_another_family_is() {
-    let listen = |address: &str| format!("[[listen]]\naddress = '{address}'\nto = 'a:1'\n");
-    let said = |one: &str, other: &str| -> Vec<String> {
-        let text = listen(one) + &listen(other);
-        parsed(&text).repeated_addresses().iter().map(ToString::to_string).collect()
-    };
-    for (one, other) in [("0.0.0.0:7000", "127.0.0.1:7000"), ("[::1]:7000", "[::]:7000")] {
-        let expected =
-            format!("f.toml:5: two sections listen on {one} and {other}: choose another port for one");
-        assert_eq!(said(one, other), [expected]);
-    }
-    for (one, other) in
-        [("0.0.0.0:7000", "127.0.0.1:7001"), ("0.0.0.0:7000", "[::1]:7000"), ("0.0.0.0:0", "0.0.0.0:0")]
-    {
-        assert_eq!(said(one, other), Vec::<String>::new());
-    }
-}
-
-#[test]
 fn one_address_for_metrics_is_not_for_several_programs() {
     let run = |name: &str| format!("[[run]]\nname = '{name}'\nprogram = 'true'\n");
     let listen = "[[listen]]\naddress = '127.0.0.1:7000'\nto = 'a:1'\n";
