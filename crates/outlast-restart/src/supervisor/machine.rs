@@ -327,7 +327,7 @@ impl Machine {
         }
     }
 
-    /// So often, the last times, the program has failed for what this process kept for it.
+    /// The program's last failures, `count` of them, were caused by what this process kept for it.
     pub(super) fn forget_failures(&mut self, count: u32) {
         self.restarts.forget_last(count as usize);
         self.in_a_row = self.in_a_row.saturating_sub(count);

@@ -42,7 +42,7 @@ impl LinkFolders {
                 new_in(place)
             });
             match made {
-                // Whoever was the last to leave has just taken the place along, or the folder, which was not locked yet.
+                // Another process has just removed the place, or the folder, which was not locked yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && attempts < ATTEMPTS_MAX => {}
                 other => return other,
             }

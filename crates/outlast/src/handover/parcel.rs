@@ -69,7 +69,7 @@ impl Content {
     fn of(parts: Vec<Vec<u8>>) -> Self {
         let bytes: usize = parts.iter().map(Vec::len).sum();
         let is_allowed = || {
-            // Whoever writes more is killed.
+            // A process that writes more is killed.
             let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
             limit.is_none_or(|limit| bytes as u64 <= limit)
         };

@@ -62,7 +62,7 @@ impl Server {
         self.said.lock().unwrap().iter().filter(|line| line.contains(words)).cloned().collect()
     }
 
-    /// Waits until it has said this so often, and no more by then. What has happened is heard of a moment later.
+    /// Waits until it has said this `count` times. Fails if it has said it more often by then.
     pub fn says(&self, words: &str, count: usize) {
         let is_said = || (self.said(words).len() >= count).then_some(());
         eventually_or(is_said, || format!("not {words:?} {count} times: {:?}", self.said("")));
