@@ -387,7 +387,7 @@ impl Handle {
 /// What an earlier supervisor had left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// The processes, which are ended by now.
+    /// The processes, which have to end.
     pub pids: Vec<u32>,
     /// How many of their listening sockets stay open for the next program.
     pub sockets: usize,
@@ -477,29 +477,32 @@ impl Supervisor {
     ///
     /// If the key is [not exclusive](Settings::is_exclusive), they may be of another program that is called the same. Then
     /// the sockets are taken over when the program binds to their address.
-    #[must_use]
-    pub fn take_over(&self) -> TakenOver {
-        let Some(key) = self.settings.key.as_deref() else { return TakenOver::default() };
+    ///
+    /// `tell` hears of it before they are waited for, if there are any.
+    pub fn take_over(&self, tell: impl FnOnce(&TakenOver)) {
+        let Some(key) = self.settings.key.as_deref() else { return };
         let held = left::held_by(key);
         if !self.settings.is_exclusive {
             for (supervisor, processes) in self.custody.as_ref().map(|_| held).into_iter().flatten() {
                 self.custody.iter().for_each(|custody| custody.expect(supervisor, processes.clone()));
             }
-            return TakenOver::default();
+            return;
         }
         let holding: Vec<Known> = held.into_values().flatten().collect();
         let mut all = traces::left_of(key);
         all.retain(|known| !holding.iter().any(|holding| holding.pid == known.pid));
         all.extend(holding.iter().cloned());
-        let pids = all.iter().map(|known| known.pid.cast_unsigned()).collect();
+        let pids: Vec<u32> = all.iter().map(|known| known.pid.cast_unsigned()).collect();
         let sockets = match &self.custody {
             Some(custody) if !holding.is_empty() => custody.inherit(holding),
             _ => 0,
         };
         let refuses = sockets == 0 && all.iter().any(|known| custody::does_listen(known.pid));
         let time = left::time_to_end(self.settings.stop_timeout, sockets > 0);
+        if !pids.is_empty() {
+            tell(&TakenOver { pids, sockets, refuses });
+        }
         left::end(&all, self.settings.stop_signal, time);
-        TakenOver { pids, sockets, refuses }
     }
 
     /// Why no sockets are held, though [`Settings::hold`] asks for it.

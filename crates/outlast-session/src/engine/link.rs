@@ -64,6 +64,8 @@ pub(crate) struct Link {
     ciphertext: Mutex<Vec<u8>>,
     /// The helper was asked to go on when there is room.
     pub(super) awaits_room: AtomicBool,
+    /// How often in a row the kernel has called it writable and taken nothing. The helper's alone.
+    pub(super) refusals: AtomicU8,
     /// The send buffer was looked at for bulk.
     tuned: AtomicBool,
     /// Counts what was received of frames and handshakes.
@@ -83,6 +85,12 @@ pub(crate) struct Link {
     waits_since_ms: AtomicU64,
     /// Its reader tells urgent bytes from others by TCP's mark.
     marks_urgent: AtomicBool,
+    /// A read was held up by an urgent byte that the reactor may not know of yet.
+    pub(super) ask_for_urgent: AtomicBool,
+    /// The next read takes the urgent byte that may be next.
+    pub(super) passes_urgent: AtomicBool,
+    /// The reactor's last word on input may be older than the last read.
+    outruns_reactor: AtomicBool,
 }
 
 impl Link {
@@ -109,6 +117,7 @@ impl Link {
             dead: AtomicBool::new(false),
             ciphertext: Mutex::new(Vec::new()),
             awaits_room: AtomicBool::new(false),
+            refusals: AtomicU8::new(0),
             tuned: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             guarded: AtomicBool::new(guarded),
@@ -119,6 +128,9 @@ impl Link {
             user_timeout: Mutex::default(),
             waits_since_ms: AtomicU64::new(0),
             marks_urgent: AtomicBool::new(false),
+            ask_for_urgent: AtomicBool::new(false),
+            passes_urgent: AtomicBool::new(false),
+            outruns_reactor: AtomicBool::new(false),
         }
     }
 

@@ -4,6 +4,7 @@ mod attempts;
 mod by_hand;
 mod ends;
 mod races;
+mod room;
 
 use crate::blocking::{Listener, Session};
 use crate::config::{AckMode, Config};

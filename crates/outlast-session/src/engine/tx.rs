@@ -392,6 +392,16 @@ impl Engine {
         self.after_flush(tx, flush);
     }
 
+    /// As [`flush`](Self::flush). False if the link is full, and has taken nothing.
+    pub(super) fn flush_some(&self) -> bool {
+        let mut tx = self.tx.lock();
+        let given_before = tx.sender.given_bytes();
+        let flush = self.flush_locked(&mut tx);
+        let is_refused = matches!(flush, Flush::Full(_)) && tx.sender.given_bytes() == given_before;
+        self.after_flush(tx, flush);
+        !is_refused
+    }
+
     /// Before a read that may wait: sends what is joined, unless a writer is at it. Called with `rx` held, hence
     /// without waiting for a lock; what is left to be done is for [`settle`](Self::settle).
     #[inline]

@@ -3,11 +3,13 @@
 
 use super::{Engine, Link, Progress, Rx, Tx, Waiting};
 use crate::proto::LinkMode;
-use crate::sys::{self, urgent};
+use crate::sys;
+use crate::sys::urgent::{self, Ahead};
 use ::tokio::io::Interest;
 use parking_lot::MutexGuard;
 use std::io;
 use std::sync::atomic::Ordering;
+use std::task::Context;
 
 /// No urgent byte: no stream gets there.
 pub(super) const NO_URGENT: u64 = u64::MAX;
@@ -105,11 +107,26 @@ impl Link {
         urgent::send(self, byte)
     }
 
-    /// Whether a read must not begin here: the next byte is urgent, and the reader does not know yet. To be asked when the
-    /// reactor has said that there is input.
+    /// What a task's read would begin with. The reactor tells of input and of an urgent byte at once; where the read may find more
+    /// than the reactor has told of (`untold`), the kernel is asked. A reader to whom an urgent byte is news is woken: it must
+    /// not read now. If it asks then what is next, it gets the byte alone; others read on, and lose its mark.
     #[inline]
-    pub(super) fn stops_at_urgent(&self) -> bool {
-        self.marks_urgent() && self.is_urgent_at_socket()
+    pub(super) fn ahead(&self, untold: bool, context: &Context<'_>) -> Ahead {
+        if !self.marks_urgent() || self.passes_urgent.swap(false, Ordering::Relaxed) {
+            return Ahead::Other;
+        }
+        let ahead = match untold {
+            true => urgent::ahead(self),
+            false if self.is_urgent_at_socket() => Ahead::Urgent,
+            false => Ahead::Other,
+        };
+        if ahead == Ahead::Urgent {
+            self.ask_for_urgent.store(true, Ordering::Relaxed);
+            self.passes_urgent.store(true, Ordering::Relaxed);
+            self.input_may_be_hidden();
+            context.waker().wake_by_ref();
+        }
+        ahead
     }
 
     /// Whether the next byte to be received is urgent. The reader who asks may read on.
@@ -118,12 +135,16 @@ impl Link {
         if next {
             // The reads before it have ended at it, and looked like the last ones.
             self.input_may_be_hidden();
+            self.passes_urgent.store(true, Ordering::Relaxed);
         }
         next
     }
 
-    /// Only for links of tasks; a system call only if the reactor knows of an urgent byte.
+    /// Only for links of tasks; a system call only if there is, or may be, an urgent byte.
     fn is_urgent_at_socket(&self) -> bool {
+        if self.ask_for_urgent.swap(false, Ordering::Relaxed) && urgent::is_next(self) {
+            return true;
+        }
         let look = |link: &sys::Shared| match urgent::is_next(link) {
             true => Ok(true),
             false if urgent::is_there(link) => Ok(false),
@@ -139,5 +160,70 @@ impl Link {
         let takes_urgent = config.urgent && (framed || !self.is_tls());
         self.mark_urgent(takes_urgent && !framed);
         takes_urgent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::task::Waker;
+
+    /// A peer, and a link to it that marks urgent bytes, as a relay has it in modes without frames.
+    fn linked() -> (TcpStream, Link) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peer.set_nodelay(true).unwrap();
+        let (socket, peer_addr) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        urgent::keep_in_place(&socket).unwrap();
+        let link = Link::new(socket.into(), None, 1, LinkMode::Kernel, peer_addr, false);
+        link.register().unwrap();
+        link.mark_urgent(true);
+        (peer, link)
+    }
+
+    /// One read by a task. The reactor does not get its turn before or after.
+    fn read(link: &Link, room_bytes: usize) -> io::Result<Vec<u8>> {
+        let mut room = vec![0; room_bytes];
+        let mut context = Context::from_waker(Waker::noop());
+        let count = link.receive(&mut room, &mut Waiting::Task(&mut context))?;
+        Ok(room[..count].to_vec())
+    }
+
+    async fn told(link: &Link) {
+        let reactor = link.reactor().unwrap();
+        let _ = std::future::poll_fn(|context| reactor.poll_read_ready(context).map_ok(|_| ())).await;
+    }
+
+    #[tokio::test]
+    async fn a_read_that_outruns_the_reactor_stops_at_an_urgent_byte() {
+        for hidden in [false, true] {
+            let (mut peer, link) = linked();
+            io::Write::write_all(&mut peer, b"abcd").unwrap();
+            told(&link).await;
+            assert_eq!(read(&link, 4).unwrap(), b"abcd");
+            urgent::send(&peer, b'u').unwrap();
+            if hidden {
+                link.input_may_be_hidden();
+            }
+            assert!(!link.is_urgent_next(), "nobody has told");
+            assert_eq!(read(&link, 8).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            io::Write::write_all(&mut peer, b"efgh").unwrap();
+            assert!(link.is_urgent_next());
+            assert_eq!(read(&link, 1).unwrap(), b"u");
+            assert!(!link.is_urgent_next());
+            assert_eq!(read(&link, 8).unwrap(), b"efgh");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_who_does_not_ask_reads_on() {
+        let (mut peer, link) = linked();
+        urgent::send(&peer, b'u').unwrap();
+        io::Write::write_all(&mut peer, b"efgh").unwrap();
+        told(&link).await;
+        assert_eq!(read(&link, 8).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(read(&link, 8).unwrap(), b"uefgh");
     }
 }

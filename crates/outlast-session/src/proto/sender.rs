@@ -73,6 +73,8 @@ pub struct Sender<S: BufferSource> {
     sent_offset: u64,
     /// The highest offset ever given to any link.
     sent_offset_max: u64,
+    /// What links have taken, frames and handshakes included. It wraps.
+    given_bytes: u64,
     /// The peer has everything before this.
     acked_offset: u64,
     /// The application wrote its last byte.
@@ -98,6 +100,7 @@ impl<S: BufferSource> Sender<S> {
             aside_bytes: 0,
             sent_offset: 0,
             sent_offset_max: 0,
+            given_bytes: 0,
             acked_offset: 0,
             ended: false,
             end_acked: false,
@@ -134,6 +137,11 @@ impl<S: BufferSource> Sender<S> {
     /// The highest offset ever given to a link.
     pub fn sent_offset_max(&self) -> u64 {
         self.sent_offset_max
+    }
+
+    /// What links have taken, frames and handshakes included. It wraps.
+    pub fn given_bytes(&self) -> u64 {
+        self.given_bytes
     }
 
     /// Bytes given to a link a second time, over the whole life.
@@ -339,6 +347,7 @@ impl<S: BufferSource> Sender<S> {
     /// The link took so many bytes of [`chunks`](Self::chunks).
     #[inline]
     pub fn sent(&mut self, mut bytes: usize) {
+        self.given_bytes = self.given_bytes.wrapping_add(bytes as u64);
         if self.head_sent < self.head.len() {
             let head_bytes = bytes.min(self.head.len() - self.head_sent);
             self.head_sent += head_bytes;

@@ -105,29 +105,18 @@ impl Local {
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = buffer.len();
         match self {
-            Local::Tcp(stream) => {
-                let mut short = None;
-                let result = stream.fd.try_io(Interest::READABLE, |stream| {
-                    let count = sys::recv(stream.as_fd(), buffer)?;
-                    if 0 < count && count < buffer.len() {
-                        short = Some(count);
-                        return Err(io::ErrorKind::WouldBlock.into());
-                    }
-                    Ok(count)
-                });
-                self.read_of(short.map_or(result, Ok), length)
-            }
+            Local::Tcp(stream) => self.read_of(stream.try_read(buffer), length),
             Local::Unix(socket) => self.read_of(socket.try_read(buffer), length),
             Local::Stdio(stdio) => stdio.try_read(buffer),
         }
     }
 
     /// As [`try_read`](Self::try_read), before the reactor has said anything: a program that has just connected may have
-    /// spoken already.
+    /// spoken already. `Interrupted` if an urgent byte is next.
     pub(super) fn try_read_early(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = buffer.len();
         match self {
-            Local::Tcp(stream) => self.read_of(sys::recv(stream.fd.as_fd(), buffer), length),
+            Local::Tcp(stream) => self.read_of(stream.try_read_early(buffer), length),
             Local::Unix(socket) => self.read_of(socket.read(buffer), length),
             Local::Stdio(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -136,6 +125,14 @@ impl Local {
     /// Whether the next byte to be read is urgent. No read goes past such a byte, but the one that begins at it.
     pub(super) fn is_urgent_next(&self) -> bool {
         matches!(self, Local::Tcp(stream) if stream.is_urgent_next())
+    }
+
+    /// Reads the urgent byte that is known to be next.
+    pub(super) fn try_read_urgent(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Local::Tcp(stream) => self.read_of(stream.try_read_urgent(buffer), buffer.len()),
+            Local::Unix(_) | Local::Stdio(_) => self.try_read(buffer),
+        }
     }
 
     /// Writes a byte, as urgent where there is such a thing.
@@ -386,6 +383,48 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         let (count, error) = what_is_read(&local);
         assert_eq!((count, error.kind()), (10, io::ErrorKind::ConnectionReset), "{error}");
+    }
+
+    fn send_urgent(program: &std::net::TcpStream) {
+        program.set_nodelay(true).unwrap();
+        urgent::send(program, b'u').unwrap();
+    }
+
+    /// It is found by a look of ours, as no task waits here: the reactor does not get its turn.
+    fn urgent_byte_is_taken_alone(local: &Local) {
+        let mut room = [0; 4];
+        assert!(local.is_urgent_next());
+        assert_eq!(local.try_read_urgent(&mut room).unwrap(), 1);
+        assert_eq!(room[0], b'u');
+        assert!(!local.is_urgent_next());
+    }
+
+    #[tokio::test]
+    async fn an_urgent_byte_that_the_reactor_does_not_know_of_stops_an_early_read() {
+        let (program, local) = program_that_has_written();
+        assert_eq!(local.try_read_early(&mut [0; 64]).unwrap(), 10);
+        send_urgent(&program);
+        assert!(!local.is_urgent_next(), "nobody has told");
+        assert_eq!(local.try_read_early(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::Interrupted);
+        urgent_byte_is_taken_alone(&local);
+    }
+
+    #[tokio::test]
+    async fn an_urgent_byte_that_the_reactor_does_not_know_of_stops_a_read_that_it_called_for() {
+        for full in [true, false] {
+            let (program, local) = program_that_has_written();
+            std::future::poll_fn(|cx| local.poll_read_ready(cx)).await.unwrap();
+            if full {
+                assert_eq!(local.try_read(&mut [0; 10]).unwrap(), 10);
+            } else {
+                // Past the reactor, which still believes that there is something.
+                assert_eq!(local.try_read_early(&mut [0; 64]).unwrap(), 10);
+            }
+            send_urgent(&program);
+            assert!(!local.is_urgent_next(), "nobody has told");
+            assert_eq!(local.try_read(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::Interrupted);
+            urgent_byte_is_taken_alone(&local);
+        }
     }
 
     #[tokio::test]

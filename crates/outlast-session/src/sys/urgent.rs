@@ -30,6 +30,31 @@ pub(crate) fn is_there(fd: impl AsFd) -> bool {
     count == 1 && poll.revents & libc::POLLPRI != 0
 }
 
+/// What a read would begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    /// Nothing has come.
+    Nothing,
+    /// An urgent byte.
+    Urgent,
+    /// Another byte, the end, or an error.
+    Other,
+}
+
+/// Looks what a read would begin with. The kernel notes that a byte is urgent before it shows the byte to readers: once another
+/// byte was seen, no urgent one comes before it.
+pub(crate) fn ahead(fd: impl AsFd) -> Ahead {
+    let events = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events, revents: 0 };
+    // SAFETY: one pollfd is passed, and it outlives the call.
+    let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    match poll.revents {
+        0 if count == 0 => Ahead::Nothing,
+        events if events & libc::POLLPRI != 0 && is_next(fd) => Ahead::Urgent,
+        _ => Ahead::Other,
+    }
+}
+
 /// Sends a byte as urgent; never blocks, never raises SIGPIPE. One byte only: of more the last would be it, and after a
 /// short write another one.
 pub(crate) fn send(fd: impl AsFd, byte: u8) -> io::Result<()> {

@@ -88,7 +88,7 @@ pub struct StopArgs {
     /// Signal to send to the program when this process gets SIGTERM (or this signal); others are passed on unchanged [default: TERM]
     #[arg(long, value_name = "SIGNAL", value_parser = names::signal)]
     pub stop_signal: Option<i32>,
-    /// Time to stop after that signal; then the program and all its descendants are killed; 0s: never [default: 30s]
+    /// Time to stop after that signal; then the program and all its descendants are killed; 0s: never [default: 45s]
     #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     pub stop_timeout: Option<Duration>,
 }

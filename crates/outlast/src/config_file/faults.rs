@@ -7,6 +7,7 @@ use super::{
 };
 use crate::cli::ProcessArgs;
 use crate::exit::{Failure, one_line};
+use crate::handover::covers;
 use crate::plan;
 use anyhow::Result;
 use clap::ArgMatches;
@@ -151,9 +152,10 @@ impl ConfigFile {
         for entry in entries.chain(self.process.iter().filter(|entry| entry.key == METRICS)) {
             let Values::Texts(texts) = &entry.values else { continue };
             for address in texts.iter().filter_map(|text| plan::socket_address(text).ok()) {
-                if seen.contains(&address) {
+                if let Some(other) = seen.iter().find(|other| overlap(**other, address)) {
                     let who = if entry.key == METRICS { "the metrics and a section" } else { "two sections" };
-                    let why = format!("{who} listen on {address}: choose another port for one");
+                    let and = if *other == address { String::new() } else { format!(" and {other}") };
+                    let why = format!("{who} listen on {address}{and}: choose another port for one");
                     faults.push(fault(&self.path, entry.line, &why));
                 } else if address.port() != 0 {
                     seen.push(address);
@@ -162,6 +164,14 @@ impl ConfigFile {
         }
         faults
     }
+}
+
+/// Whether only one of the two may listen: they are equal, or one of them stands for all addresses.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let only_v6 =
+        std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1");
+    let is_free = one.port() == 0 || other.port() == 0;
+    !is_free && (covers(one, only_v6, other) || covers(other, only_v6, one))
 }
 
 impl Entry {

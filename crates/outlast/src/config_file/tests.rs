@@ -234,6 +234,28 @@ fn the_port_of_the_metrics_is_no_other_one() {
 }
 
 #[test]
+fn an_address_of_a_port_that_another_section_has_at_all_addresses_is_taken() {
+    let section = |address: &str| format!("[[listen]]\naddress = '{address}'\nto = 'a:1'\n");
+    let said = |one: &str, other: &str| {
+        let faults = parsed(&(section(one) + &section(other))).repeated_addresses();
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (one, other) in
+        [("0.0.0.0:7000", "127.0.0.1:7000"), ("192.0.2.1:7000", "0.0.0.0:7000"), ("[::]:7000", "[::1]:7000")]
+    {
+        let why = format!("f.toml:5: two sections listen on {other} and {one}: choose another port for one");
+        assert_eq!(said(one, other), [why]);
+    }
+    for (one, other) in [
+        ("0.0.0.0:7000", "127.0.0.1:7001"),
+        ("127.0.0.1:7000", "127.0.0.2:7000"),
+        ("0.0.0.0:0", "127.0.0.1:0"),
+    ] {
+        assert!(said(one, other).is_empty(), "{one} {other}");
+    }
+}
+
+#[test]
 fn one_address_for_metrics_is_not_for_several_programs() {
     let run = |name: &str| format!("[[run]]\nname = '{name}'\nprogram = 'true'\n");
     let listen = "[[listen]]\naddress = '127.0.0.1:7000'\nto = 'a:1'\n";

@@ -20,6 +20,7 @@ mod turn;
 pub use door::{Door, ask_to_hand_over};
 pub use keeper::{KeepArgs, run as keep};
 pub use parcel::Parcel;
+pub use places::covers;
 pub use turn::Turn;
 
 use crate::admin_folder;
@@ -178,8 +179,8 @@ impl Legacy {
         let mut legacy = Self::default();
         let mut asked = Vec::new();
         for (kept_for, socket) in places::all(places::Kind::Keeper) {
-            let covered = places::covers(address, only_v6, kept_for);
-            if !covered && !places::covers(kept_for, false, address) {
+            let covered = covers(address, only_v6, kept_for);
+            if !covered && !covers(kept_for, false, address) {
                 continue;
             }
             let keeper = match UnixStream::connect(&socket) {

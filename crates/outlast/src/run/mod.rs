@@ -42,8 +42,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use upgrade::Preloaded;
 
-/// After SIGTERM, time for the program to end. Default 30 s: what service managers allow.
-const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// After SIGTERM, time for the program to end. Default 45 s: servers that give their clients time to finish (gunicorn, squid) take 30 s
+/// for that, and then some to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(45);
 /// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
 const READY_UNTOLD: Duration = Duration::from_secs(10);
 
@@ -222,7 +223,7 @@ pub fn run(mut plan: Plan, process: &ProcessArgs) -> Result<Code> {
     let attendant = attend::attend(Arc::clone(&state), process)?;
     let notify = plan.notify.then(|| Notify::new(supervisor.handle(), Arc::clone(&state))).transpose()?;
     let capture = plan.output.take().map(|place| Capture::start(place, supervisor.handle())).transpose()?;
-    say_what_is_taken_over(&plan.name, &supervisor.take_over());
+    supervisor.take_over(|taken| say_what_is_taken_over(&plan, taken));
     let outcome = supervise(&plan, supervisor, &state, manager, (capture, notify));
     drop(attendant);
     drop(link_folders);
@@ -252,21 +253,26 @@ fn taken(name: &str, error: outlast_restart::Error) -> anyhow::Error {
 }
 
 /// Of an earlier supervisor of this name.
-fn say_what_is_taken_over(name: &str, TakenOver { pids, sockets, refuses }: &TakenOver) {
+fn say_what_is_taken_over(plan: &Plan, TakenOver { pids, sockets, refuses }: &TakenOver) {
+    let name = &plan.name;
     let shown = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-    match (pids.is_empty(), sockets) {
-        (true, _) => {}
-        (false, 0) if *refuses => tracing::warn!(
-            "{name} of before still ran without its supervisor (process {shown}), and its listening sockets could not be \
-             taken over: it was ended, and clients are refused until the new one listens"
+    match sockets {
+        0 if *refuses => tracing::warn!(
+            "{name} of before still runs without its supervisor (process {shown}), and its listening sockets cannot be taken \
+             over: it is told to end, and clients are refused until the new one listens"
         ),
-        (false, 0) => tracing::warn!(
-            "{name} of before still ran without its supervisor (process {shown}): it was ended"
+        0 => tracing::warn!(
+            "{name} of before still runs without its supervisor (process {shown}): it is told to end"
         ),
-        (false, sockets) => tracing::warn!(
-            "{name} of before still ran without its supervisor (process {shown}): {sockets} of its listening sockets are \
-             taken over, so that nobody is refused, and it was told to end"
-        ),
+        sockets => {
+            let limit = plan.settings.stop_timeout.map_or_else(String::new, |time| {
+                format!(", and killed after {} (--stop-timeout)", humantime::format_duration(time))
+            });
+            tracing::warn!(
+                "{name} of before still runs without its supervisor (process {shown}): {sockets} of its listening sockets are \
+                 taken over, so that nobody is refused: new clients wait until the next one listens. It is told to end{limit}"
+            );
+        }
     }
 }
 

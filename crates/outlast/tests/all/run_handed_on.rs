@@ -52,7 +52,7 @@ fn a_server_whose_supervisor_was_killed_before_it_listened_is_taken_over() {
     let old = Client::connect(port).get();
     let comes = Comes::begin(port);
     let mut next = start(folder.path(), &[], &program, &arguments);
-    let line = next.wait_for("of before still ran without its supervisor");
+    let line = next.wait_for("of before still runs without its supervisor");
     assert!(line.contains(&old) && line.contains(": 1 of its listening sockets are taken over"), "{line}");
     ends(old.parse().unwrap());
     assert_ne!(Client::connect(port).get(), old);
@@ -72,8 +72,8 @@ fn a_server_that_does_not_tell_where_it_listens_is_ended_for_the_next_one() {
     first.signal("KILL");
     first.ended();
     let mut next = start(folder.path(), &by, UNTOLD, &[&port_text]);
-    let line = next.wait_for("of before still ran without its supervisor");
-    assert!(line.contains(&format!("(process {old}")) && line.contains("it was ended"), "{line}");
+    let line = next.wait_for("of before still runs without its supervisor");
+    assert!(line.contains(&format!("(process {old}")) && line.contains("it is told to end"), "{line}");
     assert!(line.contains("clients are refused until"), "{line}");
     ends(old.parse().unwrap());
     eventually("the next one does not serve", || TcpStream::connect(("127.0.0.1", port)).ok());

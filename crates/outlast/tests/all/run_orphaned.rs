@@ -179,7 +179,7 @@ fn one_that_does_not_listen_to_that_is_told_of_or_ended_by_the_next_one() {
         // None of it listens: nobody can be refused.
         assert!(!said.contains("refused"), "{said}");
         // What it runs just then may be among them.
-        said.contains(&format!("{name} of before still ran without its supervisor (process {deaf}"))
+        said.contains(&format!("{name} of before still runs without its supervisor (process {deaf}"))
     };
     assert!(!ended_by("other") && is_running(deaf));
     assert!(ended_by("deaf"));
@@ -224,7 +224,7 @@ fn another_supervisor_among_what_is_left_is_ended_with_the_rest() {
     assert!(left.iter().all(|pid| is_running(*pid)), "{left:?}");
     let next = output(folder.path(), &[&run[..], &["true"]].concat());
     let said = String::from_utf8(next.stderr).unwrap();
-    assert!(said.contains("above of before still ran without its supervisor"), "{said}");
+    assert!(said.contains("above of before still runs without its supervisor"), "{said}");
     left.into_iter().for_each(ends);
 }
 

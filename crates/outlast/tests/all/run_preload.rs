@@ -236,7 +236,7 @@ fn what_a_killed_supervisor_has_left_is_taken_over_by_the_next_one_of_its_name()
     let master = std::fs::read_to_string(folder.path().join("pid")).unwrap().trim().to_owned();
     let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &[&run[..], &nginx].concat());
-    let line = next.wait_for("of before still ran without its supervisor");
+    let line = next.wait_for("of before still runs without its supervisor");
     assert!(line.contains(&master) && line.contains(": 1 of its listening sockets"), "{line}");
     ends(master.parse().unwrap());
     next.wait_for("is ready");

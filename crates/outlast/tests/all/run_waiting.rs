@@ -119,8 +119,12 @@ fn a_server_without_its_supervisor_has_all_of_its_time_to_end_while_clients_wait
     first.ended();
     let comes = Comes::begin(port);
     let mut next = Outlast::start(folder.path(), &run(library, &port_text, files));
-    next.wait_for("web of before still ran without its supervisor");
     let noted = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+    let line = next.wait_for("web of before still runs without its supervisor");
+    let told = "new clients wait until the next one listens. It is told to end, and killed after 16m 40s (--stop-timeout)";
+    assert!(line.contains(told), "{line}");
+    assert_eq!(noted("ended"), "", "nobody was told meanwhile");
+    next.wait_for("is ready");
     assert_eq!(noted("ended"), old, "it was killed");
     let old = Client::connect(port).get();
     assert_eq!(comes.refused(), 0, "some were refused");

@@ -1,5 +1,6 @@
 //! What the helper thread does, tick by tick and event by event.
 
+mod refused;
 mod repeats;
 mod stalled;
 
@@ -12,6 +13,7 @@ use super::{Helper, Job, Requests, WAKE, Watched};
 use crate::sys::RouteWatch;
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token};
+use refused::Refused;
 use repeats::Repeats;
 use stalled::Stalled;
 use std::collections::HashMap;
@@ -99,6 +101,7 @@ pub(super) struct Thread {
     mailboxes: HashMap<usize, Weak<Mailbox>>,
     repeats: Repeats,
     stalled: Stalled,
+    refused: Refused,
     silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
@@ -121,6 +124,7 @@ impl Thread {
             mailboxes: HashMap::new(),
             repeats: Repeats::default(),
             stalled: Stalled::default(),
+            refused: Refused::default(),
             silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
@@ -167,8 +171,8 @@ impl Thread {
         let expiry = self.next_expiry.map(|at| if memory::needs_looks() { self.next_idle_check } else { at });
         let expiry = expiry.map(|at| at.max(self.next_idle_check));
         let later = self.later.iter().map(|(at, _)| *at).min();
-        let next =
-            checks.into_iter().chain(expiry).chain(repeat).chain(later).chain(self.silences.next()).min()?;
+        let next = [checks, expiry, repeat, later, self.silences.next(), self.refused.next()];
+        let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
 
@@ -181,7 +185,9 @@ impl Thread {
             self.open_routes();
         }
         let busy = !flush.is_empty() || !pump.is_empty() || !watch.is_empty();
-        for (engine, link, interest) in watch {
+        let mut watch = watch;
+        watch.retain(|watched| !self.refused.put_off(watched));
+        for (engine, link, interest) in self.refused.due().into_iter().chain(watch) {
             self.watch(engine, &link, interest);
         }
         for engine in flush {
@@ -396,7 +402,7 @@ impl Thread {
         if event.write && interest.is_writable() {
             self.unwatch(token, &link, Interest::WRITABLE);
             link.awaits_room.store(false, Ordering::Release);
-            engine.flush();
+            Refused::flush(&engine, &link);
             if engine.owes_ack() {
                 // There was no room for it.
                 engine.send_ack();

@@ -2,7 +2,9 @@
 
 use super::{Link, Waiting};
 use crate::proto::Fingerprint;
+use crate::sys::urgent::Ahead;
 use crate::sys::{self, Then};
+use ::tokio::io::Interest;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::io::{self, IoSlice, Read, Write};
@@ -133,8 +135,15 @@ impl Link {
         let Some(reactor) = self.reactor.get() else {
             return Err(io::Error::other("the link belongs to no tokio runtime"));
         };
+        let would_block = || io::Error::from(io::ErrorKind::WouldBlock);
         if self.may_hide_input.load(Ordering::Relaxed) {
-            match receive(false) {
+            self.outruns_reactor.store(true, Ordering::Relaxed);
+            let received = match self.ahead(true, context) {
+                Ahead::Urgent => return Err(would_block()),
+                Ahead::Nothing => Err(would_block()),
+                Ahead::Other => receive(false),
+            };
+            match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok((count, Left::Perhaps)) => return Ok(count),
                 Ok((count, Left::Nothing)) => {
@@ -148,23 +157,23 @@ impl Link {
         }
         loop {
             // The reactor knows whether a system call is worth while.
-            let Poll::Ready(ready) = reactor.poll_read_ready(context) else {
-                return Err(io::ErrorKind::WouldBlock.into());
-            };
+            let Poll::Ready(ready) = reactor.poll_read_ready(context) else { return Err(would_block()) };
             let mut ready = ready?;
-            if self.stops_at_urgent() {
-                // Who asks what is next gets the byte alone. Others read on, and lose its mark.
-                self.input_may_be_hidden();
-                context.waker().wake_by_ref();
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-            match receive(false) {
+            let received = match self.ahead(self.outruns_reactor.load(Ordering::Relaxed), context) {
+                Ahead::Urgent => return Err(would_block()),
+                Ahead::Nothing => Err(would_block()),
+                Ahead::Other => receive(false),
+            };
+            match &received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                Ok((count, Left::Nothing)) => {
-                    // An end that has come already is not cleared with it.
-                    ready.clear_ready();
-                    return Ok(count);
-                }
+                // An end that has come already is not cleared with it.
+                Ok((_, Left::Nothing)) => ready.clear_ready(),
+                _ => {}
+            }
+            let is_ready = reactor.try_io(Interest::READABLE, |_| Ok(())).is_ok();
+            self.outruns_reactor.store(is_ready, Ordering::Relaxed);
+            match received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result.map(|(count, _)| count),
             }
         }

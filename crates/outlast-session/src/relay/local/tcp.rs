@@ -4,7 +4,9 @@
 //! have ended in order, whatever ends this process. And urgent data (RFC 6093) keep their place in the stream.
 
 use super::Local;
-use crate::sys::{accept, register_owned, splice, urgent};
+use crate::relay::sys;
+use crate::sys::urgent::{self, Ahead};
+use crate::sys::{accept, register_owned, splice};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +20,10 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub struct TcpLocal {
     pub(super) fd: AsyncFd<std::net::TcpStream>,
-    /// A splice was held up by an urgent byte that the reactor may not know of yet.
+    /// A read was held up by an urgent byte that the reactor may not know of yet.
     ask_for_urgent: AtomicBool,
+    /// The reactor's last word on input may be older than the last read: the next read may find what it has not told of.
+    outruns_reactor: AtomicBool,
     /// See [`Local::written`].
     pub(super) has_failed: AtomicBool,
 }
@@ -38,6 +42,7 @@ impl TcpLocal {
         Ok(Self {
             fd: register_owned(stream)?,
             ask_for_urgent: AtomicBool::new(false),
+            outruns_reactor: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
         })
     }
@@ -85,9 +90,72 @@ impl TcpLocal {
         self.fd.try_io(Interest::PRIORITY, look).unwrap_or(false)
     }
 
+    /// A read that begins at an urgent byte takes it for one like the others. The reactor tells of both at once, input and that a byte
+    /// of it is urgent; a read that may find more than the reactor has told of looks first. `Interrupted` if the next byte is urgent.
+    fn look_first(&self) -> io::Result<()> {
+        match urgent::ahead(self.fd.get_ref()) {
+            Ahead::Other => Ok(()),
+            Ahead::Nothing => Err(io::ErrorKind::WouldBlock.into()),
+            Ahead::Urgent => {
+                self.ask_for_urgent.store(true, Ordering::Relaxed);
+                Err(io::ErrorKind::Interrupted.into())
+            }
+        }
+    }
+
+    /// One read that the reactor calls for. It has cleared the readiness again, or there may be more.
+    fn try_input(
+        &self,
+        mut read: impl FnMut(&std::net::TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let result = self.fd.try_io(Interest::READABLE, |stream| {
+            if self.outruns_reactor.load(Ordering::Relaxed) {
+                self.look_first()?;
+            }
+            read(stream)
+        });
+        let is_ready = self.fd.try_io(Interest::READABLE, |_| Ok(())).is_ok();
+        self.outruns_reactor.store(is_ready, Ordering::Relaxed);
+        result
+    }
+
+    /// Reads what is there, up to the next urgent byte. `WouldBlock` clears the readiness; so does a short read.
+    pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut short = None;
+        let result = self.try_input(|stream| {
+            let count = sys::recv(stream.as_fd(), buffer)?;
+            if 0 < count && count < buffer.len() {
+                short = Some(count);
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(count)
+        });
+        short.map_or(result, Ok)
+    }
+
+    /// As [`try_read`](Self::try_read), before the reactor has said anything.
+    pub(super) fn try_read_early(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.look_first()?;
+        self.read_past_reactor(buffer)
+    }
+
+    /// Reads the urgent byte that is known to be next, whatever the reactor has said.
+    pub(super) fn try_read_urgent(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.read_past_reactor(buffer) {
+            // The reactor is told that nothing is there, or it would say again and again that something is.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.try_read(buffer),
+            other => other,
+        }
+    }
+
+    fn read_past_reactor(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.outruns_reactor.store(true, Ordering::Relaxed);
+        sys::recv(self.fd.as_fd(), buffer)
+    }
+
     /// Splices what is there into a pipe, up to the next urgent byte. `WouldBlock` clears the readiness.
     pub(super) fn try_splice_to(&self, pipe: BorrowedFd<'_>, bytes_max: usize) -> io::Result<usize> {
-        self.fd.try_io(Interest::READABLE, |stream| {
+        self.try_input(|stream| {
             let count = splice(stream.as_fd(), pipe, bytes_max)?;
             // At an urgent byte with the end of the stream behind it the kernel answers as at the end itself.
             if count == 0 && urgent::is_next(stream) {

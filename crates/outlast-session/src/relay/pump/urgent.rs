@@ -20,11 +20,7 @@ impl Pump {
         self.asked = false;
         let mut local_error = None;
         let mut fill = |space: &mut [u8]| {
-            let read = local.try_read_early(space);
-            // The reactor is told that nothing is there, or it would say again and again that something is.
-            let read =
-                read.or_else(|error| if would_block(&error) { local.try_read(space) } else { Err(error) });
-            read.map_err(|error| {
+            local.try_read_urgent(space).map_err(|error| {
                 let kind = error.kind();
                 local_error = Some(error);
                 kind.into()

@@ -169,3 +169,37 @@ fn a_writer_that_waits_is_listed_once() {
         assert_eq!(count, 1);
     }
 }
+
+/// The kernel has called it writable and taken nothing, as where TCP has no memory: it would do so again and again.
+#[test]
+fn a_link_that_is_writable_and_takes_nothing_is_asked_again_after_a_pause() {
+    let (helper, mut thread) = idle_thread();
+    let engine = Engine::new(new_session_id(), Role::Server, Arc::new(Config::default()));
+    let (link, _peer) = link();
+    let mut pauses = Vec::new();
+    for refusals in [1, 4, u8::MAX] {
+        link.refusals.store(refusals, Ordering::Relaxed);
+        helper.watch_writable(&engine, &link);
+        thread.tick();
+        assert!(
+            !is_registered(&thread, &link) && thread.watches.is_empty(),
+            "the kernel would say it at once"
+        );
+        // Whoever finds it full meanwhile leaves it at that.
+        helper.watch_writable(&engine, &link);
+        assert!(helper.requests.lock().is_empty());
+        thread.quiet_ticks = QUIET_TICKS_MAX;
+        let pause = thread.timeout().expect("it does not sleep over it");
+        std::thread::sleep(pause);
+        thread.tick();
+        assert!(is_registered(&thread, &link), "after {pause:?}");
+        pauses.push(pause);
+        // This session has nothing to send: so much was taken.
+        let (token, ready) = hear_of(&mut thread, &link);
+        thread.ready(token, ready);
+        assert_eq!(link.refusals.load(Ordering::Relaxed), 0);
+    }
+    let ms = |number| Duration::from_millis(number);
+    assert!(pauses[0] <= ms(1) && pauses[1] <= ms(8) && pauses[1] > ms(2), "{pauses:?}");
+    assert!(pauses[2] <= ms(128) && pauses[2] > ms(64), "{pauses:?}");
+}
