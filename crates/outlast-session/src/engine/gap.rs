@@ -18,6 +18,8 @@ pub(crate) enum Gap {
     Attempts,
     /// A client's patience is over; its session has not ended yet.
     PatienceOver,
+    /// A server has found the position of a resume in order, and has not yet taken the present link away.
+    ResumeChecked,
     /// A client gives its session up; the server has not ended it yet.
     GivesUp,
 }

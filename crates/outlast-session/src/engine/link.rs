@@ -64,6 +64,8 @@ pub(crate) struct Link {
     ciphertext: Mutex<Vec<u8>>,
     /// The helper was asked to go on when there is room.
     pub(super) awaits_room: AtomicBool,
+    /// TLS: the kernel has taken ciphertext since this was lowered.
+    pub(super) took_some: AtomicBool,
     /// How often in a row the kernel has called it writable and taken nothing. The helper's alone.
     pub(super) refusals: AtomicU8,
     /// The send buffer was looked at for bulk.
@@ -87,9 +89,9 @@ pub(crate) struct Link {
     marks_urgent: AtomicBool,
     /// A read was held up by an urgent byte that the reactor may not know of yet.
     pub(super) ask_for_urgent: AtomicBool,
-    /// The next read takes the urgent byte that may be next.
+    /// The next read does not stop at an urgent byte: its reader knows of it.
     pub(super) passes_urgent: AtomicBool,
-    /// The reactor's last word on input may be older than the last read.
+    /// The reactor has spoken of input before the last read: the next one may find what the reactor has not told of.
     outruns_reactor: AtomicBool,
 }
 
@@ -117,6 +119,7 @@ impl Link {
             dead: AtomicBool::new(false),
             ciphertext: Mutex::new(Vec::new()),
             awaits_room: AtomicBool::new(false),
+            took_some: AtomicBool::new(false),
             refusals: AtomicU8::new(0),
             tuned: AtomicBool::new(false),
             heard: AtomicU64::new(0),

@@ -5,6 +5,7 @@
 //! write never is counted; only a ring that is full asks whether it may grow.
 
 mod shedding;
+pub(super) mod trim;
 
 use self::shedding::Shedding;
 use super::pool::pool_bytes;

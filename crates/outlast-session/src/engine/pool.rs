@@ -10,10 +10,26 @@ const POOLED_BYTES_MAX: usize = 16 << 20;
 static POOL: Mutex<BufferPool> = Mutex::new(BufferPool::new(POOLED_BYTES_MAX));
 /// In buffers that were taken and not given back.
 static TAKEN_BYTES: AtomicU64 = AtomicU64::new(0);
+/// The most that this was since [`forget_peak`].
+static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// What the pool has handed out.
 pub(super) fn pool_bytes() -> u64 {
     TAKEN_BYTES.load(Ordering::Relaxed)
+}
+
+/// The most that the pool had handed out since [`forget_peak`].
+pub(super) fn peak_bytes() -> u64 {
+    PEAK_BYTES.load(Ordering::Relaxed)
+}
+
+pub(super) fn forget_peak() {
+    PEAK_BYTES.store(pool_bytes(), Ordering::Relaxed);
+}
+
+fn note_taken(bytes: usize) {
+    let before = TAKEN_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
+    PEAK_BYTES.fetch_max(before + bytes as u64, Ordering::Relaxed);
 }
 
 /// A handle to the pool; costs nothing to have one in every ring.
@@ -24,7 +40,7 @@ impl SharedPool {
     /// A buffer from elsewhere, which is given back as those that were taken here.
     pub(crate) fn take_in(buffer: Vec<u8>) -> Box<[u8]> {
         let buffer = buffer.into_boxed_slice();
-        TAKEN_BYTES.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        note_taken(buffer.len());
         buffer
     }
 }
@@ -34,7 +50,7 @@ impl BufferSource for SharedPool {
         // The allocator is asked without the lock: a thread that loses its processor there would hold up all others.
         let kept = POOL.lock().take_kept(bytes);
         let buffer = kept.unwrap_or_else(|| Heap.take(bytes));
-        TAKEN_BYTES.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+        note_taken(buffer.len());
         buffer
     }
 

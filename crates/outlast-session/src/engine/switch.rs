@@ -108,9 +108,18 @@ impl Engine {
         if let Some(answer) = answer {
             self.act_on_refusal(answer, link);
         }
-        let hooks = self.ctl.lock().hooks.clone();
+        self.note_without_link(link.epoch);
+    }
+
+    /// The link of this epoch, or the one that was to be it, is gone, and [`Self::mark_lost`] was called: others hear of it.
+    pub(super) fn note_without_link(&self, epoch: u64) {
+        let hooks = {
+            let ctl = self.ctl.lock();
+            self.changed.notify_all();
+            ctl.hooks.clone()
+        };
         if let (Some(hooks), Some(engine)) = (hooks, self.arc()) {
-            hooks.lost(&engine, link.epoch);
+            hooks.lost(&engine, epoch);
         }
     }
 
@@ -253,7 +262,7 @@ impl Engine {
     /// client's opening link: it carries data at once, and its Welcome is still to come.
     ///
     /// # Errors
-    /// The peer's position cannot be continued from: the session has failed with this error.
+    /// The session has failed, or the peer's position cannot be continued from: then nothing is changed.
     pub(crate) fn install(
         &self,
         ctl: &mut Ctl,

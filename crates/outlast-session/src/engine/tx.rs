@@ -392,12 +392,14 @@ impl Engine {
         self.after_flush(tx, flush);
     }
 
-    /// As [`flush`](Self::flush). False if the link is full, and has taken nothing.
-    pub(super) fn flush_some(&self) -> bool {
+    /// As [`flush`](Self::flush). False if `link` is full, and has taken nothing.
+    pub(super) fn flush_some(&self, link: &Link) -> bool {
         let mut tx = self.tx.lock();
         let given_before = tx.sender.given_bytes();
+        link.took_some.store(false, Ordering::Relaxed);
         let flush = self.flush_locked(&mut tx);
-        let is_refused = matches!(flush, Flush::Full(_)) && tx.sender.given_bytes() == given_before;
+        let took_some = tx.sender.given_bytes() != given_before || link.took_some.load(Ordering::Relaxed);
+        let is_refused = matches!(flush, Flush::Full(_)) && !took_some;
         self.after_flush(tx, flush);
         !is_refused
     }

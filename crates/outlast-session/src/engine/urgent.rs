@@ -107,15 +107,15 @@ impl Link {
         urgent::send(self, byte)
     }
 
-    /// What a task's read would begin with. The reactor tells of input and of an urgent byte at once; where the read may find more
-    /// than the reactor has told of (`untold`), the kernel is asked. A reader to whom an urgent byte is news is woken: it must
-    /// not read now. If it asks then what is next, it gets the byte alone; others read on, and lose its mark.
+    /// What a task's read would begin with. The reactor tells of input and of an urgent byte at once; where a read outruns the reactor,
+    /// the kernel is asked. A reader to whom an urgent byte is news is woken: it must not read now. If it asks then what is next, it
+    /// gets the byte alone; others read on, and lose its mark.
     #[inline]
-    pub(super) fn ahead(&self, untold: bool, context: &Context<'_>) -> Ahead {
+    pub(super) fn ahead(&self, outruns_reactor: bool, context: &Context<'_>) -> Ahead {
         if !self.marks_urgent() || self.passes_urgent.swap(false, Ordering::Relaxed) {
             return Ahead::Other;
         }
-        let ahead = match untold {
+        let ahead = match outruns_reactor {
             true => urgent::ahead(self),
             false if self.is_urgent_at_socket() => Ahead::Urgent,
             false => Ahead::Other,
@@ -142,8 +142,11 @@ impl Link {
 
     /// Only for links of tasks; a system call only if there is, or may be, an urgent byte.
     fn is_urgent_at_socket(&self) -> bool {
-        if self.ask_for_urgent.swap(false, Ordering::Relaxed) && urgent::is_next(self) {
-            return true;
+        if self.ask_for_urgent.load(Ordering::Relaxed) {
+            if urgent::is_next(self) {
+                return true;
+            }
+            self.ask_for_urgent.store(false, Ordering::Relaxed);
         }
         let look = |link: &sys::Shared| match urgent::is_next(link) {
             true => Ok(true),
@@ -215,6 +218,19 @@ mod tests {
             assert!(!link.is_urgent_next());
             assert_eq!(read(&link, 8).unwrap(), b"efgh");
         }
+    }
+
+    /// The peer's window may be closed: then nothing more comes that would be news.
+    #[tokio::test]
+    async fn a_reader_who_does_not_ask_reads_on_behind_what_comes_before() {
+        let (mut peer, link) = linked();
+        io::Write::write_all(&mut peer, b"abc").unwrap();
+        urgent::send(&peer, b'u').unwrap();
+        io::Write::write_all(&mut peer, b"efgh").unwrap();
+        told(&link).await;
+        assert_eq!(read(&link, 8).unwrap(), b"abc");
+        assert_eq!(read(&link, 8).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(read(&link, 8).unwrap(), b"uefgh");
     }
 
     #[tokio::test]

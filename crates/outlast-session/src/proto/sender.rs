@@ -73,7 +73,7 @@ pub struct Sender<S: BufferSource> {
     sent_offset: u64,
     /// The highest offset ever given to any link.
     sent_offset_max: u64,
-    /// What links have taken, frames and handshakes included. It wraps.
+    /// What links have taken by [`sent`](Self::sent), frames and handshakes included, before TLS. It wraps.
     given_bytes: u64,
     /// The peer has everything before this.
     acked_offset: u64,
@@ -139,7 +139,7 @@ impl<S: BufferSource> Sender<S> {
         self.sent_offset_max
     }
 
-    /// What links have taken, frames and handshakes included. It wraps.
+    /// What links have taken by [`sent`](Self::sent), frames and handshakes included, before TLS. It wraps.
     pub fn given_bytes(&self) -> u64 {
         self.given_bytes
     }

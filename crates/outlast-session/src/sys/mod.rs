@@ -16,7 +16,9 @@ mod tcp;
 pub(crate) mod urgent;
 
 pub(crate) use kernel_memory::{Lent, OtherEnds, TcpMemory, held_bytes, let_receive_buffer_grow};
-pub(crate) use limits::{SpareDescriptor, descriptors_max, descriptors_open, is_short, memory_bytes};
+pub(crate) use limits::{
+    SpareDescriptor, descriptors_max, descriptors_open, is_short, memory_bytes, return_free_memory,
+};
 pub(crate) use netlink::RouteWatch;
 pub(crate) use pipe::{Pipe, splice};
 pub(crate) use poller::{Poller, Ready};

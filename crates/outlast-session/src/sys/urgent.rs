@@ -41,16 +41,16 @@ pub(crate) enum Ahead {
     Other,
 }
 
-/// Looks what a read would begin with. The kernel notes that a byte is urgent before it shows the byte to readers: once another
-/// byte was seen, no urgent one comes before it.
+/// Looks what a read would begin with. The kernel notes that a byte is urgent before it shows the byte to readers: so it is asked for input
+/// first, and then whether that begins with an urgent byte. (That one is announced says nothing: its segment may be dropped.)
 pub(crate) fn ahead(fd: impl AsFd) -> Ahead {
-    let events = libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI;
+    let events = libc::POLLIN | libc::POLLRDHUP;
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events, revents: 0 };
     // SAFETY: one pollfd is passed, and it outlives the call.
     let count = unsafe { libc::poll(&raw mut poll, 1, 0) };
-    match poll.revents {
-        0 if count == 0 => Ahead::Nothing,
-        events if events & libc::POLLPRI != 0 && is_next(fd) => Ahead::Urgent,
+    match count {
+        0 => Ahead::Nothing,
+        _ if is_next(fd) => Ahead::Urgent,
         _ => Ahead::Other,
     }
 }

@@ -149,12 +149,19 @@ impl ConfigFile {
         let entries = entries.filter(|entry| ADDRESSES.contains(&entry.key.as_str()));
         let mut seen: Vec<SocketAddr> = Vec::new();
         let mut faults = Vec::new();
+        let only_v6 = is_v6_only();
         for entry in entries.chain(self.process.iter().filter(|entry| entry.key == METRICS)) {
             let Values::Texts(texts) = &entry.values else { continue };
             for address in texts.iter().filter_map(|text| plan::socket_address(text).ok()) {
-                if let Some(other) = seen.iter().find(|other| overlap(**other, address)) {
+                if let Some(other) = seen.iter().find(|other| overlap(**other, address, only_v6)) {
                     let who = if entry.key == METRICS { "the metrics and a section" } else { "two sections" };
-                    let and = if *other == address { String::new() } else { format!(" and {other}") };
+                    let and = match other {
+                        other if *other == address => String::new(),
+                        other if other.ip().is_unspecified() => {
+                            format!(" and {other}, which is all addresses")
+                        }
+                        other => format!(" and {other}"),
+                    };
                     let why = format!("{who} listen on {address}{and}: choose another port for one");
                     faults.push(fault(&self.path, entry.line, &why));
                 } else if address.port() != 0 {
@@ -166,10 +173,13 @@ impl ConfigFile {
     }
 }
 
+/// Whether sockets of IPv6 leave all connections of IPv4 to others.
+fn is_v6_only() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1")
+}
+
 /// Whether only one of the two may listen: they are equal, or one of them stands for all addresses.
-fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
-    let only_v6 =
-        std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "1");
+fn overlap(one: SocketAddr, other: SocketAddr, only_v6: bool) -> bool {
     let is_free = one.port() == 0 || other.port() == 0;
     !is_free && (covers(one, only_v6, other) || covers(other, only_v6, one))
 }

@@ -243,7 +243,10 @@ fn an_address_of_a_port_that_another_section_has_at_all_addresses_is_taken() {
     for (one, other) in
         [("0.0.0.0:7000", "127.0.0.1:7000"), ("192.0.2.1:7000", "0.0.0.0:7000"), ("[::]:7000", "[::1]:7000")]
     {
-        let why = format!("f.toml:5: two sections listen on {other} and {one}: choose another port for one");
+        let at_all = |address: &str| address.starts_with("0.0.0.0:") || address.starts_with("[::]:");
+        let which = if at_all(one) { ", which is all addresses" } else { "" };
+        let why =
+            format!("f.toml:5: two sections listen on {other} and {one}{which}: choose another port for one");
         assert_eq!(said(one, other), [why]);
     }
     for (one, other) in [

@@ -42,9 +42,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use upgrade::Preloaded;
 
-/// After SIGTERM, time for the program to end. Default 45 s: servers that give their clients time to finish (gunicorn, squid) take 30 s
-/// for that, and then some to end.
+/// After SIGTERM, time for the program to end. Default 45 s: servers that give their clients 30 s to finish (gunicorn, squid) need a moment
+/// more to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+/// What is left to do then.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// A library that was loaded unasked into a program that never waits for clients says nothing: that one is ready, too.
 const READY_UNTOLD: Duration = Duration::from_secs(10);
 
@@ -259,10 +261,11 @@ fn say_what_is_taken_over(plan: &Plan, TakenOver { pids, sockets, refuses }: &Ta
     match sockets {
         0 if *refuses => tracing::warn!(
             "{name} of before still runs without its supervisor (process {shown}), and its listening sockets cannot be taken \
-             over: it is told to end, and clients are refused until the new one listens"
+             over: it is told to end, and killed if it does not within 5 s; clients are refused until the new one listens"
         ),
         0 => tracing::warn!(
-            "{name} of before still runs without its supervisor (process {shown}): it is told to end"
+            "{name} of before still runs without its supervisor (process {shown}): it is told to end, \
+             and killed if it does not within 5 s"
         ),
         sockets => {
             let limit = plan.settings.stop_timeout.map_or_else(String::new, |time| {
@@ -344,7 +347,12 @@ fn supervise(
         }
         match event {
             Event::Ready | Event::Awaits { .. } => manager.ready(),
-            Event::Stopping { for_good: true, .. } => manager.stopping(),
+            Event::Stopping { for_good: true, .. } => {
+                manager.stopping();
+                if let Some(time) = plan.settings.stop_timeout {
+                    manager.stops_within(time + STOPS_WITHIN);
+                }
+            }
             Event::Alive => manager.alive(),
             _ => {}
         }

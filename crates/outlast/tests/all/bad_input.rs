@@ -312,9 +312,8 @@ fn what_the_system_refuses_ends_with_7_and_nothing_stays() {
     let port = outlast_lab::free_port().unwrap();
     let section = |host: &str| format!("[[listen]]\naddress = '{host}:{port}'\nto = '127.0.0.1:1'\n");
     let file = write(folder.path(), "outlast.toml", &(section("0.0.0.0") + &section("localhost")));
-    let complaint = format!(
-        ":5: two sections listen on 127.0.0.1:{port} and 0.0.0.0:{port}: choose another port for one"
-    );
+    let complaint =
+        format!(":5: two sections listen on 127.0.0.1:{port} and 0.0.0.0:{port}, which is all addresses");
     assert_complaint(&output(folder.path(), &["--config", &file]), 2, &complaint);
     let nowhere = folder.path().join("no/such/folder/admin");
     let arguments =

@@ -26,8 +26,9 @@ const ACCEPTED: usize = 32;
 const PACKETS: usize = 32;
 /// Connections of one process with the holder.
 const CONTROLS: usize = 8;
-/// After another binary was asked for, or sockets were taken over: servers have so long to end.
-const PUTS_BACK: Duration = Duration::from_secs(30);
+/// After another binary was asked for, or sockets were taken over: servers may shut them down so late, as they end. `outlast run` gives
+/// them 45 s for that, if it is not told otherwise.
+const PUTS_BACK: Duration = Duration::from_secs(60);
 
 /// Whether another process than the one that asks has not received yet what it was given. One thread of a process asks at a
 /// time: who asks has received all.

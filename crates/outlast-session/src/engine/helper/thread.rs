@@ -171,7 +171,10 @@ impl Thread {
         let expiry = self.next_expiry.map(|at| if memory::needs_looks() { self.next_idle_check } else { at });
         let expiry = expiry.map(|at| at.max(self.next_idle_check));
         let later = self.later.iter().map(|(at, _)| *at).min();
-        let next = [checks, expiry, repeat, later, self.silences.next(), self.refused.next()];
+        let trim = memory::trim::due_in_ms();
+        let trim =
+            trim.map(|wait_ms| self.next_idle_check.max(Instant::now() + Duration::from_millis(wait_ms)));
+        let next = [checks, expiry, repeat, later, trim, self.silences.next(), self.refused.next()];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
@@ -205,6 +208,7 @@ impl Thread {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
             self.check_idle();
             memory::look();
+            memory::trim::look();
             self.expire();
             self.clients.retain(|client| client.strong_count() > 0);
         }

@@ -167,7 +167,13 @@ impl Link {
             match &received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 // An end that has come already is not cleared with it.
-                Ok((_, Left::Nothing)) => ready.clear_ready(),
+                Ok((_, Left::Nothing)) => {
+                    ready.clear_ready();
+                    // The read may have ended at an urgent byte, with more behind it of which the reactor has told.
+                    if self.marks_urgent() && reactor.try_io(Interest::PRIORITY, |_| Ok(())).is_ok() {
+                        self.input_may_be_hidden();
+                    }
+                }
                 _ => {}
             }
             let is_ready = reactor.try_io(Interest::READABLE, |_| Ok(())).is_ok();
@@ -296,7 +302,11 @@ struct Ciphertext<'a>(&'a Link);
 
 impl Write for Ciphertext<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        sys::send(self.0, bytes, Then::Nothing)
+        let sent = sys::send(self.0, bytes, Then::Nothing);
+        if sent.is_ok() {
+            self.0.took_some.store(true, Ordering::Relaxed);
+        }
+        sent
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! A proven Hello becomes a session in the table, or one more link for a session that is there.
 
+use super::super::gap::{self, Gap};
 use super::super::memory;
 use super::super::switch::PeerPosition;
 use super::super::{Engine, Link, Overfull, Role, millis};
@@ -7,6 +8,7 @@ use super::door::say_no;
 use super::{
     Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX,
 };
+use crate::Error;
 use crate::proto::{
     Auth, Block, Decision, Descriptors, DirectPath, DirectVerdict, Greeted, Intent, LinkMode, NotDirect,
     Policy, Refusal, Refuse, RegistryLimits, SavedSyn, Shortage, State, Welcome,
@@ -226,6 +228,7 @@ impl Acceptor {
         if let Some(mailbox) = self.mailbox.get().filter(|_| hello.mode == LinkMode::Udp) {
             engine.use_mailbox(&mut ctl, mailbox.clone());
         }
+        gap::reached(Gap::ResumeChecked, engine);
         let position = engine.retire(&mut ctl, "the client made a new link").position;
         engine.hear_of_pause(&mut ctl, hello.paused_ms);
         let (send_buffer_bytes, receive_buffer_bytes) = link.buffer_bytes();
@@ -270,6 +273,13 @@ impl Acceptor {
                     engine.resume_io();
                 }
                 Ok(before)
+            }
+            // PROTOCOL 3.6: what came on the old link, and was read only as that was taken away, says that the position is none. The
+            // session waits for a better Hello.
+            Err(Error::BytesMissing { .. }) if before != State::Opening => {
+                drop(ctl);
+                engine.note_without_link(hello.epoch);
+                Err(Refusal::OffsetOutOfRange.into())
             }
             Err(error) => {
                 drop(ctl);

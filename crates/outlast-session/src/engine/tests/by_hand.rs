@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A server and, as far as it has one, its client's engine.
 pub(super) struct ByHand {
     pub(super) acceptor: Arc<Acceptor>,
-    socket: TcpListener,
+    pub(super) socket: TcpListener,
     pub(super) client: Arc<Engine>,
 }
 
@@ -30,7 +30,7 @@ impl ByHand {
     }
 
     /// The connection that has said something.
-    fn accept(&self) -> Shaking {
+    pub(super) fn accept(&self) -> Shaking {
         let (stream, peer) = self.socket.accept().unwrap();
         Shaking::new(self.acceptor.server_link(stream.into(), peer).unwrap())
     }

@@ -3,11 +3,11 @@
 use super::by_hand::ByHand;
 use super::{Pair, quick, wait_until, within};
 use crate::engine::gap::{self, Gap};
-use crate::engine::{Engine, Progress, Pumped, Waiting};
-use crate::proto::LinkMode;
+use crate::engine::{Engine, Progress, Pumped, Shaken, Waiting};
+use crate::proto::{ClientHandshake, Credentials, Hello, Intent, LinkMode};
 use crate::sys;
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 /// The kernel counts a FIN as a byte. A byte that nobody has read yet is none.
@@ -136,5 +136,59 @@ fn a_client_that_reads_the_end_late_ends_at_once() {
             matches!(pair.client.read(&mut [0], Waiting::Never), Ok(Progress::Done(0)))
         });
         wait_until("over", || pair.client.is_over());
+    });
+}
+
+/// PROTOCOL 3.6: that the position is none is said by what came on the present link and nobody has read yet. The session was ended for
+/// it, by somebody else's Hello.
+#[test]
+fn a_hello_that_is_refused_for_what_its_present_link_has_brought_ends_no_session() {
+    within(|| {
+        let pair = ByHand::new(quick(LinkMode::Inband));
+        let server = pair.open();
+        assert!(server.write(b"hello", None).is_ok());
+        server.flush();
+        let room = std::cell::Cell::new([0; 5]);
+        let reads_five = || {
+            let mut bytes = room.get();
+            let read = pair.client.read(&mut bytes, Waiting::Never);
+            room.set(bytes);
+            matches!(read, Ok(Progress::Done(5)))
+        };
+        wait_until("five bytes", reads_five);
+        // A reader at work hears of that at the worst instant.
+        let reader = server.clone();
+        gap::next_time(Gap::ResumeChecked, &server, move || {
+            reader.peer_acked(5);
+            false
+        });
+        assert!(server.could_continue_at(4));
+        let mut hello = Hello::open(pair.client.id, LinkMode::Inband);
+        (hello.epoch, hello.intent, hello.next_offset) = (2, Intent::Resume, 4);
+        let handshake = ClientHandshake::new(hello, Credentials::Open, [0; 32]).unwrap();
+        let mut other = TcpStream::connect(pair.socket.local_addr().unwrap()).unwrap();
+        other.write_all(handshake.start()).unwrap();
+        other.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let mut shaking = pair.accept();
+        loop {
+            match shaking.step(&pair.acceptor).unwrap() {
+                Shaken::Wait => std::thread::yield_now(),
+                Shaken::Done => break,
+                Shaken::Opened(_) => panic!("a second session"),
+            }
+        }
+        drop(shaking);
+        let mut refusal = [0; 9];
+        other.read_exact(&mut refusal).unwrap();
+        // Its kind, and why, behind the magic number, the version and the length.
+        assert_eq!((refusal.get(5), refusal.get(8)), (Some(&5), Some(&11)), "{refusal:?}");
+        assert!(server.failure().is_none() && !server.could_continue_at(4));
+        // Its own client goes on, with an epoch that is higher than the other one's.
+        pair.client.ctl().client.saw_epoch(2);
+        pair.resume();
+        assert!(server.write(b"again", None).is_ok());
+        server.flush();
+        wait_until("five bytes more", reads_five);
+        assert_eq!(&room.get(), b"again");
     });
 }

@@ -11,9 +11,10 @@ fn a_flush_tells_whether_a_full_link_has_taken_something() {
         for mode in [LinkMode::Kernel, LinkMode::Inband] {
             let pair = ByHand::new(quick(mode));
             let server = pair.open();
-            assert!(server.flush_some(), "there is nothing to send");
+            assert!(server.flush_some(&server.link().unwrap()), "there is nothing to send");
             // Past the session, which nobody reads.
-            let socket = server.link().unwrap().shared_socket();
+            let link = server.link().unwrap();
+            let socket = link.shared_socket();
             let peer = pair.client.link().unwrap().shared_socket();
             for socket in [&socket, &peer] {
                 socket.set_nonblocking(true).unwrap();
@@ -24,10 +25,10 @@ fn a_flush_tells_whether_a_full_link_has_taken_something() {
                 socket.send(&piece).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             });
             assert!(server.write(b"x", None).is_ok());
-            assert!(!server.flush_some(), "it has taken a byte");
+            assert!(!server.flush_some(&link), "it has taken a byte");
             wait_until("room again", || {
                 while (&*peer).read(&mut vec![0; 1 << 20]).is_ok() {}
-                server.flush_some()
+                server.flush_some(&link)
             });
         }
     });

@@ -22,7 +22,7 @@ pub struct TcpLocal {
     pub(super) fd: AsyncFd<std::net::TcpStream>,
     /// A read was held up by an urgent byte that the reactor may not know of yet.
     ask_for_urgent: AtomicBool,
-    /// The reactor's last word on input may be older than the last read: the next read may find what it has not told of.
+    /// The reactor has spoken of input before the last read: the next one may find what the reactor has not told of.
     outruns_reactor: AtomicBool,
     /// See [`Local::written`].
     pub(super) has_failed: AtomicBool,
@@ -77,8 +77,11 @@ impl TcpLocal {
 
     /// Whether the next byte to be read is urgent. A system call only if there is, or may be, an urgent byte.
     pub(super) fn is_urgent_next(&self) -> bool {
-        if self.ask_for_urgent.swap(false, Ordering::Relaxed) && urgent::is_next(self.fd.get_ref()) {
-            return true;
+        if self.ask_for_urgent.load(Ordering::Relaxed) {
+            if urgent::is_next(self.fd.get_ref()) {
+                return true;
+            }
+            self.ask_for_urgent.store(false, Ordering::Relaxed);
         }
         let look = |stream: &std::net::TcpStream| match urgent::is_next(stream) {
             true => Ok(true),
@@ -103,7 +106,8 @@ impl TcpLocal {
         }
     }
 
-    /// One read that the reactor calls for. It has cleared the readiness again, or there may be more.
+    /// One read that the reactor calls for. While the readiness is not cleared, the next read may find what the reactor has not told of, and
+    /// looks first.
     fn try_input(
         &self,
         mut read: impl FnMut(&std::net::TcpStream) -> io::Result<usize>,

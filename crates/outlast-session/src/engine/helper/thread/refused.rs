@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// The first pause before the kernel is asked again. Each time that it takes nothing the next one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// The pause is doubled so often at the most: 128 ms.
-const DOUBLINGS_MAX: u8 = 7;
+/// The pause is doubled so often at the most: 32 ms.
+const DOUBLINGS_MAX: u8 = 5;
 
 /// Those that are to be watched for room after a pause.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub(super) struct Refused(Vec<(Instant, Weak<Engine>, Weak<Link>)>);
 impl Refused {
     /// Sends what is pending on a link that was just reported as writable.
     pub(super) fn flush(engine: &Engine, link: &Link) {
-        let refusals = match engine.flush_some() {
+        let refusals = match engine.flush_some(link) {
             true => 0,
             false => link.refusals.load(Ordering::Relaxed).saturating_add(1),
         };

@@ -201,5 +201,5 @@ fn a_link_that_is_writable_and_takes_nothing_is_asked_again_after_a_pause() {
     }
     let ms = |number| Duration::from_millis(number);
     assert!(pauses[0] <= ms(1) && pauses[1] <= ms(8) && pauses[1] > ms(2), "{pauses:?}");
-    assert!(pauses[2] <= ms(128) && pauses[2] > ms(64), "{pauses:?}");
+    assert!(pauses[2] <= ms(32) && pauses[2] > ms(16), "{pauses:?}");
 }
