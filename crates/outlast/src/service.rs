@@ -91,6 +91,7 @@ pub async fn run(mut plans: Plans, process: &ProcessArgs, narrator: &Narrator) -
     if let Some(bytes) = memory_of_all(&plans, Memory::now().budget_bytes) {
         Memory::set_budget(bytes);
     }
+    Memory::return_when_free();
     let registry = Arc::new(Registry::default());
     let mut fronts = Vec::new();
     // Before anything listens: if this process is killed just then, its child would have those sockets until it has executed.

@@ -48,13 +48,27 @@ struct Requests {
     repeats: Vec<Repeated>,
     listened: Vec<Listened>,
     jobs: Jobs,
+    /// Much memory is free.
+    trim: bool,
 }
 
 impl Requests {
     fn is_empty(&self) -> bool {
         // All of them, by name: the thread goes to sleep if there is none.
-        let Self { flush, pump, idle, linger, watch, acceptors, clients, mailboxes, repeats, listened, jobs } =
-            self;
+        let Self {
+            flush,
+            pump,
+            idle,
+            linger,
+            watch,
+            acceptors,
+            clients,
+            mailboxes,
+            repeats,
+            listened,
+            jobs,
+            trim,
+        } = self;
         flush.is_empty()
             && pump.is_empty()
             && idle.is_empty()
@@ -66,6 +80,7 @@ impl Requests {
             && repeats.is_empty()
             && listened.is_empty()
             && jobs.0.is_empty()
+            && !trim
     }
 }
 
@@ -269,6 +284,11 @@ impl Helper {
     /// Start this thread after so long; at once if that is nothing, for those that belong here.
     pub(super) fn start_thread(&self, after: Duration, job: Job) {
         self.ask(true, |requests| requests.jobs.0.push((Instant::now() + after, job)));
+    }
+
+    /// Sessions have given much memory back: return it to the system.
+    pub(crate) fn return_memory(&self) {
+        self.ask(false, |requests| requests.trim = true);
     }
 
     /// Let this listener's detached sessions expire.

@@ -100,6 +100,13 @@ impl Memory {
     pub fn set_budget(bytes: u64) {
         BUDGET_BYTES.store(bytes.max(1), Ordering::Relaxed);
     }
+
+    /// Has the C library's allocator return to the system what sessions have given back, when that is much and most of what they had. For
+    /// programs whose memory is mostly that of sessions: the allocator looks at all of it (malloc_trim(3)), and whoever asks it for memory
+    /// waits meanwhile, for some ten milliseconds where 100 MB are free.
+    pub fn return_when_free() {
+        trim::want();
+    }
 }
 
 fn budget() -> Budget {

@@ -1,5 +1,7 @@
 //! The process's pool of ring buffers.
 
+use super::helper::Helper;
+use super::memory::trim;
 use outlast_stream::{BufferPool, BufferSource, Heap};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,26 +12,15 @@ const POOLED_BYTES_MAX: usize = 16 << 20;
 static POOL: Mutex<BufferPool> = Mutex::new(BufferPool::new(POOLED_BYTES_MAX));
 /// In buffers that were taken and not given back.
 static TAKEN_BYTES: AtomicU64 = AtomicU64::new(0);
-/// The most that this was since [`forget_peak`].
-static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// What the pool has handed out.
 pub(super) fn pool_bytes() -> u64 {
     TAKEN_BYTES.load(Ordering::Relaxed)
 }
 
-/// The most that the pool had handed out since [`forget_peak`].
-pub(super) fn peak_bytes() -> u64 {
-    PEAK_BYTES.load(Ordering::Relaxed)
-}
-
-pub(super) fn forget_peak() {
-    PEAK_BYTES.store(pool_bytes(), Ordering::Relaxed);
-}
-
 fn note_taken(bytes: usize) {
     let before = TAKEN_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
-    PEAK_BYTES.fetch_max(before + bytes as u64, Ordering::Relaxed);
+    trim::note_taken(before + bytes as u64);
 }
 
 /// A handle to the pool; costs nothing to have one in every ring.
@@ -55,8 +46,12 @@ impl BufferSource for SharedPool {
     }
 
     fn give(&mut self, buffer: Box<[u8]>) {
-        TAKEN_BYTES.fetch_sub(buffer.len() as u64, Ordering::Relaxed);
+        let bytes = buffer.len() as u64;
         let left = POOL.lock().keep(buffer);
         drop(left);
+        let before = TAKEN_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+        if trim::note_given(before.saturating_sub(bytes)) {
+            Helper::get().return_memory();
+        }
     }
 }

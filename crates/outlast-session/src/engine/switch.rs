@@ -102,7 +102,6 @@ impl Engine {
             return;
         }
         self.mark_lost(&mut ctl, cause, stuck_for);
-        self.changed.notify_all();
         drop(ctl);
         gap::reached(Gap::LostUntold, self);
         if let Some(answer) = answer {
@@ -111,7 +110,7 @@ impl Engine {
         self.note_without_link(link.epoch);
     }
 
-    /// The link of this epoch, or the one that was to be it, is gone, and [`Self::mark_lost`] was called: others hear of it.
+    /// The session has no link any more, as the one of this epoch is gone, or was to be the next one and is none: others hear of it.
     pub(super) fn note_without_link(&self, epoch: u64) {
         let hooks = {
             let ctl = self.ctl.lock();

@@ -399,7 +399,8 @@ impl Engine {
         link.took_some.store(false, Ordering::Relaxed);
         let flush = self.flush_locked(&mut tx);
         let took_some = tx.sender.given_bytes() != given_before || link.took_some.load(Ordering::Relaxed);
-        let is_refused = matches!(flush, Flush::Full(_)) && !took_some;
+        let is_full = matches!(&flush, Flush::Full(full) if std::ptr::eq(&raw const **full, link));
+        let is_refused = is_full && !took_some;
         self.after_flush(tx, flush);
         !is_refused
     }

@@ -4,6 +4,8 @@ mod refused;
 mod repeats;
 mod stalled;
 
+use super::super::memory::trim::Trim;
+use super::super::pool::pool_bytes;
 use super::super::server::Acceptor;
 use super::super::silence::Silences;
 use super::super::udp::Mailbox;
@@ -102,6 +104,7 @@ pub(super) struct Thread {
     repeats: Repeats,
     stalled: Stalled,
     refused: Refused,
+    trim: Trim,
     silences: Silences,
     next_idle_check: Instant,
     quiet_ticks: u32,
@@ -125,6 +128,7 @@ impl Thread {
             repeats: Repeats::default(),
             stalled: Stalled::default(),
             refused: Refused::default(),
+            trim: Trim::default(),
             silences: Silences::default(),
             next_idle_check: Instant::now() + IDLE_CHECK,
             quiet_ticks: 0,
@@ -171,10 +175,8 @@ impl Thread {
         let expiry = self.next_expiry.map(|at| if memory::needs_looks() { self.next_idle_check } else { at });
         let expiry = expiry.map(|at| at.max(self.next_idle_check));
         let later = self.later.iter().map(|(at, _)| *at).min();
-        let trim = memory::trim::due_in_ms();
-        let trim =
-            trim.map(|wait_ms| self.next_idle_check.max(Instant::now() + Duration::from_millis(wait_ms)));
-        let next = [checks, expiry, repeat, later, trim, self.silences.next(), self.refused.next()];
+        let next =
+            [checks, expiry, repeat, later, self.trim.next(), self.silences.next(), self.refused.next()];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()).max(TICK))
     }
@@ -184,12 +186,13 @@ impl Thread {
         self.run_jobs();
         self.repeats.work();
         self.silences.look();
+        self.trim.look(pool_bytes);
         if !self.clients.is_empty() && self.routes.is_none() {
             self.open_routes();
         }
-        let busy = !flush.is_empty() || !pump.is_empty() || !watch.is_empty();
         let mut watch = watch;
         watch.retain(|watched| !self.refused.put_off(watched));
+        let busy = !flush.is_empty() || !pump.is_empty() || !watch.is_empty();
         for (engine, link, interest) in self.refused.due().into_iter().chain(watch) {
             self.watch(engine, &link, interest);
         }
@@ -208,7 +211,6 @@ impl Thread {
             self.next_idle_check = Instant::now() + IDLE_CHECK;
             self.check_idle();
             memory::look();
-            memory::trim::look();
             self.expire();
             self.clients.retain(|client| client.strong_count() > 0);
         }
@@ -230,7 +232,11 @@ impl Thread {
             repeats,
             listened,
             jobs,
+            trim,
         } = requests;
+        if std::mem::take(trim) {
+            self.trim.plan(pool_bytes(), Instant::now());
+        }
         self.idle.append(idle);
         for engine in linger.drain(..) {
             let since = Instant::now();

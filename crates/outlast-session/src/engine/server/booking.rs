@@ -8,7 +8,6 @@ use super::door::say_no;
 use super::{
     Acceptor, DRAINING_RETRY_AFTER_MS, Greeting, Outcome, RETRY_AFTER_MS, ServerHooks, UNACCEPTED_MAX,
 };
-use crate::Error;
 use crate::proto::{
     Auth, Block, Decision, Descriptors, DirectPath, DirectVerdict, Greeted, Intent, LinkMode, NotDirect,
     Policy, Refusal, Refuse, RegistryLimits, SavedSyn, Shortage, State, Welcome,
@@ -230,6 +229,13 @@ impl Acceptor {
         }
         gap::reached(Gap::ResumeChecked, engine);
         let position = engine.retire(&mut ctl, "the client made a new link").position;
+        // What came on the old link, and was read only now, may say that the position is none. The session waits for a better Hello.
+        if before != State::Opening && !engine.could_continue_at(hello.next_offset) {
+            drop(ctl);
+            engine.check_over();
+            engine.note_without_link(hello.epoch);
+            return Err(Refusal::OffsetOutOfRange.into());
+        }
         engine.hear_of_pause(&mut ctl, hello.paused_ms);
         let (send_buffer_bytes, receive_buffer_bytes) = link.buffer_bytes();
         let welcome = Welcome {
@@ -273,13 +279,6 @@ impl Acceptor {
                     engine.resume_io();
                 }
                 Ok(before)
-            }
-            // PROTOCOL 3.6: what came on the old link, and was read only as that was taken away, says that the position is none. The
-            // session waits for a better Hello.
-            Err(Error::BytesMissing { .. }) if before != State::Opening => {
-                drop(ctl);
-                engine.note_without_link(hello.epoch);
-                Err(Refusal::OffsetOutOfRange.into())
             }
             Err(error) => {
                 drop(ctl);

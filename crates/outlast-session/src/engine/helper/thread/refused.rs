@@ -14,6 +14,11 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The pause is doubled so often at the most: 32 ms.
 const DOUBLINGS_MAX: u8 = 5;
 
+/// With so many that wait the pause is twice as long; with each more of them, once more.
+const CROWD: usize = 64;
+/// It is no longer than this.
+const PAUSE_MAX: Duration = Duration::from_millis(256);
+
 /// Those that are to be watched for room after a pause.
 #[derive(Debug, Default)]
 pub(super) struct Refused(Vec<(Instant, Weak<Engine>, Weak<Link>)>);
@@ -33,7 +38,10 @@ impl Refused {
         let refusals = link.refusals.load(Ordering::Relaxed);
         let waits = refusals > 0 && *interest == Interest::WRITABLE;
         if waits {
-            let pause = PAUSE_MIN * (1 << (refusals - 1).min(DOUBLINGS_MAX));
+            let doublings = (refusals - 1).min(DOUBLINGS_MAX);
+            // Thousands are asked no more often than some.
+            let crowd = u32::try_from(self.0.len() / CROWD).unwrap_or(u32::MAX);
+            let pause = (PAUSE_MIN * (1 << doublings)).saturating_mul(1 + crowd).min(PAUSE_MAX);
             self.0.push((Instant::now() + pause, engine.clone(), Arc::downgrade(link)));
         }
         waits
