@@ -22,12 +22,15 @@
 extern crate alloc;
 
 mod connection;
+#[cfg(feature = "io")]
+pub mod consensus;
 mod election;
 mod entry;
 mod lease;
 mod log;
 #[cfg(test)]
 mod mutant;
+mod naming;
 mod order;
 #[cfg(feature = "io")]
 pub mod portal;
@@ -50,6 +53,7 @@ pub use election::{Elector, Step};
 pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;
+pub use naming::{Heard, Leader};
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
 pub use replica::{Action, Known, LastAck, PacketId, Replica, Restore, Snapshot};

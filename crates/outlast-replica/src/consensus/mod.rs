@@ -1,0 +1,295 @@
+//! Who takes part, who is the primary, and who may serve until when: decided by the nodes of a group together, by Raft (Ongaro and
+//! Ousterhout 2014). No entry of the order waits for it.
+//!
+//! openraft keeps the log, the votes and the members. When somebody stands for election is decided by [`Elector`](crate::Elector), and who may
+//! serve until when by [`Lease`](crate::Lease): its own elections let a node that comes back depose a leader that works, and what it tells of
+//! a leader's acknowledgements is an age, which looks fresh after the process was stopped.
+
+mod network;
+mod state;
+mod store;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use crate::election::Step;
+use crate::view::{NodeId, View};
+use network::{Link, Links, Service};
+use openraft::{Config, Raft, SnapshotPolicy};
+use serde::{Deserialize, Serialize};
+use state::{State, now_ms};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Cursor};
+use std::sync::Arc;
+use std::time::Duration;
+pub use store::{Decided, Proposal};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use wire::{Answer, Request};
+
+openraft::declare_raft_types!(
+    /// What the consensus is about.
+    pub Types:
+        D = Proposal,
+        R = bool,
+        NodeId = u64,
+        Node = Member,
+        Entry = openraft::Entry<Types>,
+        SnapshotData = Cursor<Vec<u8>>,
+        AsyncRuntime = openraft::TokioRuntime,
+);
+
+/// Between two looks at what there is to do. An election takes some of them.
+const LOOK: Duration = Duration::from_millis(3);
+/// Another node that has not said by then whether it would vote is not waited for.
+const ASK_TIMEOUT: Duration = Duration::from_millis(30);
+/// A view that is not decided by then is proposed again.
+const PROPOSE_TIMEOUT: Duration = Duration::from_millis(300);
+/// The primary borrows what is left of the leader's lease so often.
+const BORROW: Duration = Duration::from_millis(10);
+/// A copy of what is decided takes the log's place after so many entries.
+const LOG_ENTRIES_MAX: u64 = 500;
+
+/// A voter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Where it listens for other nodes' consensus: host:port.
+    pub address: String,
+    /// It has no server, and is never a member of a view.
+    pub is_witness: bool,
+}
+
+/// How a node takes part.
+#[derive(Debug)]
+pub struct Settings {
+    /// This one.
+    pub me: NodeId,
+    /// It has no server.
+    pub is_witness: bool,
+    /// Where other nodes' consensus connects to.
+    pub listener: std::net::TcpListener,
+    /// For so long a voter promises to elect nobody else, in milliseconds: the same for all. What passes between the death of a primary
+    /// and the next view is this time, and some 5 ms.
+    pub promise_ms: u64,
+    /// Between two messages of the leader, in milliseconds: a fifth of the promise, or less.
+    pub heartbeat_ms: u64,
+    /// Another one for each node.
+    pub seed: u64,
+}
+
+/// Why a node does not take part.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Of the listening socket.
+    #[error("cannot listen for other nodes: {0}")]
+    Listen(#[from] io::Error),
+    /// Of the consensus, which says why.
+    #[error("the consensus refuses: {0}")]
+    Refused(String),
+}
+
+/// One node's part in the consensus. It ends when this is dropped.
+pub struct Consensus {
+    service: Service,
+    _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Consensus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consensus").field("me", &self.service.state.me).finish_non_exhaustive()
+    }
+}
+
+impl Consensus {
+    /// Takes part, as one who votes if the group has it among its voters. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be waited for, or the times do not fit together.
+    pub async fn start(settings: Settings) -> Result<Self, Error> {
+        settings.listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(settings.listener)?;
+        let config = Config {
+            heartbeat_interval: settings.heartbeat_ms,
+            election_timeout_min: settings.promise_ms,
+            election_timeout_max: settings.promise_ms + 1,
+            enable_elect: false,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES_MAX),
+            max_in_snapshot_log_to_keep: LOG_ENTRIES_MAX,
+            ..Config::default()
+        };
+        let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
+        let config = Arc::new(config.validate().map_err(|error| refused(&error))?);
+        let Settings { me, is_witness, promise_ms, seed, .. } = settings;
+        let state = Arc::new(State::new(me, is_witness, promise_ms, seed));
+        let (views, decided) = store::Views::new();
+        let raft = Raft::new(me.0, config, Links(state.clone()), store::Log::default(), views).await;
+        let raft = raft.map_err(|error| refused(&error))?;
+        let service = Service { raft, state, decided };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, service.clone()));
+        tasks.spawn(attend(service.clone()));
+        Ok(Self { service, _tasks: tasks })
+    }
+
+    /// Founds the group with these voters. Once, at one node of it, and only where all of them are new: a second founding would make a second
+    /// group.
+    ///
+    /// # Errors
+    /// This node has a group already.
+    pub async fn found(&self, voters: BTreeMap<NodeId, Member>) -> Result<(), Error> {
+        let voters: BTreeMap<u64, Member> =
+            voters.into_iter().map(|(node, member)| (node.0, member)).collect();
+        self.service.raft.initialize(voters).await.map_err(|error| Error::Refused(error.to_string()))
+    }
+
+    /// Leaves: it answers nobody any more. Others take it for dead.
+    pub async fn stop(self) {
+        let _ = self.service.raft.shutdown().await;
+    }
+
+    /// What is decided, and what will be.
+    #[must_use]
+    pub fn decided(&self) -> watch::Receiver<Decided> {
+        self.service.decided.clone()
+    }
+
+    /// Whether this node may serve as the primary of this view. To be asked behind the work, right before its result is sent: a process may be
+    /// stopped at any instruction.
+    #[must_use]
+    pub fn may_serve(&self, epoch: u64) -> bool {
+        let me = self.service.state.me;
+        let is_mine = |view: &View| view.primary == me && view.epoch == epoch;
+        self.service.decided.borrow().view.as_ref().is_some_and(is_mine) && self.service.state.may_serve()
+    }
+
+    /// The node that leads the consensus, as far as this one knows. It need not be the primary.
+    #[must_use]
+    pub fn leader(&self) -> Option<NodeId> {
+        self.service.raft.metrics().borrow().current_leader.map(NodeId)
+    }
+
+    /// Puts a new node in a dead one's place among the voters, in one step. Where the new one was only added, the loss of another one before the
+    /// dead one was taken out would leave no quorum. At the leader.
+    ///
+    /// # Errors
+    /// This node does not lead, or the new one does not get what the others have.
+    pub async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
+        let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
+        let raft = &self.service.raft;
+        raft.add_learner(new.0, member, true).await.map_err(|error| refused(&error))?;
+        let metrics = raft.metrics().borrow().clone();
+        let mut voters: BTreeSet<u64> = metrics.membership_config.membership().voter_ids().collect();
+        voters.remove(&dead.0);
+        voters.insert(new.0);
+        raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
+    }
+}
+
+/// Answers all who connect.
+async fn accept(listener: TcpListener, service: Service) {
+    let mut served = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let service = service.clone();
+                    served.spawn(async move {
+                        if let Err(error) = service.serve(stream).await {
+                            tracing::debug!(%error, "a connection of another node's consensus ends");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection of another node's consensus");
+                    tokio::time::sleep(LOOK).await;
+                }
+            },
+            Some(_) = served.join_next() => {}
+        }
+    }
+}
+
+/// Stands for election, proposes views and borrows the lease, when it is time for that.
+async fn attend(service: Service) {
+    let Service { raft, state, decided } = &service;
+    let mut tasks = JoinSet::new();
+    let mut proposing = None;
+    let mut borrowing: Option<tokio::task::AbortHandle> = None;
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        while tasks.try_join_next().is_some() {}
+        let metrics = raft.metrics().borrow().clone();
+        let known = decided.borrow().clone();
+        state.note(&metrics, &known);
+        match state.step(&metrics) {
+            Some(Step::Ask { round }) => ask_all(&service, round, &mut tasks),
+            Some(Step::Stand) => {
+                let _promising = state.promising.lock().await;
+                // It may have promised something while it waited.
+                if state.would_vote() {
+                    let _ = raft.trigger().elect().await;
+                }
+            }
+            None => {}
+        }
+        let is_busy =
+            |task: &Option<tokio::task::AbortHandle>| task.as_ref().is_some_and(|task| !task.is_finished());
+        if !is_busy(&proposing)
+            && let Some(view) = state.next_view(&metrics, &known)
+        {
+            let service = service.clone();
+            proposing = Some(tasks.spawn(async move {
+                let _ = timeout(PROPOSE_TIMEOUT, service.propose(Proposal::from(&view))).await;
+            }));
+        }
+        let is_primary = known.view.as_ref().is_some_and(|view| view.primary == state.me);
+        let leader = metrics.current_leader.filter(|leader| *leader != state.me.0);
+        if !is_busy(&borrowing)
+            && let Some(view) = known.view.filter(|_| is_primary)
+            && let Some(leader) = leader
+            && let Some(member) = metrics.membership_config.membership().get_node(&leader)
+        {
+            let link = Link::new(NodeId(leader), member, state.clone());
+            borrowing = Some(tasks.spawn(borrow(link, service.clone(), view.epoch)));
+        }
+    }
+}
+
+/// Asks all other voters whether they would vote for this node.
+fn ask_all(service: &Service, round: u64, tasks: &mut JoinSet<()>) {
+    let metrics = service.raft.metrics().borrow().clone();
+    let membership = metrics.membership_config.membership();
+    let last_index = metrics.last_log_index.unwrap_or(0);
+    let me = service.state.me;
+    for voter in membership.voter_ids().filter(|voter| *voter != me.0) {
+        let Some(member) = membership.get_node(&voter) else { continue };
+        let state = service.state.clone();
+        let mut link = Link::new(NodeId(voter), member, state.clone());
+        tasks.spawn(async move {
+            let answer = timeout(ASK_TIMEOUT, link.call(&Request::Ask { last_index })).await;
+            let would_vote = matches!(answer, Ok(Ok(Answer::WouldVote(true))));
+            state.note_answer(NodeId(voter), round, would_vote);
+        });
+    }
+}
+
+/// Borrows what is left of the leader's lease, as long as it leads and this node is the primary of this view.
+async fn borrow(mut link: Link, service: Service, epoch: u64) {
+    let me = service.state.me;
+    loop {
+        let asked_ms = now_ms();
+        let request = Request::Borrow { node: me.0, epoch };
+        let Ok(Ok(Answer::Lent(lent))) = timeout(PROPOSE_TIMEOUT, link.call(&request)).await else { return };
+        let Some(left_ms) = lent else { return };
+        service.state.note_borrowed(asked_ms, left_ms);
+        tokio::time::sleep(BORROW).await;
+        let is_mine = |view: &View| view.primary == me && view.epoch == epoch;
+        if !service.decided.borrow().view.as_ref().is_some_and(is_mine) {
+            return;
+        }
+    }
+}

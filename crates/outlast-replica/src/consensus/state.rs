@@ -1,0 +1,185 @@
+//! What one node knows of elections and of the lease: the pure [`Lease`] and [`Elector`], for all tasks of the node.
+
+use super::Member;
+use super::store::Decided;
+use crate::election::{Elector, Step};
+use crate::lease::Lease;
+use crate::naming::{Heard, Leader};
+use crate::view::{NodeId, View};
+use openraft::{RaftMetrics, ServerState};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+/// This process's clock: `CLOCK_MONOTONIC`, from its start.
+pub(super) fn now_ms() -> u64 {
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    // So that a time before the first one can be told.
+    u64::try_from(BEGUN.elapsed().as_millis()).unwrap_or(u64::MAX) + 1_000_000
+}
+
+type Metrics = RaftMetrics<u64, Member>;
+
+#[derive(Debug)]
+struct Inner {
+    lease: Lease,
+    elector: Elector,
+    /// Votes that are asked of this node, and not decided: it may lead no more a moment later.
+    undecided: u32,
+    leads: bool,
+    since_ms: u64,
+    /// Another node that has led last.
+    before: Option<NodeId>,
+    term: u64,
+    /// When this voter has last answered in this term.
+    answered_ms: BTreeMap<NodeId, u64>,
+}
+
+/// Shared by all tasks of a node.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) me: NodeId,
+    promise_ms: u64,
+    inner: Mutex<Inner>,
+    /// Held while a promise is given or taken back: nobody promises in one task what another one breaks.
+    pub(super) promising: tokio::sync::Mutex<()>,
+}
+
+impl State {
+    pub(super) fn new(me: NodeId, is_witness: bool, promise_ms: u64, seed: u64) -> Self {
+        let inner = Inner {
+            lease: Lease::new(me, promise_ms),
+            elector: Elector::new(me, is_witness, promise_ms, seed, now_ms()),
+            undecided: 0,
+            leads: false,
+            since_ms: 0,
+            before: None,
+            term: 0,
+            answered_ms: BTreeMap::new(),
+        };
+        Self { me, promise_ms, inner: Mutex::new(inner), promising: tokio::sync::Mutex::default() }
+    }
+
+    /// What the consensus says of itself now.
+    pub(super) fn note(&self, metrics: &Metrics, decided: &Decided) {
+        let inner = &mut *self.inner.lock();
+        let now_ms = now_ms();
+        let leads = metrics.state == ServerState::Leader;
+        if (leads, metrics.current_term) != (inner.leads, inner.term) {
+            inner.answered_ms.clear();
+            (inner.leads, inner.term, inner.since_ms) = (leads, metrics.current_term, now_ms);
+        }
+        let leader = metrics.current_leader.map(NodeId).filter(|leader| *leader != self.me);
+        inner.before = leader.or(inner.before);
+        inner.lease.handle_term(metrics.current_term, leads);
+        inner.elector.handle_leads(leads, now_ms);
+        inner.lease.handle_voters(voters(metrics));
+        if leads {
+            inner.lease.handle_applied(decided.term);
+        }
+    }
+
+    /// The leader of this term has said something, and this node is about to acknowledge it.
+    pub(super) fn note_heard(&self, term: u64) {
+        let inner = &mut *self.inner.lock();
+        let now_ms = now_ms();
+        inner.lease.handle_heard(term, now_ms);
+        inner.elector.handle_heard(now_ms);
+    }
+
+    /// A voter has acknowledged what was sent to it in this term.
+    pub(super) fn note_acked(&self, voter: NodeId, term: u64, sent_ms: u64) {
+        let inner = &mut *self.inner.lock();
+        if inner.undecided == 0 {
+            inner.lease.handle_acked(voter, term, sent_ms);
+        }
+        if term == inner.term {
+            inner.answered_ms.insert(voter, now_ms());
+        }
+    }
+
+    /// Whether this node may vote for another one: then it holds no lease until [`Self::voted`].
+    pub(super) fn begin_vote(&self) -> bool {
+        let inner = &mut *self.inner.lock();
+        let may = inner.lease.may_vote(now_ms());
+        inner.undecided += u32::from(may);
+        may
+    }
+
+    /// What came of it: the term that it has voted in, if it has.
+    pub(super) fn voted(&self, term: Option<u64>) {
+        let inner = &mut *self.inner.lock();
+        inner.undecided = inner.undecided.saturating_sub(1);
+        if let Some(term) = term {
+            inner.lease.handle_term(term, false);
+            inner.elector.handle_heard(now_ms());
+        }
+    }
+
+    /// Whether this node would vote for another one whose log is not older.
+    pub(super) fn would_vote(&self) -> bool {
+        let inner = self.inner.lock();
+        !inner.leads && inner.lease.may_vote(now_ms())
+    }
+
+    pub(super) fn note_answer(&self, voter: NodeId, round: u64, would_vote: bool) {
+        self.inner.lock().elector.handle_answer(voter, round, would_vote);
+    }
+
+    /// What this node's elector wants.
+    pub(super) fn step(&self, metrics: &Metrics) -> Option<Step> {
+        let inner = &mut *self.inner.lock();
+        let (now_ms, voters) = (now_ms(), voters(metrics));
+        // A node that was just started, or has no vote, elects nobody.
+        if !voters.iter().any(|set| set.contains(&self.me)) {
+            return None;
+        }
+        let may_vote = inner.lease.may_vote(now_ms);
+        inner.elector.step(may_vote, &voters, now_ms)
+    }
+
+    /// The view that this node, the leader, has to propose.
+    pub(super) fn next_view(&self, metrics: &Metrics, decided: &Decided) -> Option<View> {
+        let inner = self.inner.lock();
+        // Before an entry of its own term is applied it does not know what was decided before.
+        if !inner.leads || decided.term != inner.term || inner.undecided > 0 {
+            return None;
+        }
+        let membership = metrics.membership_config.membership();
+        let nodes = membership.voter_ids().filter_map(|id| Some((id, membership.get_node(&id)?)));
+        let servers = nodes.filter(|(_, member)| !member.is_witness).map(|(id, _)| NodeId(id));
+        let voters: Vec<Heard> =
+            servers.map(|node| Heard { node, answered_ms: inner.answered_ms.get(&node).copied() }).collect();
+        let leader = Leader {
+            me: self.me,
+            since_ms: inner.since_ms,
+            before: inner.before,
+            promise_ms: self.promise_ms,
+            voters: &voters,
+            lease: &inner.lease,
+        };
+        leader.next_view(decided.view.as_ref(), now_ms())
+    }
+
+    /// Lends the primary what is left of the lease.
+    pub(super) fn lend(&self, to: NodeId) -> Option<u64> {
+        let inner = &mut *self.inner.lock();
+        if inner.undecided > 0 { None } else { inner.lease.lend(to, now_ms()) }
+    }
+
+    pub(super) fn note_borrowed(&self, asked_ms: u64, left_ms: u64) {
+        self.inner.lock().lease.handle_borrowed(asked_ms, left_ms);
+    }
+
+    /// Whether the primary may serve at this instant, which is the one at which it asks.
+    pub(super) fn may_serve(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.undecided == 0 && inner.lease.may_serve(now_ms())
+    }
+}
+
+fn voters(metrics: &Metrics) -> Vec<Vec<NodeId>> {
+    let sets = metrics.membership_config.membership().get_joint_config();
+    sets.iter().map(|set| set.iter().copied().map(NodeId).collect()).collect()
+}
