@@ -26,7 +26,8 @@ pub struct Leader<'a> {
     pub me: NodeId,
     /// Since when it leads.
     pub since_ms: u64,
-    /// Who has led before. It has not answered for the time of a promise: nobody waits for it.
+    /// Who has led before, unless it has voted for this one. It has not been heard for the time of a promise, as a rule: nobody waits
+    /// for it.
     pub before: Option<NodeId>,
     /// For so long voters promise to elect nobody else: who does not answer for that time is taken out.
     pub promise_ms: u64,

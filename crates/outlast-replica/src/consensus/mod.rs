@@ -45,11 +45,15 @@ openraft::declare_raft_types!(
 const LOOK: Duration = Duration::from_millis(3);
 /// Another node that has not said by then whether it would vote is not waited for.
 const ASK_TIMEOUT: Duration = Duration::from_millis(30);
+/// A change of voters that is not decided by then has failed.
+const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections of other nodes: each has some. Strangers get no more.
+const CONNECTIONS_MAX: usize = 256;
 /// A view that is not decided by then is proposed again.
 const PROPOSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// The primary borrows what is left of the leader's lease so often.
 const BORROW: Duration = Duration::from_millis(10);
-/// A copy of what is decided takes the log's place after so many entries.
+/// A copy of what is decided takes the place of older entries after so many; as many are kept.
 const LOG_ENTRIES_MAX: u64 = 500;
 
 /// A voter.
@@ -71,9 +75,10 @@ pub struct Settings {
     /// Where other nodes' consensus connects to.
     pub listener: std::net::TcpListener,
     /// For so long a voter promises to elect nobody else, in milliseconds: the same for all. What passes between the death of a primary
-    /// and the next view is this time, and some 5 ms.
+    /// and the next view is this time, and up to some 30 ms.
     pub promise_ms: u64,
-    /// Between two messages of the leader, in milliseconds: a fifth of the promise, or less.
+    /// Two thirds of the time between two messages of the leader, in milliseconds, and how long an answer may take: a fifth of the
+    /// promise, or less; 20 at the least on machines that have something else to do.
     pub heartbeat_ms: u64,
     /// Another one for each node.
     pub seed: u64,
@@ -90,7 +95,7 @@ pub enum Error {
     Refused(String),
 }
 
-/// One node's part in the consensus. It ends when this is dropped.
+/// One node's part in the consensus. It ends a moment after this is dropped.
 pub struct Consensus {
     service: Service,
     _tasks: JoinSet<()>,
@@ -174,16 +179,27 @@ impl Consensus {
     /// dead one was taken out would leave no quorum. At the leader.
     ///
     /// # Errors
-    /// This node does not lead, or the new one does not get what the others have.
+    /// This node does not lead, or the new one has not got what the others have within 10 s, or they do not decide.
     pub async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
         let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
         let raft = &self.service.raft;
-        raft.add_learner(new.0, member, true).await.map_err(|error| refused(&error))?;
-        let metrics = raft.metrics().borrow().clone();
-        let mut voters: BTreeSet<u64> = metrics.membership_config.membership().voter_ids().collect();
-        voters.remove(&dead.0);
-        voters.insert(new.0);
-        raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
+        let replaced = async {
+            let added = raft.add_learner(new.0, member, true).await.map_err(|error| refused(&error))?;
+            // openraft waits for one that is far behind alone.
+            let mut metrics = raft.metrics();
+            let has_all = |metrics: &openraft::RaftMetrics<u64, Member>| {
+                let known = metrics.replication.as_ref().and_then(|all| all.get(&new.0));
+                known.is_some_and(|known| *known >= Some(added.log_id))
+            };
+            metrics.wait_for(has_all).await.map_err(|error| refused(&error))?;
+            // The set that is to be, where an earlier change has not come to its end.
+            let sets = raft.metrics().borrow().membership_config.membership().get_joint_config().clone();
+            let mut voters: BTreeSet<u64> = sets.last().cloned().unwrap_or_default();
+            voters.remove(&dead.0);
+            voters.insert(new.0);
+            raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
+        };
+        timeout(REPLACE_TIMEOUT, replaced).await.unwrap_or_else(|late| Err(refused(&late)))
     }
 }
 
@@ -193,6 +209,7 @@ async fn accept(listener: TcpListener, service: Service) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
+                Ok((stream, _)) if served.len() >= CONNECTIONS_MAX => drop(stream),
                 Ok((stream, _)) => {
                     let service = service.clone();
                     served.spawn(async move {
@@ -263,14 +280,14 @@ async fn attend(service: Service) {
 fn ask_all(service: &Service, round: u64, tasks: &mut JoinSet<()>) {
     let metrics = service.raft.metrics().borrow().clone();
     let membership = metrics.membership_config.membership();
-    let last_index = metrics.last_log_index.unwrap_or(0);
+    let last = service.raft.data_metrics().borrow().last_log;
     let me = service.state.me;
     for voter in membership.voter_ids().filter(|voter| *voter != me.0) {
         let Some(member) = membership.get_node(&voter) else { continue };
         let state = service.state.clone();
         let mut link = Link::new(NodeId(voter), member, state.clone());
         tasks.spawn(async move {
-            let answer = timeout(ASK_TIMEOUT, link.call(&Request::Ask { last_index })).await;
+            let answer = timeout(ASK_TIMEOUT, link.call(&Request::Ask { last })).await;
             let would_vote = matches!(answer, Ok(Ok(Answer::WouldVote(true))));
             state.note_answer(NodeId(voter), round, would_vote);
         });
@@ -283,7 +300,7 @@ async fn borrow(mut link: Link, service: Service, epoch: u64) {
     loop {
         let asked_ms = now_ms();
         let request = Request::Borrow { node: me.0, epoch };
-        let Ok(Ok(Answer::Lent(lent))) = timeout(PROPOSE_TIMEOUT, link.call(&request)).await else { return };
+        let Ok(Ok(Answer::Lent(lent))) = timeout(ASK_TIMEOUT, link.call(&request)).await else { return };
         let Some(left_ms) = lent else { return };
         service.state.note_borrowed(asked_ms, left_ms);
         tokio::time::sleep(BORROW).await;

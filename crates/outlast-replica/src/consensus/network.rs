@@ -97,7 +97,12 @@ impl RaftNetwork<Types> for Link {
 
     async fn vote(&mut self, request: VoteRequest<u64>, _: RPCOption) -> Result<VoteResponse<u64>, Failed> {
         match self.call(&Request::Vote(request)).await {
-            Ok(Answer::Vote(answer)) => Ok(answer),
+            Ok(Answer::Vote(answer)) => {
+                if answer.vote_granted {
+                    self.state.note_vote_of(self.to);
+                }
+                Ok(answer)
+            }
             Ok(_) => Err(refused()),
             Err(error) => Err(unreachable(error)),
         }
@@ -139,16 +144,37 @@ impl Service {
         Ok(())
     }
 
+    /// Whether a node of this group may say that. openraft takes other nodes at their word.
+    fn is_plausible(&self, request: &Request) -> bool {
+        let me = self.state.me.0;
+        match request {
+            // A vote is asked for by another node; what a leader sends is by a vote that was won.
+            Request::Vote(request) => {
+                !request.vote.committed && request.vote.leader_id.voted_for() != Some(me)
+            }
+            Request::Append(request) => {
+                request.vote.committed && request.vote.leader_id.voted_for() != Some(me)
+            }
+            // Views are short: a copy of them is one piece.
+            Request::Snapshot(request) => request.vote.committed && request.offset == 0 && request.done,
+            Request::Ask { .. } | Request::Borrow { .. } | Request::Propose(_) => true,
+        }
+    }
+
     async fn answer(&self, request: Request) -> Answer {
+        if !self.is_plausible(&request) {
+            return Answer::Refused;
+        }
         match request {
             Request::Append(request) => self.append(request).await,
             Request::Vote(request) => self.vote(request).await,
             Request::Snapshot(request) => {
                 self.raft.install_snapshot(request).await.map_or_else(Answer::from, Answer::Snapshot)
             }
-            Request::Ask { last_index } => {
-                let own_index = self.raft.metrics().borrow().last_log_index.unwrap_or(0);
-                Answer::WouldVote(last_index >= own_index && self.state.would_vote())
+            Request::Ask { last } => {
+                let is_older = last < self.raft.data_metrics().borrow().last_log;
+                let runs = self.raft.metrics().borrow().running_state.is_ok();
+                Answer::WouldVote(runs && !is_older && self.state.would_vote())
             }
             Request::Borrow { node, epoch } => {
                 let is_primary = |view: &View| view.primary == NodeId(node) && view.epoch == epoch;

@@ -29,8 +29,10 @@ struct Inner {
     undecided: u32,
     leads: bool,
     since_ms: u64,
-    /// Another node that has led last.
+    /// Another node that has led last, and has not voted for this one.
     before: Option<NodeId>,
+    /// This node has voted for another one in this term: it leads in none up to it.
+    given_up_term: u64,
     term: u64,
     /// When this voter has last answered in this term.
     answered_ms: BTreeMap<NodeId, u64>,
@@ -55,6 +57,7 @@ impl State {
             leads: false,
             since_ms: 0,
             before: None,
+            given_up_term: 0,
             term: 0,
             answered_ms: BTreeMap::new(),
         };
@@ -65,7 +68,8 @@ impl State {
     pub(super) fn note(&self, metrics: &Metrics, decided: &Decided) {
         let inner = &mut *self.inner.lock();
         let now_ms = now_ms();
-        let leads = metrics.state == ServerState::Leader;
+        // What the consensus tells of itself may be older than a vote.
+        let leads = metrics.state == ServerState::Leader && metrics.current_term > inner.given_up_term;
         if (leads, metrics.current_term) != (inner.leads, inner.term) {
             inner.answered_ms.clear();
             (inner.leads, inner.term, inner.since_ms) = (leads, metrics.current_term, now_ms);
@@ -112,9 +116,16 @@ impl State {
         let inner = &mut *self.inner.lock();
         inner.undecided = inner.undecided.saturating_sub(1);
         if let Some(term) = term {
+            inner.given_up_term = inner.given_up_term.max(term);
             inner.lease.handle_term(term, false);
             inner.elector.handle_heard(now_ms());
         }
+    }
+
+    /// Another node has voted for this one: it lives.
+    pub(super) fn note_vote_of(&self, voter: NodeId) {
+        let inner = &mut *self.inner.lock();
+        inner.before = inner.before.filter(|before| *before != voter);
     }
 
     /// Whether this node would vote for another one whose log is not older.
@@ -146,6 +157,10 @@ impl State {
         if !inner.leads || decided.term != inner.term || inner.undecided > 0 {
             return None;
         }
+        // Nothing comes of what one proposes who is cut off, but a longer log.
+        if inner.lease.until_ms().is_none_or(|until_ms| until_ms <= now_ms()) {
+            return None;
+        }
         let membership = metrics.membership_config.membership();
         let nodes = membership.voter_ids().filter_map(|id| Some((id, membership.get_node(&id)?)));
         let servers = nodes.filter(|(_, member)| !member.is_witness).map(|(id, _)| NodeId(id));
@@ -169,7 +184,7 @@ impl State {
     }
 
     pub(super) fn note_borrowed(&self, asked_ms: u64, left_ms: u64) {
-        self.inner.lock().lease.handle_borrowed(asked_ms, left_ms);
+        self.inner.lock().lease.handle_borrowed(asked_ms, left_ms.min(self.promise_ms));
     }
 
     /// Whether the primary may serve at this instant, which is the one at which it asks.

@@ -172,3 +172,22 @@ async fn views_that_do_not_follow_are_refused() {
     // And so is a second founding.
     assert!(group.nodes[&primary].found(group.members.clone()).await.is_err());
 }
+
+/// The log was cut by then: a copy of what is decided goes to the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_comes_late_gets_what_is_decided() {
+    let mut group = Group::new(2, NodeId(1)).await;
+    group.serves(&[1, 2]).await;
+    let view = group.view(NodeId(1)).unwrap();
+    for _ in 0..3 * LOG_ENTRIES_MAX {
+        assert!(!group.nodes[&NodeId(1)].service.propose(Proposal::from(&view)).await);
+    }
+    drop(group.nodes.remove(&NodeId(2)));
+    group.serves(&[1]).await;
+    let new = NodeId(20);
+    let (consensus, member) = node(new, false).await;
+    group.nodes.insert(new, consensus);
+    group.nodes[&NodeId(1)].replace(NodeId(2), new, member).await.unwrap();
+    group.wait("it knows nothing", |group| group.view(new) == group.view(NodeId(1))).await;
+    assert_eq!(group.serves(&[1]).await, NodeId(1));
+}

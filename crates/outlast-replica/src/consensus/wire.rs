@@ -1,8 +1,9 @@
-//! What nodes say to each other about the consensus, over one TCP connection for each of two: a length of four bytes, little-endian, and a
-//! message. Each request has one answer, in its order.
+//! What nodes say to each other about the consensus, over TCP connections: a length of four bytes, little-endian, and a message. Each
+//! request has one answer, in its order.
 
 use super::Types;
 use super::store::Proposal;
+use openraft::LogId;
 use openraft::error::RaftError;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
@@ -22,9 +23,9 @@ pub(super) enum Request {
     Append(AppendEntriesRequest<Types>),
     Vote(VoteRequest<u64>),
     Snapshot(InstallSnapshotRequest<Types>),
-    /// Whether the node would vote for one whose last entry is at this index, of this term at the latest.
+    /// Whether the node would vote for one whose last entry is this.
     Ask {
-        last_index: u64,
+        last: Option<LogId<u64>>,
     },
     /// The primary of this view asks for what is left of the lease.
     Borrow {

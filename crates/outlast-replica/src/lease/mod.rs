@@ -142,7 +142,12 @@ impl Lease {
             return None;
         }
         let until_ms = self.until_ms().filter(|until_ms| now_ms < *until_ms)?;
-        self.lent = Some((to, until_ms));
+        // What was lent before is not taken back, should the lease be shorter since: the voters may be others.
+        let lent_ms = self
+            .lent
+            .filter(|(before, _)| *before == to)
+            .map_or(until_ms, |(_, lent_ms)| lent_ms.max(until_ms));
+        self.lent = Some((to, lent_ms));
         let margin_ms = if is_mutant!(self, LendsAll) { 0 } else { MARGIN_MS };
         Some((until_ms - now_ms).saturating_sub(margin_ms))
     }
@@ -156,7 +161,7 @@ impl Lease {
 
     /// What was left of the leader's lease when it was asked, at this time or later.
     pub fn handle_borrowed(&mut self, asked_ms: u64, left_ms: u64) {
-        self.borrowed_ms = self.borrowed_ms.max(Some(asked_ms + left_ms));
+        self.borrowed_ms = self.borrowed_ms.max(Some(asked_ms.saturating_add(left_ms)));
     }
 
     /// Whether this node may serve now, if it is the primary. To be asked after the work and right before its result is sent: a process may be
