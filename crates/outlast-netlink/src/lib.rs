@@ -8,6 +8,7 @@ pub mod filter;
 mod message;
 pub mod queue;
 mod socket;
+pub mod tcp;
 
 pub use message::{Message, Reply, attributes, flags, u32_at};
 pub use socket::{Protocol, Socket};

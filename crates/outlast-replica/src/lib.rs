@@ -31,6 +31,8 @@ mod log;
 #[cfg(test)]
 mod mutant;
 mod naming;
+#[cfg(feature = "io")]
+pub mod node;
 mod order;
 #[cfg(feature = "io")]
 pub mod portal;

@@ -94,6 +94,10 @@ pub(crate) enum Mutant {
     EndsAreForgotten,
     /// Packets pass before all connections are restored.
     ServesTooEarly,
+    /// A primary goes on when its lease is over.
+    ServesWithoutLease,
+    /// What a primary has given an index before its lease was over is not waited for when it takes over again.
+    LeadsAgainEarly,
     /// What was acknowledged in an earlier term counts for the lease.
     KeepsPromisesOfOtherTerms,
     /// A voter elects another leader as soon as it is asked.

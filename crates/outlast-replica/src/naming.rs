@@ -48,8 +48,8 @@ impl Leader<'_> {
         let Some(view) = view else {
             // All of them begin together: what they have is nothing.
             let all = live.len() == self.voters.len();
-            let primary = live.iter().min().copied().filter(|_| all)?;
-            return Some(View { epoch: 1, primary, members: live });
+            let primary = live.iter().find(|node| **node == self.me).or(live.iter().min()).copied();
+            return Some(View { epoch: 1, primary: primary.filter(|_| all)?, members: live });
         };
         let members: Vec<NodeId> = view.members.iter().copied().filter(|node| live.contains(node)).collect();
         let is_new = now_ms < self.since_ms + self.promise_ms / FIRST_ANSWERS;
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn the_first_view_has_all() {
         assert_eq!(next(1, true, &[(2, None)], None), None);
-        assert_eq!(next(2, true, &[(1, Some(1990))], None), Some(view(1, 1, &[1, 2])));
+        assert_eq!(next(2, true, &[(1, Some(1990))], None), Some(view(1, 2, &[1, 2])));
         assert_eq!(next(9, false, &[(1, Some(1990)), (2, Some(1850))], None), None);
         assert_eq!(next(9, false, &[(1, Some(1990)), (2, Some(1950))], None), Some(view(1, 1, &[1, 2])));
     }

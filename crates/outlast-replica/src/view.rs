@@ -18,6 +18,12 @@ pub struct View {
 }
 
 impl View {
+    /// Before consensus has decided about any: nobody is a member.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { epoch: 0, primary: NodeId(0), members: Vec::new() }
+    }
+
     /// Whether the node is a member.
     #[must_use]
     pub fn has(&self, node: NodeId) -> bool {

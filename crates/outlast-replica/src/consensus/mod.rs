@@ -13,21 +13,23 @@ mod tests;
 mod wire;
 
 use crate::election::Step;
+use crate::portal::machine::LeaseCheck;
 use crate::view::{NodeId, View};
 use network::{Link, Links, Service};
 use openraft::{Config, Raft, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
 use state::{State, now_ms};
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Cursor};
+use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
 pub use store::{Decided, Proposal};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use wire::{Answer, Request};
+pub(crate) use wire::{MAGIC, receive, send};
 
 openraft::declare_raft_types!(
     /// What the consensus is about.
@@ -59,7 +61,9 @@ const LOG_ENTRIES_MAX: u64 = 500;
 /// A voter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Where it listens for other nodes' consensus: host:port.
+    /// What people call it. A node that is started again is another one, and is called the same.
+    pub name: String,
+    /// Where it listens for other nodes: host:port.
     pub address: String,
     /// It has no server, and is never a member of a view.
     pub is_witness: bool,
@@ -72,8 +76,6 @@ pub struct Settings {
     pub me: NodeId,
     /// It has no server.
     pub is_witness: bool,
-    /// Where other nodes' consensus connects to.
-    pub listener: std::net::TcpListener,
     /// For so long a voter promises to elect nobody else, in milliseconds: the same for all. What passes between the death of a primary
     /// and the next view is this time, and up to some 30 ms.
     pub promise_ms: u64,
@@ -87,9 +89,6 @@ pub struct Settings {
 /// Why a node does not take part.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Of the listening socket.
-    #[error("cannot listen for other nodes: {0}")]
-    Listen(#[from] io::Error),
     /// Of the consensus, which says why.
     #[error("the consensus refuses: {0}")]
     Refused(String),
@@ -98,7 +97,9 @@ pub enum Error {
 /// One node's part in the consensus. It ends a moment after this is dropped.
 pub struct Consensus {
     service: Service,
-    _tasks: JoinSet<()>,
+    tasks: parking_lot::Mutex<JoinSet<()>>,
+    /// Each connection of another node has one.
+    places: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Consensus {
@@ -111,10 +112,8 @@ impl Consensus {
     /// Takes part, as one who votes if the group has it among its voters. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The socket cannot be waited for, or the times do not fit together.
+    /// The times do not fit together.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        settings.listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(settings.listener)?;
         let config = Config {
             heartbeat_interval: settings.heartbeat_ms,
             election_timeout_min: settings.promise_ms,
@@ -133,9 +132,24 @@ impl Consensus {
         let raft = raft.map_err(|error| refused(&error))?;
         let service = Service { raft, state, decided };
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, service.clone()));
         tasks.spawn(attend(service.clone()));
-        Ok(Self { service, _tasks: tasks })
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Ok(Self { service, tasks: parking_lot::Mutex::new(tasks), places })
+    }
+
+    /// Answers another node, which has connected to this one and said that it is for the consensus.
+    pub fn serve(&self, stream: TcpStream) {
+        // Strangers get no more places than there are.
+        let Ok(place) = self.places.clone().try_acquire_owned() else { return };
+        let service = self.service.clone();
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            if let Err(error) = service.serve(stream).await {
+                tracing::debug!(%error, "a connection of another node's consensus ends");
+            }
+            drop(place);
+        });
     }
 
     /// Founds the group with these voters. Once, at one node of it, and only where all of them are new: a second founding would make a second
@@ -150,8 +164,9 @@ impl Consensus {
     }
 
     /// Leaves: it answers nobody any more. Others take it for dead.
-    pub async fn stop(self) {
+    pub async fn stop(&self) {
         let _ = self.service.raft.shutdown().await;
+        self.tasks.lock().abort_all();
     }
 
     /// What is decided, and what will be.
@@ -164,9 +179,56 @@ impl Consensus {
     /// stopped at any instruction.
     #[must_use]
     pub fn may_serve(&self, epoch: u64) -> bool {
-        let me = self.service.state.me;
-        let is_mine = |view: &View| view.primary == me && view.epoch == epoch;
-        self.service.decided.borrow().view.as_ref().is_some_and(is_mine) && self.service.state.may_serve()
+        self.service.may_serve(epoch)
+    }
+
+    /// The same question, for another thread.
+    #[must_use]
+    pub fn lease_check(&self) -> LeaseCheck {
+        let service = self.service.clone();
+        LeaseCheck::new(move |epoch| service.may_serve(epoch))
+    }
+
+    /// All nodes of the group that this one knows: voters, and those that become voters. None before it is in a group.
+    #[must_use]
+    pub fn members(&self) -> BTreeMap<NodeId, Member> {
+        let metrics = self.service.raft.metrics().borrow().clone();
+        let membership = metrics.membership_config.membership();
+        membership.nodes().map(|(node, member)| (NodeId(*node), member.clone())).collect()
+    }
+
+    /// Has this view decided, which has to [follow](View::follows) the present one.
+    ///
+    /// # Errors
+    /// Nobody leads, or it is not decided within a moment: others have decided something else.
+    pub async fn propose(&self, view: &View) -> Result<(), Error> {
+        let proposal = Proposal::from(view);
+        let is_decided = async {
+            let state = &self.service.state;
+            match self.leader() {
+                Some(leader) if leader == state.me => self.service.propose(proposal).await,
+                Some(leader) => {
+                    let Some(member) = self.members().remove(&leader) else { return false };
+                    let mut link = Link::new(leader, &member, state.clone());
+                    matches!(link.call(&Request::Propose(proposal)).await, Ok(Answer::Proposed(true)))
+                }
+                None => false,
+            }
+        };
+        match timeout(PROPOSE_TIMEOUT, is_decided).await {
+            Ok(true) => Ok(()),
+            _ => Err(Error::Refused("the view is not decided".to_owned())),
+        }
+    }
+
+    /// Asks this node of a group, which may lead it, to put this new node in the place of the dead one of the same name.
+    /// Whether it has done so.
+    pub async fn enter(&self, through: &str, member: Member) -> bool {
+        let state = &self.service.state;
+        let at = Member { address: through.to_owned(), ..Member::default() };
+        let mut link = Link::new(NodeId(0), &at, state.clone());
+        let request = Request::Enter { node: state.me.0, member };
+        matches!(timeout(REPLACE_TIMEOUT, link.call(&request)).await, Ok(Ok(Answer::Entered(true))))
     }
 
     /// The node that leads the consensus, as far as this one knows. It need not be the primary.
@@ -181,50 +243,7 @@ impl Consensus {
     /// # Errors
     /// This node does not lead, or the new one has not got what the others have within 10 s, or they do not decide.
     pub async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
-        let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
-        let raft = &self.service.raft;
-        let replaced = async {
-            let added = raft.add_learner(new.0, member, true).await.map_err(|error| refused(&error))?;
-            // openraft waits for one that is far behind alone.
-            let mut metrics = raft.metrics();
-            let has_all = |metrics: &openraft::RaftMetrics<u64, Member>| {
-                let known = metrics.replication.as_ref().and_then(|all| all.get(&new.0));
-                known.is_some_and(|known| *known >= Some(added.log_id))
-            };
-            metrics.wait_for(has_all).await.map_err(|error| refused(&error))?;
-            // The set that is to be, where an earlier change has not come to its end.
-            let sets = raft.metrics().borrow().membership_config.membership().get_joint_config().clone();
-            let mut voters: BTreeSet<u64> = sets.last().cloned().unwrap_or_default();
-            voters.remove(&dead.0);
-            voters.insert(new.0);
-            raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
-        };
-        timeout(REPLACE_TIMEOUT, replaced).await.unwrap_or_else(|late| Err(refused(&late)))
-    }
-}
-
-/// Answers all who connect.
-async fn accept(listener: TcpListener, service: Service) {
-    let mut served = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) if served.len() >= CONNECTIONS_MAX => drop(stream),
-                Ok((stream, _)) => {
-                    let service = service.clone();
-                    served.spawn(async move {
-                        if let Err(error) = service.serve(stream).await {
-                            tracing::debug!(%error, "a connection of another node's consensus ends");
-                        }
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection of another node's consensus");
-                    tokio::time::sleep(LOOK).await;
-                }
-            },
-            Some(_) = served.join_next() => {}
-        }
+        self.service.replace(dead, new, member).await
     }
 }
 

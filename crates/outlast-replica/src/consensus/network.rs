@@ -2,8 +2,8 @@
 
 use super::state::{State, now_ms};
 use super::store::{Decided, Proposal};
-use super::wire::{Answer, Request, receive, send};
-use super::{Member, Types};
+use super::wire::{Answer, MAGIC, Request, receive, send};
+use super::{Error, Member, REPLACE_TIMEOUT, Types};
 use crate::view::{NodeId, View};
 use openraft::Raft;
 use openraft::error::{InstallSnapshotError, NetworkError, RPCError, RaftError, Unreachable};
@@ -12,11 +12,14 @@ use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
 };
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// A node that cannot be reached is tried again so much later.
 const RETRY: Duration = Duration::from_millis(10);
@@ -39,8 +42,9 @@ impl Link {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => {
-                let stream = TcpStream::connect(&self.address).await?;
+                let mut stream = TcpStream::connect(&self.address).await?;
                 stream.set_nodelay(true)?;
+                stream.write_all(&MAGIC).await?;
                 stream
             }
         };
@@ -157,7 +161,9 @@ impl Service {
             }
             // Views are short: a copy of them is one piece.
             Request::Snapshot(request) => request.vote.committed && request.offset == 0 && request.done,
-            Request::Ask { .. } | Request::Borrow { .. } | Request::Propose(_) => true,
+            Request::Ask { .. } | Request::Borrow { .. } | Request::Propose(_) | Request::Enter { .. } => {
+                true
+            }
         }
     }
 
@@ -182,6 +188,7 @@ impl Service {
                 Answer::Lent(if is_primary { self.state.lend(NodeId(node)) } else { None })
             }
             Request::Propose(proposal) => Answer::Proposed(self.propose(proposal).await),
+            Request::Enter { node, member } => Answer::Entered(self.enter(NodeId(node), member).await),
         }
     }
 
@@ -216,5 +223,56 @@ impl Service {
     pub(super) async fn propose(&self, proposal: Proposal) -> bool {
         let written = self.raft.client_write(proposal).await;
         written.is_ok_and(|written| written.data)
+    }
+
+    /// Whether this node may serve as the primary of this view.
+    pub(super) fn may_serve(&self, epoch: u64) -> bool {
+        let is_mine = |view: &View| view.primary == self.state.me && view.epoch == epoch;
+        self.decided.borrow().view.as_ref().is_some_and(is_mine) && self.state.may_serve()
+    }
+
+    /// A node that was started again wants the place that it had among the voters.
+    async fn enter(&self, new: NodeId, member: Member) -> bool {
+        let metrics = self.raft.metrics().borrow().clone();
+        let nodes = metrics.membership_config.membership().nodes();
+        let mut same = nodes.filter(|(node, known)| known.name == member.name && **node != new.0);
+        let Some((dead, known)) = same.next().map(|(node, known)| (NodeId(*node), known.clone())) else {
+            // It has it.
+            return metrics.membership_config.voter_ids().any(|voter| voter == new.0);
+        };
+        // Two that are called the same and live would each be taken for the other one's successor.
+        if known.is_witness != member.is_witness || self.state.is_heard(dead) {
+            return false;
+        }
+        match self.replace(dead, new, member).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, ?new, "a node that was started again has no vote yet");
+                false
+            }
+        }
+    }
+
+    /// Puts a new node in a dead one's place among the voters.
+    pub(super) async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
+        let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
+        let raft = &self.raft;
+        let replaced = async {
+            let added = raft.add_learner(new.0, member, true).await.map_err(|error| refused(&error))?;
+            // openraft waits for one that is far behind alone.
+            let mut metrics = raft.metrics();
+            let has_all = |metrics: &openraft::RaftMetrics<u64, Member>| {
+                let known = metrics.replication.as_ref().and_then(|all| all.get(&new.0));
+                known.is_some_and(|known| *known >= Some(added.log_id))
+            };
+            metrics.wait_for(has_all).await.map_err(|error| refused(&error))?;
+            // The set that is to be, where an earlier change has not come to its end.
+            let sets = raft.metrics().borrow().membership_config.membership().get_joint_config().clone();
+            let mut voters: BTreeSet<u64> = sets.last().cloned().unwrap_or_default();
+            voters.remove(&dead.0);
+            voters.insert(new.0);
+            raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
+        };
+        timeout(REPLACE_TIMEOUT, replaced).await.unwrap_or_else(|late| Err(refused(&late)))
     }
 }

@@ -177,6 +177,13 @@ impl State {
         leader.next_view(decided.view.as_ref(), now_ms())
     }
 
+    /// Whether this node leads, and another one has answered it within the time of a promise.
+    pub(super) fn is_heard(&self, node: NodeId) -> bool {
+        let inner = self.inner.lock();
+        let answered = inner.answered_ms.get(&node);
+        inner.leads && answered.is_some_and(|at_ms| now_ms() < at_ms + self.promise_ms)
+    }
+
     /// Lends the primary what is left of the lease.
     pub(super) fn lend(&self, to: NodeId) -> Option<u64> {
         let inner = &mut *self.inner.lock();

@@ -3,6 +3,7 @@
 
 use super::*;
 use std::time::Instant;
+use tokio::io::AsyncReadExt;
 
 /// Long: on a busy machine nobody is to be taken for dead who lives.
 const PROMISE_MS: u64 = 1_000;
@@ -11,16 +12,30 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const WITNESS: NodeId = NodeId(9);
 
 struct Group {
-    nodes: BTreeMap<NodeId, Consensus>,
+    nodes: BTreeMap<NodeId, Arc<Consensus>>,
     members: BTreeMap<NodeId, Member>,
 }
 
-async fn node(me: NodeId, is_witness: bool) -> (Consensus, Member) {
+async fn node(me: NodeId, is_witness: bool) -> (Arc<Consensus>, Member) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let settings =
-        Settings { me, is_witness, listener, promise_ms: PROMISE_MS, heartbeat_ms: HEARTBEAT_MS, seed: me.0 };
-    (Consensus::start(settings).await.unwrap(), Member { address, is_witness })
+        Settings { me, is_witness, promise_ms: PROMISE_MS, heartbeat_ms: HEARTBEAT_MS, seed: me.0 };
+    let consensus = Arc::new(Consensus::start(settings).await.unwrap());
+    listener.set_nonblocking(true).unwrap();
+    let (listener, serving) =
+        (tokio::net::TcpListener::from_std(listener).unwrap(), Arc::downgrade(&consensus));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await
+            && let Some(consensus) = serving.upgrade()
+        {
+            let mut magic = [0; MAGIC.len()];
+            if stream.read_exact(&mut magic).await.is_ok() && magic == MAGIC {
+                consensus.serve(stream);
+            }
+        }
+    });
+    (consensus, Member { name: format!("node {}", me.0), address, is_witness })
 }
 
 impl Group {
@@ -42,7 +57,7 @@ impl Group {
 
     /// Who may serve now. More than one never.
     fn serving(&self) -> Option<NodeId> {
-        let may = |(node, consensus): (&NodeId, &Consensus)| {
+        let may = |(node, consensus): (&NodeId, &Arc<Consensus>)| {
             let epoch = self.view(*node)?.epoch;
             consensus.may_serve(epoch).then_some(*node)
         };

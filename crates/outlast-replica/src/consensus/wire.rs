@@ -1,8 +1,8 @@
 //! What nodes say to each other about the consensus, over TCP connections: a length of four bytes, little-endian, and a message. Each
 //! request has one answer, in its order.
 
-use super::Types;
 use super::store::Proposal;
+use super::{Member, Types};
 use openraft::LogId;
 use openraft::error::RaftError;
 use openraft::raft::{
@@ -15,6 +15,8 @@ use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// With what a connection begins, from the one who connects.
+pub(crate) const MAGIC: [u8; 8] = *b"outlast\x0d";
 /// A longer message is none. A log has views and memberships of some nodes, and is cut every few hundred entries.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
@@ -34,6 +36,11 @@ pub(super) enum Request {
     },
     /// The primary wants this view, for a node that has all that it has.
     Propose(Proposal),
+    /// A node that was started again wants the vote of the dead one of the same name.
+    Enter {
+        node: u64,
+        member: Member,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,6 +53,8 @@ pub(super) enum Answer {
     Lent(Option<u64>),
     /// Whether it was decided.
     Proposed(bool),
+    /// Whether it has the vote.
+    Entered(bool),
     /// The node has promised something else, does not lead, or ends.
     Refused,
 }
@@ -57,7 +66,7 @@ impl<E: std::error::Error> From<RaftError<u64, E>> for Answer {
     }
 }
 
-pub(super) async fn send<T: Serialize>(stream: &mut TcpStream, message: &T) -> io::Result<()> {
+pub(crate) async fn send<T: Serialize>(stream: &mut TcpStream, message: &T) -> io::Result<()> {
     let mut bytes = vec![0; 4];
     bytes = postcard::to_extend(message, bytes).map_err(io::Error::other)?;
     let length = bytes.len() - 4;
@@ -70,7 +79,7 @@ pub(super) async fn send<T: Serialize>(stream: &mut TcpStream, message: &T) -> i
 }
 
 /// None at the end of the stream.
-pub(super) async fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<Option<T>> {
+pub(crate) async fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<Option<T>> {
     let length = match stream.read_u32_le().await {
         Ok(length) => length,
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

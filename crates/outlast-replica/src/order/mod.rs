@@ -156,7 +156,7 @@ impl<E: Clone + Weigh> Order<E> {
         let mut order = Self {
             me,
             limits,
-            view: View { epoch: 0, primary: view.primary, members: alloc::vec::Vec::new() },
+            view: View::none(),
             log: Log::after(index),
             confirmed: index,
             stable: index,

@@ -164,6 +164,13 @@ impl<E: Clone + Weigh> Order<E> {
         self.learn_stability();
     }
 
+    /// This node serves again in the same view: what it has given an index before counts as that of an earlier primary.
+    pub(crate) fn lead_again(&mut self) {
+        if self.is_primary() && !is_mutant!(self, LeadsAgainEarly) {
+            self.inherited = self.log.last();
+        }
+    }
+
     /// Begins to send on a new link, or in a new view.
     pub(super) fn restart(&mut self, node: NodeId) {
         let Some(peer) = self.peers.get_mut(&node) else { return };

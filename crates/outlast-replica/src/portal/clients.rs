@@ -1,6 +1,6 @@
 //! The sockets of clients, at the primary.
 
-use super::machine::{Machine, note_sent};
+use super::machine::Machine;
 use super::repair;
 use super::stream::{Input, Stream};
 use super::sys;
@@ -120,8 +120,7 @@ impl Machine {
 
     /// Makes a client's socket again, in repair mode.
     pub(super) fn restore_client(&mut self, connection: ConnectionId) {
-        let now_ms = self.now_ms();
-        let Some(restore) = self.replica.restore(connection, now_ms) else { return };
+        let Some(restore) = self.restore(connection) else { return };
         if restore.is_aborted {
             return;
         }
@@ -141,7 +140,9 @@ impl Machine {
         let now_ms = self.now_ms();
         let Some(restore) = self.replica.restore(connection, now_ms) else { return };
         if restore.is_aborted {
-            note_sent(self.raw.reset(&restore));
+            self.send_raw(|machine| {
+                machine.restore(connection).map_or(Ok(()), |restore| machine.raw.reset(&restore))
+            });
             self.replica.handle_closed(connection, now_ms);
             return;
         }
@@ -156,14 +157,33 @@ impl Machine {
         }
         client.kicks = true;
         self.watched.insert(connection);
-        let socket = socket2::SockRef::from(&client.stream.socket);
-        if restore.client_ended {
-            note_sent(self.raw.end_input(&restore));
+        self.send_raw(|machine| {
+            let Some(restore) = machine.restore(connection) else { return Ok(()) };
+            if restore.client_ended {
+                machine.raw.end_input(&restore)?;
+            }
+            if restore.syn_ack.is_some() {
+                machine.raw.answer_syn(&restore)?;
+            }
+            Ok(())
+        });
+        self.kick(connection);
+    }
+
+    /// Gets a restored socket going.
+    fn kick(&mut self, connection: ConnectionId) {
+        let mut left_bytes = 0;
+        self.send_raw(|machine| {
+            let client = machine.clients.get(&connection);
+            if let Some((client, restore)) = client.zip(machine.restore(connection)) {
+                let socket = socket2::SockRef::from(&client.stream.socket);
+                left_bytes = machine.raw.kick(&restore, &socket)?;
+            }
+            Ok(())
+        });
+        if let Some(client) = self.clients.get_mut(&connection) {
+            client.kicks = left_bytes > 0;
         }
-        if restore.syn_ack.is_some() {
-            note_sent(self.raw.answer_syn(&restore));
-        }
-        note_sent(self.raw.kick(&restore, &socket).map(drop));
     }
 
     /// The same for one alone: its client has more than this node knew.
@@ -280,12 +300,10 @@ impl Machine {
         let acked = client.acked();
         self.replica.handle_acked(connection, acked, now_ms);
         let Some(client) = self.clients.get_mut(&connection) else { return };
-        if client.kicks
-            && let Some(restore) = self.replica.restore(connection, now_ms)
-        {
-            let socket = socket2::SockRef::from(&client.stream.socket);
-            client.kicks = self.raw.kick(&restore, &socket).is_ok_and(|left| left > 0);
+        if client.kicks {
+            self.kick(connection);
         }
+        let Some(client) = self.clients.get_mut(&connection) else { return };
         if client.end_written && client.end_told && sys::is_closed(client.stream.socket.as_fd()) {
             self.remove_client(connection);
             self.replica.handle_closed(connection, now_ms);

@@ -11,16 +11,17 @@ use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
-use crate::replica::{Action, PacketId, Replica};
+use crate::replica::{Action, PacketId, Replica, Restore};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use outlast_netlink::Protocol;
 use outlast_netlink::queue::{Hook, Queue, Received, Verdict};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,23 +30,40 @@ use std::time::{Duration, Instant};
 const WAKER: Token = Token(0);
 const QUEUE: Token = Token(1);
 const LISTENER: Token = Token(2);
-const PEERS: Token = Token(3);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
 /// Clients that wait to be accepted: as many as Linux allows by default.
 const BACKLOG: i32 = 4096;
 /// Sockets are looked at so often for what their clients have acknowledged, and restored ones are got going.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
+/// A primary that waits for the lease asks for it so often.
+const ASK_LEASE: Duration = Duration::from_millis(1);
 /// The address is announced again, where an earlier primary may have said late that it is there.
 const ANNOUNCE: Duration = Duration::from_millis(500);
+
+/// Says at any instant whether this node may serve as the primary of the view of this epoch. No other one may then.
+pub struct LeaseCheck(Box<dyn Fn(u64) -> bool + Send>);
+
+impl LeaseCheck {
+    /// By this function, which is called for every packet or two: it has to be fast.
+    pub fn new(may_serve: impl Fn(u64) -> bool + Send + 'static) -> Self {
+        Self(Box::new(may_serve))
+    }
+}
+
+impl std::fmt::Debug for LeaseCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LeaseCheck")
+    }
+}
 
 /// How a node is to be.
 #[derive(Debug)]
 pub struct Settings {
     /// This one.
     pub me: NodeId,
-    /// The first view.
-    pub view: View,
+    /// Who may serve.
+    pub lease: LeaseCheck,
     /// Of the order.
     pub limits: Limits,
     /// Where clients connect to.
@@ -56,10 +74,6 @@ pub struct Settings {
     pub mark: u32,
     /// This node's server.
     pub server: SocketAddr,
-    /// Where other nodes connect to this one.
-    pub peers: std::net::TcpListener,
-    /// The other nodes.
-    pub others: Vec<(NodeId, SocketAddr)>,
 }
 
 /// What a node is told by other threads.
@@ -67,6 +81,10 @@ pub struct Settings {
 pub enum Command {
     /// Consensus has decided about a view.
     View(View),
+    /// These are the other nodes that have a server, and where each listens.
+    Others(BTreeMap<NodeId, SocketAddr>),
+    /// Another node has connected to this one, and both have said who they are ([`hello`](super::peers::hello)).
+    Link(NodeId, TcpStream),
     /// It ends, and leaves all to the others.
     Stop,
 }
@@ -76,12 +94,20 @@ pub enum Command {
 pub struct Facts {
     /// It serves clients.
     pub is_serving: bool,
+    /// The view that it knows.
+    pub view: Option<View>,
+    /// So many entries have come here.
+    pub last: u64,
+    /// It has taken over so often.
+    pub take_overs: u64,
     /// Connections that it knows.
     pub connections: usize,
     /// Entries that were delivered.
     pub delivered: u64,
     /// The nodes that it has links to.
     pub linked: BTreeSet<NodeId>,
+    /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.
+    pub is_server_lost: bool,
     /// It was a member, and is none any more.
     pub is_excluded: bool,
     /// How long it took to restore all connections, the last time.
@@ -117,9 +143,14 @@ impl Handle {
 pub struct Machine {
     pub(super) replica: Replica,
     pub(super) raw: Raw,
+    lease: LeaseCheck,
+    /// What becomes of packets, until the kernel is told.
+    verdicts: Vec<(u32, Verdict)>,
     pub(super) clients: BTreeMap<ConnectionId, Client>,
     pub(super) servers: BTreeMap<ConnectionId, Server>,
     pub(super) server: SocketAddr,
+    /// To ask the kernel for sockets.
+    pub(super) sockets: outlast_netlink::Socket,
     pub(super) by_ends: BTreeMap<Ends, ConnectionId>,
     /// Clients and connections to the server of which there may be news.
     pub(super) dirty_clients: BTreeSet<ConnectionId>,
@@ -136,7 +167,7 @@ pub struct Machine {
     peers: Peers,
     commands: Receiver<Command>,
     facts: Arc<Mutex<Facts>>,
-    known: Facts,
+    pub(super) known: Facts,
     begun: Instant,
     next_token: usize,
     by_token: BTreeMap<Token, ConnectionId>,
@@ -144,13 +175,6 @@ pub struct Machine {
     ends: bool,
     /// For what is read.
     pub(super) room: Vec<u8>,
-}
-
-/// A packet that is lost does no harm.
-pub(super) fn note_sent(sent: io::Result<()>) {
-    if let Err(error) = sent {
-        tracing::debug!(%error, "a packet could not be sent");
-    }
 }
 
 /// A socket that listens where clients connect to, whoever has the address now.
@@ -176,16 +200,18 @@ impl Machine {
         registry.register(&mut SourceFd(&queue.as_fd().as_raw_fd()), QUEUE, Interest::READABLE)?;
         let mut listener = TcpListener::from_std(listen(settings.portal)?);
         registry.register(&mut listener, LISTENER, Interest::READABLE)?;
-        let peers = Peers::new(settings.me, settings.peers, &settings.others, (registry, PEERS))?;
         let (commands, receiver) = channel();
         let facts = Arc::new(Mutex::new(Facts::default()));
         let handle = Handle { commands, waker, facts: facts.clone() };
         let machine = Self {
-            replica: Replica::new(settings.me, settings.view, settings.limits),
+            replica: Replica::new(settings.me, View::none(), settings.limits),
             raw: Raw::open(settings.mark)?,
+            lease: settings.lease,
+            verdicts: Vec::new(),
             clients: BTreeMap::new(),
             servers: BTreeMap::new(),
             server: settings.server,
+            sockets: outlast_netlink::Socket::open(Protocol::SocketDiag)?,
             by_ends: BTreeMap::new(),
             dirty_clients: BTreeSet::new(),
             dirty_servers: BTreeSet::new(),
@@ -195,7 +221,7 @@ impl Machine {
             queue,
             listener,
             portal: Portal::open(settings.portal.ip(), &settings.device)?,
-            peers,
+            peers: Peers::new(settings.me),
             commands: receiver,
             facts,
             known: Facts::default(),
@@ -213,6 +239,11 @@ impl Machine {
     /// In milliseconds since the node began.
     pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// How this connection is made again.
+    pub(super) fn restore(&self, connection: ConnectionId) -> Option<Restore<'_>> {
+        self.replica.restore(connection, self.now_ms())
     }
 
     /// A token for the socket of a client, or of a connection to the server.
@@ -260,12 +291,16 @@ impl Machine {
         let timeout = self.replica.poll_timeout().map(|at_ms| self.begun + Duration::from_millis(at_ms));
         let peers = self.peers.connect(self.poll.registry(), now);
         let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
-        [timeout, peers, looks, self.announce_at].into_iter().flatten().min()
+        let lease = self.replica.order().is_primary().then(|| {
+            // One that serves has to give the address up soon after its lease is over.
+            now + if self.replica.is_serving() { LOOK } else { ASK_LEASE }
+        });
+        [timeout, peers, looks, lease, self.announce_at].into_iter().flatten().min()
     }
 
     fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
         if self.peers.has(token) {
-            self.peers.on_event(token, (readable, writable), self.poll.registry());
+            self.peers.on_event(token, (readable, writable));
             return;
         }
         let Some(connection) = self.by_token.get(&token) else { return };
@@ -285,9 +320,14 @@ impl Machine {
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::View(view) => self.replica.handle_view(view, self.now_ms()),
+                Command::Others(others) => self.peers.set_others(others),
+                Command::Link(node, socket) => self.peers.adopt(node, socket, self.poll.registry()),
                 Command::Stop => self.ends = true,
             }
         }
+        // The process may have been stopped for a while: nothing comes before this.
+        self.has_lease();
+        self.act()?;
         let now_ms = self.now_ms();
         if self.replica.poll_timeout().is_some_and(|at_ms| at_ms <= now_ms) {
             self.replica.handle_timeout(now_ms);
@@ -295,7 +335,7 @@ impl Machine {
         self.hear_peers();
         self.take_packets()?;
         self.act()?;
-        self.queue.flush()?;
+        self.say_verdicts()?;
         self.look_at_heard();
         self.accept();
         if self.looked_at.elapsed() >= LOOK {
@@ -306,14 +346,43 @@ impl Machine {
         self.look_at_servers();
         self.replica.flush(self.now_ms());
         self.act()?;
-        self.queue.flush()?;
+        self.say_verdicts()?;
         let mut news = Vec::new();
         self.peers.work(&mut news);
         self.take_news(news);
         self.announce();
         self.replica.flush(self.now_ms());
         self.act()?;
+        self.say_verdicts()
+    }
+
+    /// Whether no other node may serve now. Asked right before anything leaves.
+    fn has_lease(&mut self) -> bool {
+        let order = self.replica.order();
+        let has_lease = order.is_primary() && (self.lease.0)(order.view().epoch);
+        self.replica.handle_lease(has_lease, self.now_ms());
+        has_lease
+    }
+
+    /// Tells the kernel what becomes of packets. Without the lease none passes, whatever was decided before.
+    fn say_verdicts(&mut self) -> io::Result<()> {
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        let passes = verdicts.iter().any(|(_, verdict)| *verdict == Verdict::Accept) && self.has_lease();
+        for (id, verdict) in verdicts.drain(..) {
+            self.queue.decide(id, if passes { verdict } else { Verdict::Drop });
+        }
+        self.verdicts = verdicts;
         self.queue.flush()
+    }
+
+    /// Sends packets past the portal's rules, if no other node may serve.
+    pub(super) fn send_raw(&mut self, send: impl FnOnce(&Self) -> io::Result<()>) {
+        if self.has_lease()
+            && let Err(error) = send(self)
+        {
+            // One that is lost does no harm.
+            tracing::debug!(%error, "a packet could not be sent");
+        }
     }
 
     fn hear_peers(&mut self) {
@@ -363,9 +432,7 @@ impl Machine {
                     }
                 }
             };
-            if let Some(id) = drops {
-                self.queue.decide(id, Verdict::Drop);
-            }
+            self.verdicts.extend(drops.map(|id| (id, Verdict::Drop)));
         }
     }
 
@@ -378,12 +445,11 @@ impl Machine {
     /// Does what the core has decided.
     pub(super) fn act(&mut self) -> io::Result<()> {
         while let Some(action) = self.replica.poll_action() {
-            let now_ms = self.now_ms();
             match action {
                 Action::Send { to, message } => self.peers.send(to, &message),
                 Action::Verdict { packet, passes } => {
                     let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
-                    self.queue.decide(packet.0, verdict);
+                    self.verdicts.push((packet.0, verdict));
                 }
                 Action::ConnectServer { connection } | Action::ReconnectServer { connection } => {
                     self.connect_server(connection);
@@ -393,17 +459,17 @@ impl Machine {
                 Action::CloseServer { connection } => self.close_server(connection),
                 Action::ClientReady { connection } => self.feed_client(connection),
                 Action::ResetClient { connection } => self.reset_client(connection),
-                Action::AnswerSyn { connection } => {
-                    if let Some(restore) = self.replica.restore(connection, now_ms) {
-                        note_sent(self.raw.answer_syn(&restore));
-                    }
-                }
+                Action::AnswerSyn { connection } => self.send_raw(|machine| {
+                    machine.restore(connection).map_or(Ok(()), |restore| machine.raw.answer_syn(&restore))
+                }),
                 Action::AskSent { connection } => {
                     let sent = self.clients.get(&connection).map_or(0, Client::sent);
                     self.replica.handle_sent(connection, sent);
                 }
                 Action::RestoreAgain { connection } => self.restore_again(connection),
-                Action::Acknowledge(last_ack) => note_sent(self.raw.acknowledge(&last_ack, now_ms)),
+                Action::Acknowledge(last_ack) => {
+                    self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms()));
+                }
                 Action::TakeOver { epoch } => self.take_over(epoch)?,
                 Action::Fence => self.fence(),
                 Action::Excluded { .. } => self.known.is_excluded = true,
@@ -421,9 +487,14 @@ impl Machine {
         for connection in self.replica.connections() {
             self.restore_client(connection);
         }
+        // It may have been over meanwhile: then all that is undone.
+        if !self.has_lease() {
+            return Ok(());
+        }
         self.portal.take()?;
-        note_sent(self.portal.announce());
+        self.announce_now();
         self.replica.handle_restored(epoch, self.now_ms());
+        self.known.take_overs += 1;
         self.known.restored_in = Some(begun.elapsed());
         self.announce_at = Some(Instant::now() + ANNOUNCE);
         for connection in self.replica.connections() {
@@ -458,12 +529,24 @@ impl Machine {
         let now = Instant::now();
         if self.announce_at.is_some_and(|at| at <= now) {
             self.announce_at = Some(now + ANNOUNCE);
-            note_sent(self.portal.announce());
+            self.announce_now();
+        }
+    }
+
+    fn announce_now(&mut self) {
+        if self.has_lease()
+            && let Err(error) = self.portal.announce()
+        {
+            tracing::debug!(%error, "the portal's address could not be announced");
         }
     }
 
     fn publish(&mut self) {
         self.known.is_serving = self.replica.is_serving();
+        self.known.last = self.replica.order().last();
+        if self.known.view.as_ref() != Some(self.replica.order().view()) {
+            self.known.view = Some(self.replica.order().view().clone());
+        }
         self.known.connections = self.replica.connections_count();
         self.known.delivered = self.replica.order().delivered();
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,9 +4,10 @@
 pub mod announce;
 mod clients;
 pub mod machine;
-mod peers;
+pub mod peers;
 pub mod raw;
 pub mod repair;
-mod servers;
+pub mod rules;
+pub(crate) mod servers;
 mod stream;
 mod sys;

@@ -5,22 +5,42 @@ use crate::entry::Entry;
 use crate::order::message::Message;
 use crate::view::NodeId;
 use crate::wire;
-use mio::net::{TcpListener, TcpStream};
-use mio::{Interest, Registry, Token};
+use mio::net::TcpStream;
+use mio::{Registry, Token};
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// With what a link begins, in both directions, before the number of the node (PROTOCOL 12.5).
-const MAGIC: [u8; 8] = *b"outlast\x0c";
-const HELLO_BYTES: usize = 16;
+pub const MAGIC: [u8; 8] = *b"outlast\x0c";
+/// With what it begins, with that number.
+pub const HELLO_BYTES: usize = 16;
+/// What the other node's kernel does not acknowledge for so long takes the link with it.
+const UNANSWERED: Duration = Duration::from_secs(2);
 /// Before a link is tried again.
 const AGAIN: Duration = Duration::from_millis(50);
 /// A link that is not up by then is tried again.
 const GIVEN_UP: Duration = Duration::from_millis(500);
 /// Tokens of links.
 const FIRST: usize = 1 << 20;
+
+/// With what a link begins: who this is.
+#[must_use]
+pub fn hello(me: NodeId) -> [u8; HELLO_BYTES] {
+    let mut hello = [0; HELLO_BYTES];
+    let (magic, node) = hello.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    node.copy_from_slice(&me.0.to_be_bytes());
+    hello
+}
+
+/// Who that is.
+#[must_use]
+pub fn node_of(hello: &[u8; HELLO_BYTES]) -> Option<NodeId> {
+    let (magic, node) = hello.split_first_chunk()?;
+    (*magic == MAGIC).then_some(())?;
+    Some(NodeId(u64::from_be_bytes(node.try_into().ok()?)))
+}
 
 /// What has come of the links.
 #[derive(Debug)]
@@ -37,8 +57,11 @@ pub(super) enum News {
 struct Link {
     stream: Stream,
     input: Vec<u8>,
-    /// Once it has said so.
-    node: Option<NodeId>,
+    /// Which one is at the other end.
+    node: NodeId,
+    /// It has not said so yet.
+    awaits_hello: bool,
+    is_up: bool,
     begun: Instant,
 }
 
@@ -46,92 +69,94 @@ struct Link {
 #[derive(Debug)]
 pub(super) struct Peers {
     me: NodeId,
-    listener: TcpListener,
-    listener_token: Token,
     links: BTreeMap<usize, Link>,
     by_node: BTreeMap<NodeId, usize>,
     next: usize,
-    /// Those that this node connects to, and when it tries next.
-    others: Vec<(NodeId, SocketAddr, Instant)>,
+    /// All others, and when this node tries next to connect to them: to those with smaller numbers, and the others to it.
+    others: BTreeMap<NodeId, (SocketAddr, Instant)>,
     /// For what is read.
     room: Vec<u8>,
 }
 
 impl Peers {
-    /// This node connects to those with smaller numbers, and others to it.
-    pub(super) fn new(
-        me: NodeId,
-        listener: std::net::TcpListener,
-        others: &[(NodeId, SocketAddr)],
-        (registry, listener_token): (&Registry, Token),
-    ) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        let mut listener = TcpListener::from_std(listener);
-        registry.register(&mut listener, listener_token, Interest::READABLE)?;
-        let now = Instant::now();
-        let others = others.iter().filter(|(node, _)| *node < me);
-        let others = others.map(|(node, address)| (*node, *address, now)).collect();
-        Ok(Self {
+    /// Without others for now.
+    pub(super) fn new(me: NodeId) -> Self {
+        Self {
             me,
-            listener,
-            listener_token,
             links: BTreeMap::new(),
             by_node: BTreeMap::new(),
             next: FIRST,
-            others,
+            others: BTreeMap::new(),
             room: vec![0; READ_BYTES],
-        })
+        }
+    }
+
+    /// These are all others, from now on.
+    pub(super) fn set_others(&mut self, others: BTreeMap<NodeId, SocketAddr>) {
+        let now = Instant::now();
+        let again = |node| self.others.get(&node).map_or(now, |(_, again)| *again);
+        let others = others.into_iter().filter(|(node, _)| *node != self.me);
+        self.others = others.map(|(node, address)| (node, (address, again(node)))).collect();
+    }
+
+    /// Another node has connected to this one, and both have said who they are.
+    pub(super) fn adopt(&mut self, node: NodeId, socket: std::net::TcpStream, registry: &Registry) {
+        // Others have no business here.
+        if self.others.contains_key(&node) && socket.set_nonblocking(true).is_ok() {
+            self.add(node, false, TcpStream::from_std(socket), registry);
+        }
     }
 
     /// Whether an event is about links.
     pub(super) fn has(&self, token: Token) -> bool {
-        token == self.listener_token || token.0 >= FIRST
+        token.0 >= FIRST
     }
 
     /// Takes in an event.
-    pub(super) fn on_event(&mut self, token: Token, (readable, writable): (bool, bool), registry: &Registry) {
-        if token == self.listener_token {
-            while let Ok((socket, _)) = self.listener.accept() {
-                self.add(socket, registry);
-            }
-        } else if let Some(link) = self.links.get_mut(&token.0) {
+    pub(super) fn on_event(&mut self, token: Token, (readable, writable): (bool, bool)) {
+        if let Some(link) = self.links.get_mut(&token.0) {
             link.stream.note_ready(readable, writable);
         }
     }
 
-    fn add(&mut self, socket: TcpStream, registry: &Registry) {
+    fn add(&mut self, node: NodeId, awaits_hello: bool, socket: TcpStream, registry: &Registry) {
         let _ = socket.set_nodelay(true);
+        let _ = socket2::SockRef::from(&socket).set_tcp_user_timeout(Some(UNANSWERED));
         let number = self.next;
         self.next += 1;
         if let Ok(mut stream) = Stream::new(socket, registry, Token(number)) {
-            stream.push(&MAGIC);
-            stream.push(&self.me.0.to_be_bytes());
-            self.links.insert(number, Link { stream, input: Vec::new(), node: None, begun: Instant::now() });
+            if awaits_hello {
+                stream.push(&hello(self.me));
+            }
+            let begun = Instant::now();
+            let link = Link { stream, input: Vec::new(), node, awaits_hello, is_up: false, begun };
+            self.links.insert(number, link);
         }
     }
 
     /// Connects where there is no link. When that is to be looked at again.
     pub(super) fn connect(&mut self, registry: &Registry, now: Instant) -> Option<Instant> {
         let mut next = None;
-        for at in 0..self.others.len() {
-            let Some((node, address, again)) = self.others.get(at).copied() else { continue };
-            if self.by_node.contains_key(&node) {
+        let mut due = Vec::new();
+        for (node, (address, again)) in self.others.range_mut(..self.me) {
+            if self.by_node.contains_key(node) {
                 continue;
             }
-            if now >= again {
-                if let Ok(socket) = TcpStream::connect(address) {
-                    self.add(socket, registry);
-                }
-                if let Some(other) = self.others.get_mut(at) {
-                    other.2 = now + AGAIN;
-                }
+            if now >= *again {
+                *again = now + AGAIN;
+                due.push((*node, *address));
             }
             next = Some(now + AGAIN);
+        }
+        for (node, address) in due {
+            if let Ok(socket) = TcpStream::connect(address) {
+                self.add(node, true, socket, registry);
+            }
         }
         let late: Vec<usize> = self
             .links
             .iter()
-            .filter(|(_, link)| link.node.is_none() && now.duration_since(link.begun) > GIVEN_UP)
+            .filter(|(_, link)| !link.is_up && now.duration_since(link.begun) > GIVEN_UP)
             .map(|(number, _)| *number)
             .collect();
         for number in late {
@@ -160,7 +185,7 @@ impl Peers {
     }
 
     fn remove(&mut self, number: usize, news: &mut Vec<News>) {
-        let node = self.links.remove(&number).and_then(|link| link.node);
+        let node = self.links.remove(&number).map(|link| link.node);
         if let Some(node) = node
             && self.by_node.get(&node) == Some(&number)
         {
@@ -180,15 +205,17 @@ impl Peers {
                 Input::End | Input::Broken => return None,
             }
         }
-        if link.node.is_none() {
-            let Some((hello, rest)) = link.input.split_first_chunk::<HELLO_BYTES>() else { return Some(()) };
-            let (magic, node) = hello.split_at(MAGIC.len());
-            let node = NodeId(u64::from_be_bytes(node.try_into().ok()?));
-            if magic != MAGIC || node == self.me {
+        let node = link.node;
+        if link.awaits_hello {
+            let Some((first, rest)) = link.input.split_first_chunk() else { return Some(()) };
+            // At that address there may be another one by now.
+            if node_of(first) != Some(node) {
                 return None;
             }
             link.input = rest.to_vec();
-            link.node = Some(node);
+            link.awaits_hello = false;
+        }
+        if !std::mem::replace(&mut link.is_up, true) {
             if let Some(before) = self.by_node.insert(node, number) {
                 self.links.remove(&before);
                 news.push(News::Unlinked(node));
@@ -196,7 +223,6 @@ impl Peers {
             news.push(News::Linked(node));
         }
         let link = self.links.get_mut(&number)?;
-        let node = link.node?;
         let mut taken = 0;
         let parsed = loop {
             match wire::parse(link.input.get(taken..).unwrap_or_default()) {

@@ -5,6 +5,12 @@ use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
 use mio::Token;
 use mio::net::TcpStream;
+use outlast_netlink::{Protocol, Socket, tcp};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A server that is not on this machine has so long to take a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// One.
 #[derive(Debug)]
@@ -13,6 +19,25 @@ pub(super) struct Server {
     token: Token,
     has_said_all: bool,
     is_broken: bool,
+}
+
+/// Whether a server of this machine takes connections at this address, or one elsewhere does.
+fn is_listening(sockets: &mut Socket, server: SocketAddr) -> bool {
+    let is_it = |at: &SocketAddr| {
+        at.port() == server.port()
+            && (at.ip().is_unspecified() || at.ip().to_canonical() == server.ip().to_canonical())
+    };
+    // What cannot be listed is taken for healthy.
+    let is_here = tcp::listeners(sockets).map_or(true, |all| all.iter().any(is_it));
+    // In another network namespace, such as a container's, or on another machine.
+    is_here
+        || !server.ip().is_loopback()
+            && std::net::TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).is_ok()
+}
+
+/// The same for one who asks once.
+pub(crate) fn is_up(server: SocketAddr) -> bool {
+    Socket::open(Protocol::SocketDiag).is_ok_and(|mut sockets| is_listening(&mut sockets, server))
 }
 
 impl Machine {
@@ -28,6 +53,7 @@ impl Machine {
                 self.servers
                     .insert(connection, Server { stream, token, has_said_all: false, is_broken: false });
             }
+            Err(_) if self.is_server_lost() => {}
             Err(error) => {
                 tracing::warn!(%error, server = %self.server, "the server cannot be reached");
                 self.replica.handle_server_reset(connection, self.now_ms());
@@ -87,6 +113,15 @@ impl Machine {
         }
     }
 
+    /// A server that dies ends all its connections, and means none of it: nobody is told of that, and the others go on with their servers.
+    fn is_server_lost(&mut self) -> bool {
+        if !self.known.is_server_lost && !is_listening(&mut self.sockets, self.server) {
+            tracing::error!(server = %self.server, "the server takes no connections any more: the others go on without this node");
+            self.known.is_server_lost = true;
+        }
+        self.known.is_server_lost
+    }
+
     fn read_server(&mut self, connection: ConnectionId) {
         let now_ms = self.now_ms();
         while let Some(server) = self.servers.get_mut(&connection).filter(|server| !server.has_said_all) {
@@ -95,23 +130,36 @@ impl Machine {
                     self.replica.handle_answer(connection, self.room.get(..count).unwrap_or_default());
                 }
                 Input::Nothing => {
-                    if server.is_broken {
-                        server.has_said_all = true;
+                    if server.is_broken && !self.is_server_lost() {
+                        self.note_said_all(connection);
                         self.replica.handle_server_reset(connection, now_ms);
                     }
                     return;
                 }
                 Input::End => {
-                    server.has_said_all = true;
+                    self.note_said_all(connection);
+                    if self.is_server_lost() {
+                        return;
+                    }
                     self.replica.handle_answer_end(connection, now_ms);
                 }
                 Input::Broken => {
                     (server.has_said_all, server.is_broken) = (true, true);
+                    if self.is_server_lost() {
+                        return;
+                    }
+                    let Some(server) = self.servers.get(&connection) else { return };
                     let waiting = server.stream.waiting_bytes();
                     self.replica.handle_server_took(connection, waiting);
                     self.replica.handle_server_reset(connection, now_ms);
                 }
             }
+        }
+    }
+
+    fn note_said_all(&mut self, connection: ConnectionId) {
+        if let Some(server) = self.servers.get_mut(&connection) {
+            server.has_said_all = true;
         }
     }
 }

@@ -68,8 +68,6 @@ impl Replica {
         for last_ack in &snapshot.closed {
             replica.closed.remember(*last_ack, now_ms);
         }
-        replica.handle_role();
-        replica.begin_take_over();
         replica
     }
 

@@ -12,7 +12,7 @@ mod tests;
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
 use crate::view::{NodeId, View};
-use crate::{Limits, Message, NotTaken, Order};
+use crate::{Limits, Message, NotTaken, Order, is_mutant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -153,6 +153,8 @@ enum Role {
 pub struct Replica {
     order: Order<Entry>,
     role: Role,
+    /// No other node may serve.
+    has_lease: bool,
     connections: BTreeMap<ConnectionId, Connection>,
     by_ends: BTreeMap<Ends, ConnectionId>,
     /// SYNs whose answers have not been seen, oldest first.
@@ -176,19 +178,18 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// A member of the first view.
+    /// A member of the first view, or of the one to come ([`View::none`]). It does not serve before it has the lease
+    /// ([`handle_lease`](Self::handle_lease)).
     #[must_use]
     pub fn new(me: NodeId, view: View, limits: Limits) -> Self {
-        let mut replica = Self::after(Order::new(me, 0, view, limits));
-        replica.handle_role();
-        replica.begin_take_over();
-        replica
+        Self::after(Order::new(me, 0, view, limits))
     }
 
     fn after(order: Order<Entry>) -> Self {
         Self {
             order,
             role: Role::Backup,
+            has_lease: false,
             connections: BTreeMap::new(),
             by_ends: BTreeMap::new(),
             opening: VecDeque::new(),
@@ -216,6 +217,20 @@ impl Replica {
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.role == Role::Serving
+    }
+
+    /// Whether no other node may serve in this view, or a later one ([`Lease::may_serve`](crate::Lease::may_serve)). A primary without the
+    /// lease says nothing to clients, and takes over again when it has it again.
+    pub fn handle_lease(&mut self, has_lease: bool, now_ms: u64) {
+        if has_lease == self.has_lease || !has_lease && is_mutant!(self, ServesWithoutLease) {
+            return;
+        }
+        self.has_lease = has_lease;
+        if has_lease {
+            self.order.lead_again();
+        }
+        self.handle_role();
+        self.take_outputs(now_ms);
     }
 
     /// Consensus has decided about a view.

@@ -42,7 +42,7 @@ pub struct Restore<'a> {
 impl Replica {
     /// Whether this node leads may have changed.
     pub(super) fn handle_role(&mut self) {
-        let leads = self.order.is_primary();
+        let leads = self.order.is_primary() && self.has_lease;
         if leads == (self.role != Role::Backup) {
             if self.role == Role::Restoring {
                 // Another view, led by this node again.

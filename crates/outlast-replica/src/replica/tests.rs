@@ -39,6 +39,7 @@ impl Group {
         for node in &nodes {
             let mut replica = Replica::new(*node, view.clone(), Limits::default());
             replica.set_mutant(mutant);
+            replica.handle_lease(true, 0);
             for other in nodes.iter().filter(|other| *other != node) {
                 replica.handle_linked(*other, 0);
             }

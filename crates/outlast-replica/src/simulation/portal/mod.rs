@@ -32,7 +32,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 15] = [
+const MUTANTS: [(Mutant, &[&str]); 17] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -47,7 +47,9 @@ const MUTANTS: [(Mutant, &[&str]); 15] = [
     (Mutant::KeepsUnopened, &["progress", "clients", "same answers", "same input"]),
     (Mutant::KeepsProposed, &["progress", "clients"]),
     (Mutant::EndsAreForgotten, &["progress", "clients"]),
-    (Mutant::ServesTooEarly, &["clients", "progress"]),
+    (Mutant::ServesTooEarly, &["clients", "progress", "fenced"]),
+    (Mutant::ServesWithoutLease, &["fenced"]),
+    (Mutant::LeadsAgainEarly, &["progress", "clients", "same input", "same answers", "acknowledged"]),
 ];
 
 #[test]

@@ -1,6 +1,6 @@
 //! A machine: the replica, and the shell around it, with a kernel and a server.
 
-use super::invariants::{Watch, verdicts};
+use super::invariants::{Watch, fenced, verdicts};
 use super::server::{Answer, Request, Server};
 use super::tcp::{Packet, State, Tcp, refuse};
 use crate::Entry;
@@ -50,6 +50,8 @@ pub struct Node {
     /// It knows so many of the views.
     pub views: usize,
     pub excluded: bool,
+    /// Nobody else serves.
+    has_lease: bool,
     sockets: BTreeMap<Ends, Socket>,
     packets: BTreeMap<PacketId, (Direction, Packet)>,
     packets_seen: u32,
@@ -83,6 +85,7 @@ impl Node {
             out: Out::default(),
             views: 1,
             excluded: false,
+            has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
             packets_seen: 0,
@@ -101,6 +104,12 @@ impl Node {
     /// What its server has done is not stable.
     pub fn may_differ(&self) -> bool {
         self.quits.iter().any(|connection| !self.replica.is_end_stable(*connection))
+    }
+
+    /// It has the lease, or has it no longer.
+    pub fn set_lease(&mut self, has_lease: bool, now_ms: u64) {
+        self.has_lease = has_lease;
+        self.replica.handle_lease(has_lease, now_ms);
     }
 
     /// A packet comes from the wire.
@@ -137,6 +146,7 @@ impl Node {
                     };
                     match direction {
                         _ if !passes => {}
+                        Direction::Out if !self.has_lease => return Err(fenced::packet(self.me)),
                         Direction::Out => self.out.packets.push_back(packet),
                         Direction::In => self.kernel_receives(&packet, random, now_ms),
                     }

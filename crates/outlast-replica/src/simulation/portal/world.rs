@@ -47,6 +47,7 @@ enum Action {
     Link,
     LearnView,
     DecideView,
+    Lease,
     Promote,
     Join,
     Kill,
@@ -57,7 +58,7 @@ enum Action {
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
 struct Character {
-    weights: [(u64, Action); 19],
+    weights: [(u64, Action); 20],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
     lost: u64,
     twice: u64,
@@ -82,6 +83,7 @@ impl Character {
             (8, Action::Link),
             (60, Action::LearnView),
             (14, Action::DecideView),
+            (6, Action::Lease),
             (20, Action::Promote),
             (6, Action::Join),
             (4, Action::Kill),
@@ -161,6 +163,9 @@ impl World {
             traces: std::env::var_os("OUTLAST_TRACE").is_some(),
         };
         world.link_all();
+        for node in members {
+            world.replica(node, |node, now_ms| node.set_lease(true, now_ms)).ok();
+        }
         world
     }
 
@@ -211,6 +216,7 @@ impl World {
             Action::Flush => self.replica(node, |node, now_ms| node.replica.flush(now_ms)),
             Action::Timeout => self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms)),
             Action::LearnView => self.learn_view(node),
+            Action::Lease => self.lease(node),
             Action::Promote => self.promote(),
             Action::Join => self.join(node),
             Action::DecideView => {
@@ -406,6 +412,13 @@ impl World {
         self.replica(node, |node, now_ms| node.replica.handle_view(view, now_ms))
     }
 
+    /// The lease is over, or there again: here it is not asked who has it, as any node may lose it at any time.
+    fn lease(&mut self, node: NodeId) -> Result<(), Violation> {
+        let has_lease = self.below(3) > 0;
+        self.trace(|| std::format!("{node:?} has the lease: {has_lease}"));
+        self.replica(node, |node, now_ms| node.set_lease(has_lease, now_ms))
+    }
+
     /// Consensus decides: with any members, for any reason, also while the primary is well.
     fn decide_view(&mut self) {
         let Some(before) = self.views.last().cloned() else { return };
@@ -466,6 +479,7 @@ impl World {
         self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
         self.watch.join(me, donor);
         self.nodes.insert(me, node);
+        self.replica(me, |node, now_ms| node.set_lease(true, now_ms))?;
         let others: Vec<NodeId> = self.nodes.keys().copied().filter(|other| *other != me).collect();
         for other in others {
             self.link(me, other)?;
@@ -487,6 +501,9 @@ impl World {
         self.trace(|| std::format!("healing: {view:?}"));
         self.views.push(view);
         self.link_all();
+        for node in members.clone() {
+            self.replica(node, |node, now_ms| node.set_lease(true, now_ms))?;
+        }
         for round in 0..HEALING_ROUNDS {
             if round == LOSING_ROUNDS {
                 (self.character.lost, self.character.twice, self.character.overtaking) = (0, 0, 0);

@@ -2,6 +2,7 @@
 
 pub mod acknowledged;
 pub mod clients;
+pub mod fenced;
 pub mod progress;
 mod same_answers;
 mod same_input;

@@ -1,0 +1,93 @@
+//! Where other nodes connect to this one: to introduce themselves, for the consensus, or with a link for entries of the order. The first eight
+//! bytes say which.
+
+use super::meeting;
+use super::meeting::Introduction;
+use crate::consensus::{self, Consensus, receive, send};
+use crate::portal::machine::{Command, Handle};
+use crate::portal::peers;
+use crate::view::NodeId;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+
+/// Who connects has so long to say what for.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that have not said so yet. More are refused.
+const NEW_MAX: usize = 256;
+/// Between two tries where none can be accepted.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// To whom connections are given.
+#[derive(Debug)]
+pub(super) struct Door {
+    pub(super) me: NodeId,
+    pub(super) consensus: Arc<Consensus>,
+    /// None: a witness.
+    pub(super) machine: Option<Handle>,
+    /// What this node says of itself, but for whether it has a group.
+    pub(super) introduction: watch::Receiver<Introduction>,
+}
+
+impl Door {
+    /// Answers all who connect.
+    pub(super) async fn attend(self: Arc<Self>, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(NEW_MAX));
+        loop {
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection of another node cannot be accepted");
+                    tokio::time::sleep(AGAIN).await;
+                    continue;
+                }
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else { continue };
+            let door = self.clone();
+            tokio::spawn(async move {
+                match timeout(HELLO_TIMEOUT, door.answer(stream)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, %peer, "a connection of another node ends"),
+                    Err(_) => tracing::debug!(%peer, "a connection has not said what it is for"),
+                }
+                drop(place);
+            });
+        }
+    }
+
+    async fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let mut magic = [0; 8];
+        stream.read_exact(&mut magic).await?;
+        match magic {
+            consensus::MAGIC => self.consensus.serve(stream),
+            peers::MAGIC => {
+                let Some(machine) = &self.machine else { return Ok(()) };
+                let node = NodeId(stream.read_u64().await?);
+                stream.write_all(&peers::hello(self.me)).await?;
+                machine.tell(Command::Link(node, stream.into_std()?));
+            }
+            meeting::MAGIC => {
+                let _: Option<Introduction> = receive(&mut stream).await?;
+                let has_group = !self.consensus.members().is_empty();
+                let introduction = self.introduction.borrow().clone();
+                send(&mut stream, &Introduction { has_group, ..introduction }).await?;
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(())
+    }
+}
+
+/// Introduces this node to the one at this address, which answers with the same of itself.
+pub(super) async fn introduce(address: std::net::SocketAddr, own: &Introduction) -> io::Result<Introduction> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&meeting::MAGIC).await?;
+    send(&mut stream, own).await?;
+    receive(&mut stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}

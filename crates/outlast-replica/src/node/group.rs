@@ -1,0 +1,204 @@
+//! The nodes of a group as people list them: the same list at each.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+/// One of them, as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What people call it.
+    pub name: String,
+    /// Where it listens for the others.
+    pub address: SocketAddr,
+    /// It has no server, and only votes.
+    pub is_witness: bool,
+}
+
+/// A group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// What people call it.
+    pub name: String,
+    /// Where clients connect to.
+    pub portal: SocketAddr,
+    /// All nodes.
+    pub nodes: Vec<Listed>,
+    /// For so long voters promise to elect nobody else, in milliseconds ([`Settings`](crate::consensus::Settings::promise_ms)).
+    pub promise_ms: u64,
+}
+
+/// 100 ms is what a network and a machine of today keep. Less than 50 would take a busy machine for a dead one.
+pub const PROMISE_MS: u64 = 100;
+/// A shorter promise is refused.
+pub const PROMISE_MS_MIN: u64 = 50;
+/// A longer one is refused: clients would wait for so long.
+pub const PROMISE_MS_MAX: u64 = 60_000;
+/// A group of more nodes is refused: each has to acknowledge every request.
+pub const NODES_MAX: usize = 15;
+/// Of a name.
+const NAME_BYTES_MAX: usize = 64;
+
+impl Group {
+    /// Looks whether the list makes sense.
+    ///
+    /// # Errors
+    /// What is wrong, in a sentence.
+    pub fn check(&self) -> Result<(), String> {
+        let is_name = |name: &str| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_plain)
+        };
+        let names = [&self.name].into_iter().chain(self.nodes.iter().map(|node| &node.name));
+        for name in names {
+            if !is_name(name) {
+                return Err(format!(
+                    "{name:?} is no name: letters, digits, -, _ and ., {NAME_BYTES_MAX} at the most"
+                ));
+            }
+        }
+        let (mut names, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+        for Listed { name, address, .. } in &self.nodes {
+            if !names.insert(name) {
+                return Err(format!("two nodes are called {name}"));
+            }
+            if !addresses.insert(address) {
+                return Err(format!("two nodes have the address {address}"));
+            }
+            if address.port() == 0 || address.ip().is_unspecified() {
+                return Err(format!("{address} of node {name} is no address that others can connect to"));
+            }
+            if address.ip() == self.portal.ip() {
+                return Err(format!(
+                    "{} is the address of node {name}: the portal needs one of its own, which no machine has",
+                    self.portal.ip()
+                ));
+            }
+        }
+        let ip = self.portal.ip();
+        if self.portal.port() == 0 || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
+            return Err(format!("{} is no address for a portal, which moves between machines", self.portal));
+        }
+        let with_servers = self.nodes.iter().filter(|node| !node.is_witness).count();
+        match (with_servers, self.nodes.len()) {
+            (0, _) => Err("no node has a server: one at least that is no witness".to_owned()),
+            (_, 2) => Err(
+                "two nodes cannot tell a dead node from a link that is cut, so neither could go on alone: \
+                           add a third one, which may be a witness"
+                    .to_owned(),
+            ),
+            (_, count) if count > NODES_MAX => {
+                Err(format!("{count} nodes are too many: {NODES_MAX} at the most"))
+            }
+            _ if !(PROMISE_MS_MIN..=PROMISE_MS_MAX).contains(&self.promise_ms) => Err(format!(
+                "a detection time of {} ms is not within {PROMISE_MS_MIN} ms and {PROMISE_MS_MAX} ms",
+                self.promise_ms
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The node of this name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&Listed> {
+        self.nodes.iter().find(|node| node.name == name)
+    }
+
+    /// All that nodes have to agree on, one in a line, in an order that is the same for all.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "the group's name is {}\nthe portal is {}\nthe detection time is {} ms\n",
+            self.name, self.portal, self.promise_ms
+        );
+        let mut nodes: Vec<&Listed> = self.nodes.iter().collect();
+        nodes.sort_by_key(|node| &node.name);
+        for Listed { name, address, is_witness } in nodes {
+            let kind = if *is_witness { "witness" } else { "node" };
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{kind} {name} is at {address}");
+        }
+        text
+    }
+}
+
+/// The first line in which two texts of groups differ, as people are told.
+#[must_use]
+pub fn difference(here: &str, there: &str) -> Option<String> {
+    let (here, there) = (lines(here), lines(there));
+    let only = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
+        one.difference(other).next().map(|line| (*line).to_owned())
+    };
+    match (only(&here, &there), only(&there, &here)) {
+        (None, None) => None,
+        (Some(here), Some(there)) => Some(format!("here {here}; there {there}")),
+        (Some(here), None) => Some(format!("only here {here}")),
+        (None, Some(there)) => Some(format!("only there {there}")),
+    }
+}
+
+fn lines(text: &str) -> BTreeSet<&str> {
+    text.lines().collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+    use super::*;
+
+    pub(in crate::node) fn group() -> Group {
+        let node = |(name, last): (&str, u8), is_witness| Listed {
+            name: name.to_owned(),
+            address: SocketAddr::from(([10, 0, 0, last], 7400)),
+            is_witness,
+        };
+        Group {
+            name: "db".to_owned(),
+            portal: "10.0.0.250:6379".parse().unwrap(),
+            nodes: vec![node(("a", 1), false), node(("b", 2), false), node(("w", 3), true)],
+            promise_ms: PROMISE_MS,
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        group().check().unwrap();
+        type Change = fn(&mut Group);
+        let changes: [(Change, &str); 12] = [
+            (|group| group.name = String::new(), "is no name"),
+            (|group| group.nodes[0].name = "a b".to_owned(), "is no name"),
+            (|group| group.nodes[1].name = "a".to_owned(), "two nodes are called a"),
+            (|group| group.nodes[1].address = group.nodes[0].address, "two nodes have the address"),
+            (|group| group.nodes[1].address.set_port(0), "others can connect to"),
+            (|group| group.portal.set_ip([10, 0, 0, 2].into()), "is the address of node b"),
+            (|group| group.portal.set_ip([127, 0, 0, 1].into()), "is no address for a portal"),
+            (|group| group.portal.set_port(0), "is no address for a portal"),
+            (|group| group.nodes.truncate(2), "add a third one"),
+            (|group| group.nodes.iter_mut().for_each(|node| node.is_witness = true), "no node has a server"),
+            (|group| group.promise_ms = 10, "is not within"),
+            (|group| group.nodes.clear(), "no node has a server"),
+        ];
+        for (change, what) in changes {
+            let mut group = group();
+            change(&mut group);
+            let refused = group.check().unwrap_err();
+            assert!(refused.contains(what), "{refused}");
+        }
+    }
+
+    #[test]
+    fn lists_in_another_order_agree_and_a_difference_is_named() {
+        let mut other = group();
+        other.nodes.reverse();
+        assert_eq!(difference(&group().text(), &other.text()), None);
+        other.nodes[0].address.set_port(7401);
+        let found = difference(&group().text(), &other.text()).unwrap();
+        assert_eq!(found, "here witness w is at 10.0.0.3:7400; there witness w is at 10.0.0.3:7401");
+        other = group();
+        other.nodes.pop();
+        assert_eq!(
+            difference(&group().text(), &other.text()).unwrap(),
+            "only here witness w is at 10.0.0.3:7400"
+        );
+    }
+}

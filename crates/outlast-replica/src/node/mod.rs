@@ -1,0 +1,470 @@
+//! A node of a group: it finds the others, takes part in the consensus, and runs the portal as the views say.
+
+mod door;
+pub mod group;
+pub mod meeting;
+mod remembered;
+mod status;
+
+use crate::consensus::{self, Consensus, Member};
+use crate::order::Limits;
+use crate::portal::machine::{self, Command, Handle, Machine};
+use crate::portal::rules::{MARK, Rules};
+use crate::portal::servers::is_up;
+use crate::view::{NodeId, View};
+use door::{Door, introduce};
+use group::{Group, Listed};
+use meeting::{Introduction, Meeting, Next, Waits};
+use parking_lot::Mutex;
+use rand::RngExt;
+use remembered::Remembered;
+pub use status::{Status, StatusOfNode};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Nodes introduce themselves so often, as long as they have no group.
+const INTRODUCE: Duration = Duration::from_millis(100);
+/// An answer to that which takes longer is not waited for.
+const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
+/// A view is learnt of at once; all else so late at the most.
+const LOOK: Duration = Duration::from_millis(10);
+/// A node that leaves waits so long for the others to go on without it.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Of the promise so many heartbeats.
+const HEARTBEATS_IN_PROMISE: u64 = 5;
+/// On a machine that has something else to do.
+const HEARTBEAT_MS_MIN: u64 = 20;
+
+/// How a node is to be.
+#[derive(Debug)]
+pub struct Settings {
+    /// The list.
+    pub group: Group,
+    /// Which of them this is.
+    pub name: String,
+    /// None: a witness.
+    pub portal: Option<Portal>,
+    /// Where it remembers that it was in the group; none: it does not.
+    pub memory: Option<PathBuf>,
+    /// It is known that all servers have the same data, whatever was before.
+    pub is_new_group: bool,
+}
+
+/// Of a node that has a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// The device that gets the portal's address.
+    pub device: String,
+    /// This node's server.
+    pub server: SocketAddr,
+}
+
+/// Why a node cannot be one, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The list, or what this node is to do by it.
+    #[error("{0}")]
+    Group(String),
+    /// Of the system, which does not let this process.
+    #[error("{what}: {error}")]
+    System {
+        /// What it was to do.
+        what: String,
+        /// The system's word.
+        error: io::Error,
+    },
+    /// Of the consensus.
+    #[error(transparent)]
+    Consensus(#[from] consensus::Error),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let what = what.into();
+    move |error| Error::System { what, error }
+}
+
+/// How a node has ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its server takes no connections any more: the others go on without it.
+    ServerLost,
+    /// The others have gone on without it: its server lacks what came since.
+    Excluded,
+    /// What it does with packets failed.
+    Portal(String),
+}
+
+/// Shared by the tasks of a node.
+#[derive(Debug)]
+struct Shared {
+    group: Group,
+    name: String,
+    me: NodeId,
+    consensus: Arc<Consensus>,
+    machine: Option<Handle>,
+    server: Option<SocketAddr>,
+    waits: Mutex<Option<Waits>>,
+    ended: watch::Sender<Option<Ended>>,
+}
+
+/// A node. When it is dropped it ends without a word: others take it for dead.
+#[derive(Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+    tasks: JoinSet<()>,
+    machine: Option<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Starts it: in the calling thread's network namespace, on a tokio runtime. It waits for the others, and serves when they are there.
+    ///
+    /// # Errors
+    /// The list makes no sense, an address is in use, or this process may not do what it has to.
+    pub async fn start(settings: Settings) -> Result<Self, Error> {
+        let Settings { group, name, portal, memory, is_new_group } = settings;
+        group.check().map_err(Error::Group)?;
+        let listed =
+            group.node(&name).ok_or_else(|| Error::Group(format!("the group has no node {name}")))?;
+        let Listed { address, is_witness, .. } = *listed;
+        if is_witness != portal.is_none() {
+            let what = if is_witness {
+                "is a witness, and has no server"
+            } else {
+                "is no witness: it needs a server"
+            };
+            return Err(Error::Group(format!("node {name} {what}")));
+        }
+        let what = || memory.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let mut remembered = Remembered::read(memory.as_deref())
+            .map_err(|error| system(format!("cannot read {}", what()))(error))?;
+        let was_member = remembered.was_member() && !is_new_group && !is_witness;
+        let listening = TcpListener::bind(address).await;
+        let listener = listening.map_err(system(format!("cannot listen for other nodes at {address}")))?;
+        // Above 0, and another one at each start.
+        let me = NodeId(rand::rng().random_range(1..=u64::MAX));
+        let settings = consensus::Settings {
+            me,
+            is_witness,
+            promise_ms: group.promise_ms,
+            heartbeat_ms: (group.promise_ms / HEARTBEATS_IN_PROMISE).max(HEARTBEAT_MS_MIN) * 2 / 3,
+            seed: rand::rng().random(),
+        };
+        let consensus = Arc::new(Consensus::start(settings).await?);
+        let (ended, _) = watch::channel(None);
+        let server = portal.as_ref().map(|portal| portal.server);
+        let (machine, thread) = match portal {
+            Some(portal) => {
+                let (handle, thread) = run_machine(&group, me, portal, &consensus, ended.clone())?;
+                (Some(handle), Some(thread))
+            }
+            None => (None, None),
+        };
+        let meeting = Meeting::new(group.clone(), &name, me, was_member);
+        let (introduction, _) = watch::channel(meeting.introduction());
+        let door = Door {
+            me,
+            consensus: consensus.clone(),
+            machine: machine.clone(),
+            introduction: introduction.subscribe(),
+        };
+        let shared =
+            Arc::new(Shared { group, name, me, consensus, machine, server, waits: Mutex::new(None), ended });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(Arc::new(door).attend(listener));
+        tasks.spawn(meet(shared.clone(), meeting, introduction));
+        let follows = shared.clone();
+        tasks.spawn(async move { follows.follow(&mut remembered).await });
+        Ok(Self { shared, tasks, machine: thread })
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status::of(&self.shared)
+    }
+
+    /// Waits until it has ended by itself, and why.
+    pub async fn ended(&self) -> Ended {
+        let mut ended = self.shared.ended.subscribe();
+        loop {
+            if let Some(ended) = ended.borrow_and_update().clone() {
+                return ended;
+            }
+            if ended.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Makes another member the primary. Which one; none: any. The name of it.
+    ///
+    /// # Errors
+    /// This is no primary, or there is no such member, or the others do not agree.
+    pub async fn switch_over(&self, to: Option<&str>) -> Result<String, Error> {
+        self.shared.switch_over(to).await
+    }
+
+    /// Takes a member out of the group's view. It has to begin again with the data of another one.
+    ///
+    /// # Errors
+    /// There is no such member, it is the last one, or the others do not agree.
+    pub async fn evict(&self, name: &str) -> Result<(), Error> {
+        self.shared.evict(name).await
+    }
+
+    /// Leaves the group, and ends: the others go on at once.
+    pub async fn stop(mut self) {
+        self.shared.leave().await;
+        self.end_machine();
+        self.shared.consensus.stop().await;
+        self.tasks.shutdown().await;
+    }
+
+    /// No client hears of it, and no rule is left.
+    fn end_machine(&mut self) {
+        if let Some(machine) = &self.shared.machine {
+            machine.tell(Command::Stop);
+        }
+        // It never waits for anybody.
+        if let Some(thread) = self.machine.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the portal has panicked");
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.end_machine();
+    }
+}
+
+/// Runs the portal in a thread of its own.
+fn run_machine(
+    group: &Group,
+    me: NodeId,
+    portal: Portal,
+    consensus: &Consensus,
+    ended: watch::Sender<Option<Ended>>,
+) -> Result<(Handle, JoinHandle<()>), Error> {
+    let at = group.portal;
+    let settings = machine::Settings {
+        me,
+        lease: consensus.lease_check(),
+        limits: Limits::default(),
+        portal: at,
+        device: portal.device.clone(),
+        mark: MARK,
+        server: portal.server,
+    };
+    let (rules, queue) = Rules::set(at).map_err(system(format!(
+        "cannot hold packets of the portal {at} back (this needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and \
+         nfnetlink_queue)"
+    )))?;
+    let made = Machine::new(settings, queue);
+    let (machine, handle) =
+        made.map_err(system(format!("cannot open the portal {at} at device {}", portal.device)))?;
+    let thread = std::thread::Builder::new().name("portal".to_owned()).spawn(move || {
+        let result = machine.run();
+        // No packet leaves before all sockets are closed.
+        drop(rules);
+        if let Err(error) = result {
+            ended.send_replace(Some(Ended::Portal(error.to_string())));
+        }
+    });
+    Ok((handle, thread.map_err(system("cannot start a thread"))?))
+}
+
+/// Until this node is in a group: looks who is there, and founds or enters it.
+async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Sender<Introduction>) {
+    let begun = Instant::now();
+    let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let mut rounds = tokio::time::interval(INTRODUCE);
+    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        if !shared.consensus.members().is_empty() {
+            *shared.waits.lock() = None;
+            return;
+        }
+        let is_up = match shared.server {
+            Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
+            None => true,
+        };
+        meeting.set_ready(is_up);
+        let own = meeting.introduction();
+        introduction.send_replace(own.clone());
+        let mut asked = JoinSet::new();
+        for listed in shared.group.nodes.iter().filter(|listed| listed.name != shared.name).cloned() {
+            let own = own.clone();
+            asked.spawn(async move {
+                let said = timeout(INTRODUCE_TIMEOUT, introduce(listed.address, &own)).await;
+                said.ok().and_then(Result::ok).map(|said| (listed.name, said))
+            });
+        }
+        while let Some(said) = asked.join_next().await {
+            if let Ok(Some((name, said))) = said {
+                meeting.handle_introduction(&name, said, now_ms());
+            }
+        }
+        match meeting.next(now_ms()) {
+            Next::Wait(waits) => *shared.waits.lock() = Some(waits),
+            Next::Found(voters) => {
+                if let Err(error) = shared.consensus.found(voters).await {
+                    tracing::warn!(%error, "the group could not be founded");
+                }
+            }
+            Next::Enter(addresses) => {
+                *shared.waits.lock() = Some(Waits::default());
+                for address in addresses {
+                    if shared.consensus.enter(&address, shared.member()).await {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// This node, for the others.
+    fn member(&self) -> Member {
+        let listed = self.group.node(&self.name);
+        let address = listed.map(|listed| listed.address.to_string()).unwrap_or_default();
+        Member { name: self.name.clone(), address, is_witness: self.machine.is_none() }
+    }
+
+    fn view(&self) -> Option<View> {
+        self.consensus.decided().borrow().view.clone()
+    }
+
+    /// What people call this node.
+    fn name_of(&self, node: NodeId, members: &BTreeMap<NodeId, Member>) -> String {
+        members
+            .get(&node)
+            .map_or_else(|| format!("an earlier run ({:x})", node.0), |member| member.name.clone())
+    }
+
+    /// Tells the portal who takes part, and looks whether it goes on.
+    async fn follow(&self, remembered: &mut Remembered) {
+        let mut decided = self.consensus.decided();
+        let (mut others, mut view) = (BTreeMap::new(), None);
+        let mut was_member = false;
+        let mut looks = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                changed = decided.changed() => if changed.is_err() { return },
+                _ = looks.tick() => {}
+            }
+            let members = self.consensus.members();
+            let newest = decided.borrow_and_update().view.clone();
+            if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
+                self.log(&newest, &members);
+                if newest.has(self.me) && self.machine.is_some() {
+                    if !was_member
+                        && let Err(error) = remembered.note(&self.group.name, &self.name, newest.epoch)
+                    {
+                        // Without that a later run would begin with old data as if they were the group's.
+                        self.ended.send_replace(Some(Ended::Portal(format!(
+                            "cannot note that this node is in the group: {error}"
+                        ))));
+                        return;
+                    }
+                    was_member = true;
+                }
+                if was_member && let Some(machine) = &self.machine {
+                    machine.tell(Command::View(newest.clone()));
+                    if !newest.has(self.me) {
+                        self.ended.send_if_modified(|ended| {
+                            ended.is_none().then(|| *ended = Some(Ended::Excluded)).is_some()
+                        });
+                    }
+                }
+                view = Some(newest);
+            }
+            let Some(machine) = &self.machine else { continue };
+            let addresses: BTreeMap<NodeId, SocketAddr> = members
+                .iter()
+                .filter(|(node, member)| **node != self.me && !member.is_witness)
+                .filter_map(|(node, member)| Some((*node, member.address.parse().ok()?)))
+                .collect();
+            if addresses != others {
+                machine.tell(Command::Others(addresses.clone()));
+                others = addresses;
+            }
+            if machine.facts().is_server_lost {
+                self.ended.send_if_modified(|ended| {
+                    ended.is_none().then(|| *ended = Some(Ended::ServerLost)).is_some()
+                });
+            }
+        }
+    }
+
+    fn log(&self, view: &View, members: &BTreeMap<NodeId, Member>) {
+        let names: Vec<String> = view.members.iter().map(|node| self.name_of(*node, members)).collect();
+        let primary = self.name_of(view.primary, members);
+        tracing::info!(epoch = view.epoch, primary, members = names.join(", "), "a view is decided");
+    }
+
+    async fn switch_over(&self, to: Option<&str>) -> Result<String, Error> {
+        let members = self.consensus.members();
+        let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
+        let mut others = view.members.iter().filter(|node| **node != view.primary);
+        let next = others.find(|node| to.is_none_or(|to| self.name_of(**node, &members) == to)).copied();
+        let Some(next) = next else {
+            let what = match to {
+                Some(to) if self.name_of(view.primary, &members) == to => {
+                    format!("{to} is the primary already")
+                }
+                Some(to) => format!("{to} is no member of the view: only a member has all data"),
+                None => "there is no other member that could be the primary".to_owned(),
+            };
+            return Err(Error::Group(what));
+        };
+        self.consensus.propose(&View { epoch: view.epoch + 1, primary: next, members: view.members }).await?;
+        Ok(self.name_of(next, &members))
+    }
+
+    async fn evict(&self, name: &str) -> Result<(), Error> {
+        let members = self.consensus.members();
+        let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
+        let node = view.members.iter().find(|node| self.name_of(**node, &members) == name).copied();
+        let node = node.ok_or_else(|| Error::Group(format!("{name} is no member of the view")))?;
+        let next = without(&view, node).ok_or_else(|| Error::Group(format!("{name} is the last member")))?;
+        Ok(self.consensus.propose(&next).await?)
+    }
+
+    /// The others go on without this node, and wait for nothing.
+    async fn leave(&self) {
+        let left = async {
+            while let Some(next) =
+                self.view().filter(|view| view.has(self.me)).and_then(|view| without(&view, self.me))
+            {
+                if let Err(error) = self.consensus.propose(&next).await {
+                    tracing::debug!(%error, "the others do not go on without this node yet");
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+        };
+        if self.machine.is_some() && timeout(LEAVE_TIMEOUT, left).await.is_err() {
+            tracing::warn!("the others were not told that this node ends: they will take it for dead");
+        }
+    }
+}
+
+/// The view that has all but this member; none where it is the last one.
+fn without(view: &View, node: NodeId) -> Option<View> {
+    let members: Vec<NodeId> = view.members.iter().copied().filter(|member| *member != node).collect();
+    let primary = if view.primary == node { *members.first()? } else { view.primary };
+    Some(View { epoch: view.epoch + 1, primary, members })
+}

@@ -1,0 +1,85 @@
+//! What is left of an earlier run of a node: whether it was in the group. Its server may have data then that others have not, or lack
+//! some, so no group begins with it as if nothing had been.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The file, and what is in it.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    path: Option<PathBuf>,
+    written: Option<Membership>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Membership {
+    group: String,
+    node: String,
+    epoch: u64,
+}
+
+impl Remembered {
+    /// Reads the file, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not one of these.
+    pub(super) fn read(path: Option<&Path>) -> io::Result<Self> {
+        let written = match path.map(fs::read) {
+            None => None,
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => None,
+            Some(bytes) => Some(serde_json::from_slice(&bytes?)?),
+        };
+        Ok(Self { path: path.map(Path::to_owned), written })
+    }
+
+    /// Whether an earlier run was in this group.
+    pub(super) fn was_member(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// Notes that this node is a member of the view of this epoch. On disk when this returns.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn note(&mut self, group: &str, node: &str, epoch: u64) -> io::Result<()> {
+        let membership = Membership { group: group.to_owned(), node: node.to_owned(), epoch };
+        if let Some(path) = &self.path
+            && self.written.as_ref() != Some(&membership)
+        {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            fs::create_dir_all(folder)?;
+            let new = path.with_extension("new");
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec(&membership)?)?;
+            file.sync_all()?;
+            fs::rename(&new, path)?;
+            File::open(folder)?.sync_all()?;
+        }
+        self.written = Some(membership);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+    use super::*;
+
+    #[test]
+    fn a_membership_is_remembered_and_other_files_are_refused() {
+        let folder = std::env::temp_dir().join(format!("outlast-remembered-{}", std::process::id()));
+        let path = folder.join("deep").join("db-a.json");
+        let mut remembered = Remembered::read(Some(&path)).unwrap();
+        assert!(!remembered.was_member());
+        remembered.note("db", "a", 1).unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().was_member());
+        fs::write(&path, "{").unwrap();
+        Remembered::read(Some(&path)).unwrap_err();
+        fs::remove_dir_all(&folder).unwrap();
+        let mut nowhere = Remembered::read(None).unwrap();
+        nowhere.note("db", "a", 1).unwrap();
+    }
+}

@@ -1,0 +1,76 @@
+//! What is known of a node and its group.
+
+use super::Shared;
+use super::meeting::Waits;
+use crate::portal::machine::Facts;
+
+/// How a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Of the group.
+    pub group: String,
+    /// This node.
+    pub name: String,
+    /// It has no group yet, and this is why.
+    pub waits: Option<Waits>,
+    /// Counts up with each view; 0 before the first.
+    pub epoch: u64,
+    /// The primary of the view.
+    pub primary: Option<String>,
+    /// Who leads the consensus.
+    pub leader: Option<String>,
+    /// All nodes that are listed.
+    pub nodes: Vec<StatusOfNode>,
+    /// Of this node's portal; none: a witness.
+    pub facts: Option<Facts>,
+}
+
+/// Of one that is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusOfNode {
+    /// What people call it.
+    pub name: String,
+    /// Where it listens.
+    pub address: String,
+    /// It has no server.
+    pub is_witness: bool,
+    /// It has a vote.
+    pub is_voter: bool,
+    /// It takes part in the view: it has all that is stable.
+    pub is_member: bool,
+    /// There is a link between it and this node.
+    pub is_linked: bool,
+}
+
+impl Status {
+    pub(super) fn of(shared: &Shared) -> Self {
+        let members = shared.consensus.members();
+        let view = shared.view();
+        let facts = shared.machine.as_ref().map(|machine| machine.facts());
+        let nodes = shared.group.nodes.iter().map(|listed| {
+            let runs =
+                || members.iter().filter(|(_, member)| member.name == listed.name).map(|(node, _)| *node);
+            StatusOfNode {
+                name: listed.name.clone(),
+                address: listed.address.to_string(),
+                is_witness: listed.is_witness,
+                is_voter: runs().next().is_some(),
+                is_member: view.as_ref().is_some_and(|view| runs().any(|node| view.has(node))),
+                is_linked: facts
+                    .as_ref()
+                    .is_some_and(|facts| runs().any(|node| facts.linked.contains(&node))),
+            }
+        });
+        let name_of = |node| shared.name_of(node, &members);
+        Self {
+            group: shared.group.name.clone(),
+            name: shared.name.clone(),
+            waits: shared.waits.lock().clone(),
+            epoch: view.as_ref().map_or(0, |view| view.epoch),
+            primary: view.as_ref().map(|view| name_of(view.primary)),
+            leader: shared.consensus.leader().map(name_of),
+            nodes: nodes.collect(),
+            facts,
+        }
+    }
+}
