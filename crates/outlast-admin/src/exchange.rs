@@ -1,6 +1,7 @@
 //! What can be asked, and what is answered.
 
 use crate::Status;
+use crate::replica::{Drains, Evicted, Switched};
 use crate::upgrade::{UpgradeAnswer, UpgradeOutcome};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,19 @@ pub enum Request {
         /// [`UpgradeBegun::wish`](crate::upgrade::UpgradeBegun::wish).
         wish: u32,
     },
+    /// To make another member of the view the primary: [`Switched`].
+    Switchover {
+        /// Which one; none: any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
+    },
+    /// To take a member out of the view: [`Evicted`].
+    Evict {
+        /// Which one.
+        node: String,
+    },
+    /// To leave the group, and end: [`Drains`].
+    Drain {},
     /// That the upgrade of this number is no longer wanted, and the old program goes on: [`Withdrawn`].
     Withdraw {
         /// As above.
@@ -52,6 +66,12 @@ pub enum Answer {
     Outcome(Box<UpgradeOutcome>),
     /// To [`Request::Withdraw`].
     Withdrawn(Withdrawn),
+    /// To [`Request::Switchover`].
+    Switched(Switched),
+    /// To [`Request::Evict`].
+    Evicted(Evicted),
+    /// To [`Request::Drain`].
+    Drains(Drains),
     /// To anything.
     Refused(Refused),
 }
@@ -107,6 +127,9 @@ mod tests {
                 r#"{"do":"upgrade","program":"","force":false}"#,
             ),
             (Request::Outcome { wish: 3 }, r#"{"do":"outcome","wish":3}"#),
+            (Request::Switchover { to: None }, r#"{"do":"switchover"}"#),
+            (Request::Evict { node: "b".to_owned() }, r#"{"do":"evict","node":"b"}"#),
+            (Request::Drain {}, r#"{"do":"drain"}"#),
             (Request::Withdraw { wish: 3 }, r#"{"do":"withdraw","wish":3}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

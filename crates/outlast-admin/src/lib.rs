@@ -1,7 +1,7 @@
 //! What a running Outlast instance is asked over its admin socket, and what it answers: the same types at both ends.
 //!
 //! One exchange is one line of JSON each way: a [`Request`], and an [`Answer`]. Each capability has a file of its own with
-//! what it shows: [`sessions`], [`kept`], [`program`], with its
+//! what it shows: [`sessions`], [`kept`], [`replica`], [`program`], with its
 //! [`upgrade`]. `outlast status --json` prints a list of [`Status`].
 //!
 //! # Versions
@@ -16,6 +16,7 @@ pub mod client;
 pub mod exchange;
 pub mod kept;
 pub mod program;
+pub mod replica;
 pub mod sessions;
 pub mod status;
 pub mod upgrade;

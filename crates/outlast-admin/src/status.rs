@@ -1,6 +1,6 @@
 //! What an instance says of itself: what all have, and the page of its capability.
 
-use crate::{kept::Kept, program::Program, sessions::Sessions};
+use crate::{kept::Kept, program::Program, replica::Replica, sessions::Sessions};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -42,6 +42,8 @@ pub enum Page {
     Kept(Kept),
     /// `outlast run`.
     Program(Program),
+    /// `outlast replicate`.
+    Replica(Replica),
     /// Something that another version does.
     #[serde(other)]
     Other,
@@ -87,6 +89,7 @@ mod tests {
             Page::Sessions(Sessions { serves: vec!["a".to_owned()], ..Sessions::default() }),
             Page::Kept(Kept { keeps_for: "127.0.0.1:7000".to_owned(), ..Kept::default() }),
             Page::Program(Program { runs: "a".to_owned(), ..Program::default() }),
+            Page::Replica(Replica { group: "db".to_owned(), ..Replica::default() }),
         ];
         for page in pages {
             let status = Status::of_this_process("1.2.3", u64::MAX, page);
@@ -114,7 +117,7 @@ mod tests {
         let more = json!({ "format": 9, "pid": 7, "kind": "program", "runs": "a", "colour": [1, 2], "starts": [{ "pid": 3, "x": {} }] });
         let read = Status::read(more).unwrap();
         assert!(matches!(read.page, Page::Program(page) if page.starts[0].pid == 3));
-        let other = Status::read(json!({ "format": 9, "pid": 7, "kind": "replica", "view": 3 })).unwrap();
+        let other = Status::read(json!({ "format": 9, "pid": 7, "kind": "balance", "view": 3 })).unwrap();
         assert_eq!((other.pid, other.page), (7, Page::Other));
         assert_eq!(Status::read(json!({ "pid": 7 })).unwrap().page, Page::Other);
     }

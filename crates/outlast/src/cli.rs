@@ -11,6 +11,7 @@ use crate::cmd::hold::HoldArgs;
 use crate::cmd::kill::KillArgs;
 use crate::cmd::listen::ListenArgs;
 use crate::cmd::man::ManArgs;
+use crate::cmd::replicate::ReplicateArgs;
 use crate::cmd::run::RunArgs;
 use crate::cmd::status::StatusArgs;
 use crate::cmd::upgrade::UpgradeArgs;
@@ -57,6 +58,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Replace a supervised program's binary without dropping connections
     Upgrade(UpgradeArgs),
+    /// Run a server on several machines, so that clients keep their TCP connections when one of them dies
+    Replicate(Box<ReplicateArgs>),
     /// Hold the file descriptors of services, in any language, and give them back after a crash
     Hold(HoldArgs),
     /// Print the completions for a shell

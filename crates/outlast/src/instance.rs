@@ -167,6 +167,9 @@ impl Administered for Instance {
             Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => {
                 Answer::refused("it runs no program")
             }
+            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} => {
+                Answer::refused("it is no node of a group of replicas")
+            }
         }
     }
 }

@@ -21,8 +21,12 @@ pub fn start(process: &ProcessArgs) -> Result<()> {
         (None, false) => "warn,outlast::notice=info",
     };
     // What rustls warns of also comes back as an error, with the name of the peer.
-    let directives =
-        if filter.contains("rustls") { filter.to_owned() } else { format!("{filter},rustls=error") };
+    // What openraft warns of is what it is there for: nodes that cannot be reached.
+    let quiet = ["rustls", "openraft"].into_iter().filter(|name| !filter.contains(name));
+    let directives = quiet.fold(filter.to_owned(), |filter, name| {
+        let level = if name == "openraft" { "off" } else { "error" };
+        format!("{filter},{name}={level}")
+    });
     let filter = EnvFilter::try_new(directives)
         .map_err(|_| Failure::usage(format!("--log {filter:?} is no filter; try info or debug")))?;
     // Nobody may read it any more; to say so there would be a panic.

@@ -27,6 +27,7 @@ mod outages;
 mod pages;
 mod plan;
 mod registry;
+mod replicate;
 mod run;
 mod self_loop;
 mod server;
@@ -121,6 +122,7 @@ fn dispatch(
         },
         Command::KeepLog(args) => run::capture::keep(&args),
         Command::Run(args) => cmd::run::run(&args, process),
+        Command::Replicate(args) => cmd::replicate::run(&args, process, narrator),
         Command::Upgrade(args) => asking(cmd::upgrade::run(&args, process)),
         Command::Hold(args) => cmd::hold::run(&args),
         Command::Completions(args) => cmd::completions::run(&args),

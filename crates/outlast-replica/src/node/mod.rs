@@ -10,7 +10,7 @@ use crate::consensus::{self, Consensus, Member};
 use crate::order::Limits;
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
-use crate::portal::servers::is_up;
+pub use crate::portal::servers::is_up;
 use crate::view::{NodeId, View};
 use door::{Door, introduce};
 use group::{Group, Listed};
@@ -97,8 +97,6 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
 pub enum Ended {
     /// Its server takes no connections any more: the others go on without it.
     ServerLost,
-    /// The others have gone on without it: its server lacks what came since.
-    Excluded,
     /// What it does with packets failed.
     Portal(String),
 }
@@ -120,8 +118,8 @@ struct Shared {
 #[derive(Debug)]
 pub struct Node {
     shared: Arc<Shared>,
-    tasks: JoinSet<()>,
-    machine: Option<JoinHandle<()>>,
+    tasks: tokio::sync::Mutex<JoinSet<()>>,
+    machine: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Node {
@@ -183,7 +181,7 @@ impl Node {
         tasks.spawn(meet(shared.clone(), meeting, introduction));
         let follows = shared.clone();
         tasks.spawn(async move { follows.follow(&mut remembered).await });
-        Ok(Self { shared, tasks, machine: thread })
+        Ok(Self { shared, tasks: tokio::sync::Mutex::new(tasks), machine: Mutex::new(thread) })
     }
 
     /// How it is.
@@ -222,20 +220,20 @@ impl Node {
     }
 
     /// Leaves the group, and ends: the others go on at once.
-    pub async fn stop(mut self) {
+    pub async fn stop(&self) {
         self.shared.leave().await;
         self.end_machine();
         self.shared.consensus.stop().await;
-        self.tasks.shutdown().await;
+        self.tasks.lock().await.shutdown().await;
     }
 
     /// No client hears of it, and no rule is left.
-    fn end_machine(&mut self) {
+    fn end_machine(&self) {
         if let Some(machine) = &self.shared.machine {
             machine.tell(Command::Stop);
         }
         // It never waits for anybody.
-        if let Some(thread) = self.machine.take()
+        if let Some(thread) = self.machine.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("the thread of the portal has panicked");
@@ -384,11 +382,6 @@ impl Shared {
                 }
                 if was_member && let Some(machine) = &self.machine {
                     machine.tell(Command::View(newest.clone()));
-                    if !newest.has(self.me) {
-                        self.ended.send_if_modified(|ended| {
-                            ended.is_none().then(|| *ended = Some(Ended::Excluded)).is_some()
-                        });
-                    }
                 }
                 view = Some(newest);
             }

@@ -65,7 +65,7 @@ impl Status {
         Self {
             group: shared.group.name.clone(),
             name: shared.name.clone(),
-            waits: shared.waits.lock().clone(),
+            waits: shared.waits.lock().clone().filter(|_| members.is_empty()),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.leader().map(name_of),

@@ -8,6 +8,7 @@ use socket2::{Domain, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 /// Of Ethernet.
 const ARP: u16 = 0x0806;
@@ -28,6 +29,9 @@ pub struct Portal {
     packets: Socket,
 }
 
+/// Longer than a busy machine keeps a process waiting. What other machines believe meanwhile is what was announced last.
+pub const VALID: Duration = Duration::from_secs(5);
+
 impl Portal {
     /// Of this device, in the calling thread's network namespace. Nothing is changed yet.
     ///
@@ -46,13 +50,14 @@ impl Portal {
         if self.address.is_ipv4() { 32 } else { 128 }
     }
 
-    /// Takes the address.
+    /// Takes the address, for [`VALID`]: when this process dies it goes by itself, and nobody else on this machine has to know. To be
+    /// said again and again.
     ///
     /// # Errors
     /// The kernel's.
     pub fn take(&mut self) -> io::Result<()> {
         let prefix = self.prefix();
-        device::add_address(&mut self.netlink, self.device.index, self.address, prefix)
+        device::lend_address(&mut self.netlink, self.device.index, self.address, prefix, VALID)
     }
 
     /// Gives it up, if this machine has it. Nobody is told: whoever has it from now on says so.

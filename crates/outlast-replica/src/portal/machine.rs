@@ -491,6 +491,7 @@ impl Machine {
         if !self.has_lease() {
             return Ok(());
         }
+        // Before packets pass, as without it there would be no answer.
         self.portal.take()?;
         self.announce_now();
         self.replica.handle_restored(epoch, self.now_ms());
@@ -529,6 +530,11 @@ impl Machine {
         let now = Instant::now();
         if self.announce_at.is_some_and(|at| at <= now) {
             self.announce_at = Some(now + ANNOUNCE);
+            if self.has_lease()
+                && let Err(error) = self.portal.take()
+            {
+                tracing::error!(%error, "the portal's address cannot be kept");
+            }
             self.announce_now();
         }
     }

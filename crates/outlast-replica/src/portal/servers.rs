@@ -35,8 +35,9 @@ fn is_listening(sockets: &mut Socket, server: SocketAddr) -> bool {
             && std::net::TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).is_ok()
 }
 
-/// The same for one who asks once.
-pub(crate) fn is_up(server: SocketAddr) -> bool {
+/// Whether a server takes connections at this address, here or elsewhere.
+#[must_use]
+pub fn is_up(server: SocketAddr) -> bool {
     Socket::open(Protocol::SocketDiag).is_ok_and(|mut sockets| is_listening(&mut sockets, server))
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn pass_on(descriptor: BorrowedFd<'_>, command: &mut Command) {
 
 /// Has the program get this signal when the calling thread dies, and never begin where that is too late. Those that it starts
 /// get nothing, and one with rights that its caller does not have neither (prctl(2)).
-pub(crate) fn end_with_us(signal: i32, command: &mut Command) {
+pub fn end_with_us(signal: i32, command: &mut Command) {
     let us = process::pid();
     // SAFETY: between fork and exec only system calls are made, with copied numbers.
     unsafe {

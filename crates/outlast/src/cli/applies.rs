@@ -8,13 +8,14 @@ use clap::{ArgMatches, Command, CommandFactory};
 
 const RELAYS: [&str; 2] = ["listen", "connect"];
 const RELAYS_AND_RUN: [&str; 3] = ["listen", "connect", "run"];
-const WITH_A_SOCKET: [&str; 6] = ["listen", "connect", "run", "status", "kill", "upgrade"];
+const WITH_A_SOCKET: [&str; 7] = ["listen", "connect", "run", "replicate", "status", "kill", "upgrade"];
+const WITH_METRICS: [&str; 4] = ["listen", "connect", "run", "replicate"];
 
 /// Settings that not all commands have, and the commands that have them. A file is read by all that may find settings there.
 const ONLY_FOR: [(&str, &[&str]); 5] = [
     ("config", &RELAYS_AND_RUN),
     ("admin_socket", &WITH_A_SOCKET),
-    ("metrics", &RELAYS_AND_RUN),
+    ("metrics", &WITH_METRICS),
     ("drain_timeout", &RELAYS),
     ("hand_over_timeout", &["listen"]),
 ];

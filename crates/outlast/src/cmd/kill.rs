@@ -70,6 +70,6 @@ fn sessions(status: &Status) -> Box<dyn Iterator<Item = &str> + '_> {
     match &status.page {
         Page::Sessions(page) => Box::new(page.sessions.iter().map(|session| session.id.as_str())),
         Page::Kept(page) => Box::new(page.sessions.iter().map(|session| session.id.as_str())),
-        Page::Program(_) | Page::Other => Box::new(std::iter::empty()),
+        Page::Program(_) | Page::Replica(_) | Page::Other => Box::new(std::iter::empty()),
     }
 }

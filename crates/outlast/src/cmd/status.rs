@@ -82,6 +82,7 @@ fn is_meant(instance: &Status, which: &str) -> bool {
     let is_pid = |pid: u32| pid > 0 && which.parse() == Ok(pid);
     let runs_it = match &instance.page {
         Page::Program(page) => page.runs == which || page.pids().any(is_pid),
+        Page::Replica(page) => page.group == which || page.node == which,
         _ => false,
     };
     runs_it || is_pid(instance.pid)

@@ -2,6 +2,7 @@
 
 mod kept;
 pub mod program;
+mod replica;
 mod sessions;
 
 use crate::exit::clean;
@@ -30,6 +31,7 @@ fn one(status: &Status, socket: &str) -> String {
         Page::Sessions(page) => sessions::text(status, page, socket),
         Page::Kept(page) => kept::text(status, page),
         Page::Program(page) => program::text(status, page, socket),
+        Page::Replica(page) => replica::text(status, page, socket),
         Page::Other => {
             let version = clean(&status.version);
             let pid = status.pid;
@@ -59,6 +61,7 @@ pub fn registry(status: &Status) -> Registry {
     match &status.page {
         Page::Sessions(page) => sessions::register(page, &mut registry),
         Page::Program(page) => program::register(page, &mut registry),
+        Page::Replica(page) => replica::register(page, &mut registry),
         Page::Kept(_) | Page::Other => {}
     }
     registry

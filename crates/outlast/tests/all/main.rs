@@ -42,6 +42,7 @@ mod places;
 mod proxies;
 mod python_suites;
 mod relay;
+mod replicate;
 mod restarting;
 mod run;
 mod run_activated;

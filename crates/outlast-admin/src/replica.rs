@@ -1,0 +1,108 @@
+//! A node of a group of replicas.
+
+use serde::{Deserialize, Serialize};
+
+/// `outlast replicate`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Replica {
+    /// Name of the group.
+    pub group: String,
+    /// Name of this node.
+    pub node: String,
+    /// Where clients connect to.
+    pub portal: String,
+    /// This node's server; empty: it is a witness.
+    pub server: String,
+    /// Why there is no group yet; none: there is one.
+    pub waits: Option<Waits>,
+    /// Number of the view; 0 before the first.
+    pub epoch: u64,
+    /// The primary of the view.
+    pub primary: Option<String>,
+    /// Who leads the consensus.
+    pub leader: Option<String>,
+    /// All nodes of the list.
+    pub nodes: Vec<Node>,
+    /// This node serves clients.
+    pub serving: bool,
+    /// It was a member of the view, and is none any more.
+    pub excluded: bool,
+    /// Its server takes no connections any more.
+    pub server_lost: bool,
+    /// Connections of clients that it knows.
+    pub connections: u64,
+    /// Log index of the last entry that it has.
+    pub last_index: u64,
+    /// Log index of the last one that its server was given.
+    pub delivered_index: u64,
+    /// It has taken over so often.
+    pub take_overs: u64,
+    /// How long the last take-over took, in microseconds.
+    pub take_over_us: Option<u64>,
+    /// The kernel had no room for packets so often.
+    pub overflows: u64,
+}
+
+/// Why a group is not there yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waits {
+    /// These nodes do not answer.
+    pub absent: Vec<String>,
+    /// The servers of these take no connections.
+    pub not_ready: Vec<String>,
+    /// These have another list.
+    pub disagree: Vec<Disagreement>,
+    /// Earlier runs of these were in the group.
+    pub were_members: Vec<String>,
+}
+
+/// A node with another list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Disagreement {
+    /// Its name.
+    pub node: String,
+    /// What differs.
+    pub what: String,
+}
+
+/// One of the list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Where it listens for others.
+    pub address: String,
+    /// It has no server.
+    pub witness: bool,
+    /// It has a vote.
+    pub voter: bool,
+    /// It takes part in the view.
+    pub member: bool,
+    /// It is linked with this node.
+    pub linked: bool,
+}
+
+/// Another node is the primary.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switched {
+    /// Which one.
+    pub primary: String,
+}
+
+/// A node is no member any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Which one.
+    pub evicted: String,
+}
+
+/// This node leaves the group, and ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drains {
+    /// Its name.
+    pub drains: String,
+}

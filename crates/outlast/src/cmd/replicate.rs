@@ -1,0 +1,178 @@
+//! `outlast replicate`.
+
+use crate::admin::ask;
+use crate::cli::ProcessArgs;
+use crate::exit::{Code, Failure, cannot_print, clean};
+use crate::narrate::Narrator;
+use crate::{pages, replicate};
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use outlast_admin::replica::{Drains, Evicted, Switched};
+use outlast_admin::{Page, Request, Status};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// `outlast replicate`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct ReplicateArgs {
+    #[command(subcommand)]
+    pub command: Option<ReplicateCommand>,
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// A node.
+#[derive(Debug, Default, Args)]
+pub struct NodeArgs {
+    /// File that lists the nodes of the group (TOML), the same at each of them
+    #[arg(long, value_name = "FILE")]
+    pub group: Option<PathBuf>,
+    /// Which of its nodes this is
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// Address of this node's server [default: 127.0.0.1 with the port of the portal]
+    #[arg(long, value_name = "ADDRESS")]
+    pub server: Option<SocketAddr>,
+    /// This node has no server, and only votes; the group file says so, too
+    #[arg(long)]
+    pub witness: bool,
+    /// Network device that gets the address of the portal [default: the one with this node's own address]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// Folder in which a node notes that it is in a group [default: /var/lib/outlast]
+    #[arg(long, value_name = "FOLDER")]
+    pub state_folder: Option<PathBuf>,
+    /// Found the group anew though this node ran before: the servers of all nodes have the same data
+    #[arg(long)]
+    pub new_group: bool,
+    /// The server to start, and its arguments; it ends with this process
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub program: Vec<OsString>,
+}
+
+/// What a node can be asked.
+#[derive(Debug, Subcommand)]
+pub enum ReplicateCommand {
+    /// Show the nodes of this machine: view, primary, members, positions
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make another member the primary; its clients keep their connections
+    Switchover {
+        /// Which one [default: any]
+        #[arg(value_name = "NODE")]
+        to: Option<String>,
+    },
+    /// Take a member out of the group; the others go on without it
+    Evict {
+        /// Which one
+        #[arg(value_name = "NODE")]
+        node: String,
+    },
+    /// Have the node of this machine leave the group and end, as SIGTERM does
+    Drain,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  outlast replicate --group db.toml --node a --server 127.0.0.1:6380 -- redis-server --port 6380
+  outlast replicate --group db.toml --node w
+  outlast replicate switchover b
+
+The group file, the same on all machines (witness: a node without a server, which only votes):
+  name = \"db\"
+  portal = \"10.0.0.250:6379\"    # where clients connect to; no machine has this address
+  [[node]]
+  name = \"a\"
+  address = \"10.0.0.1:7400\"
+  [[node]]
+  name = \"b\"
+  address = \"10.0.0.2:7400\"
+  [[node]]
+  name = \"w\"
+  address = \"10.0.0.3:7400\"
+  witness = true
+
+Every byte that a client sends goes to the servers of all members before the client's TCP hears that it
+has come, and in the same order. When the machine of the primary dies, another one takes the portal's
+address and the same TCP connections. The servers have to begin with the same data, and to give the
+same answers to the same input: docs/replica.md says which do.
+
+The group begins when all nodes of the list run and their servers take connections. A member that is
+silent for the detection time (detect = \"100ms\" in the group file) is taken out. It keeps its vote.
+More than half of all nodes have to run: with three, one may die; with five, two.
+
+Nodes trust each other: only they may reach each other's addresses. A node needs root, or
+CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and nfnetlink_queue. A witness needs no rights.
+
+Exit codes: 0 after SIGTERM or drain; 2 usage, or the group file; 7 the system refused, or the server of
+this node has ended: the others go on without it.";
+
+/// Runs a node, or asks one.
+pub fn run(args: &ReplicateArgs, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+    match &args.command {
+        None => replicate::run(&args.node, process, narrator),
+        Some(command) => crate::asking(ask(command, process)),
+    }
+}
+
+async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> {
+    let answers = ask::everybody(process.admin_socket.as_deref()).await?;
+    let is_node = |instance: &&ask::Instance| matches!(instance.status.page, Page::Replica(_));
+    let nodes: Vec<&ask::Instance> = answers.instances.iter().filter(is_node).collect();
+    if let ReplicateCommand::Status { json } = command {
+        let text = if *json {
+            let answers: Vec<&Value> = nodes.iter().map(|instance| &instance.answer).collect();
+            serde_json::to_string_pretty(&answers)? + "\n"
+        } else if nodes.is_empty() {
+            answers.complete()?;
+            "no node of a group of replicas runs on this machine\n".to_owned()
+        } else {
+            pages::text(&nodes.iter().map(|instance| &instance.status).collect::<Vec<&Status>>())
+        };
+        print(&text)?;
+        return answers.complete().map(|()| Code::Ok);
+    }
+    let socket = match nodes.as_slice() {
+        [one] => &one.path,
+        [] => {
+            answers.complete()?;
+            return Err(Failure::usage("no node of a group of replicas runs on this machine"));
+        }
+        several => {
+            let all: Vec<String> =
+                several.iter().map(|one| format!("--admin-socket {}", one.path.display())).collect();
+            return Err(Failure::usage(format!("several nodes run here; add one of {}", all.join(", "))));
+        }
+    };
+    let said = match command {
+        ReplicateCommand::Switchover { to } => {
+            let request = Request::Switchover { to: to.clone() };
+            let Switched { primary } = ask::one(socket, &request).await?;
+            format!("{} is the primary\n", clean(&primary))
+        }
+        ReplicateCommand::Evict { node } => {
+            let Evicted { evicted } = ask::one(socket, &Request::Evict { node: node.clone() }).await?;
+            format!("{} is out of the group\n", clean(&evicted))
+        }
+        ReplicateCommand::Drain | ReplicateCommand::Status { .. } => {
+            let Drains { drains } = ask::one(socket, &Request::Drain {}).await?;
+            format!("{} leaves the group\n", clean(&drains))
+        }
+    };
+    print(&said)?;
+    Ok(Code::Ok)
+}
+
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(cannot_print(&error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,155 @@
+//! `outlast replicate`: a node of a group.
+
+use super::{gauge, plain_table};
+use crate::exit::clean;
+use crate::narrate::{grouped, seconds};
+use comfy_table::CellAlignment;
+use outlast_admin::Status;
+use outlast_admin::replica::{Node, Replica};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::time::Duration;
+
+/// The node, its group, and the others. `socket` is a line for where this instance is asked.
+pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
+    let up = seconds(Duration::from_millis(status.up_ms));
+    let (group, node, portal) = (clean(&page.group), clean(&page.node), clean(&page.portal));
+    let role = role(page);
+    let mut text = format!(
+        "process {}, up {up}, node {node} of the group {group}, portal {portal}: {role}\n{socket}",
+        status.pid
+    );
+    if let Some(waits) = &page.waits {
+        let all = [
+            ("not there", &waits.absent),
+            ("server not ready", &waits.not_ready),
+            ("ran before", &waits.were_members),
+        ];
+        for (what, nodes) in all.into_iter().filter(|(_, nodes)| !nodes.is_empty()) {
+            text.push_str(&format!("  {what}: {}\n", clean(&nodes.join(", "))));
+        }
+        for other in &waits.disagree {
+            text.push_str(&format!(
+                "  {} has another group file: {}\n",
+                clean(&other.node),
+                clean(&other.what)
+            ));
+        }
+    }
+    if page.epoch > 0 && !page.server.is_empty() {
+        text.push_str(&format!(
+            "  view {}, {} connections, log index {}, {} delivered to {}\n",
+            page.epoch,
+            grouped(page.connections),
+            grouped(page.last_index),
+            grouped(page.delivered_index),
+            clean(&page.server)
+        ));
+    }
+    if let Some(time_us) = page.take_over_us.filter(|_| page.take_overs > 0) {
+        let time = Duration::from_micros(time_us);
+        text.push_str(&format!(
+            "  has become the primary {} times, the last time within {time:.1?}\n",
+            page.take_overs
+        ));
+    }
+    text.push_str(&table(page));
+    text.push('\n');
+    text
+}
+
+fn role(page: &Replica) -> &'static str {
+    let is_primary = page.primary.as_ref() == Some(&page.node);
+    match page {
+        Replica { waits: Some(_), .. } => "waits for the group to begin",
+        Replica { server_lost: true, .. } => "its server takes no connections any more",
+        Replica { excluded: true, .. } => "out of the group, its data are old; it has a vote",
+        Replica { serving: true, .. } => "primary, serves clients",
+        Replica { server, .. } if server.is_empty() => "witness",
+        Replica { epoch: 0, .. } => "has no view yet",
+        _ if is_primary => "primary, waits for a quorum",
+        Replica { nodes, node, .. } if nodes.iter().any(|other| other.name == *node && other.member) => {
+            "backup"
+        }
+        _ => "no member, its server has no data of the group; it has a vote",
+    }
+}
+
+fn table(page: &Replica) -> String {
+    let mut table = plain_table(&["NODE", "ADDRESS", "ROLE", "VOTE", "LINK"]);
+    for node in &page.nodes {
+        let link = match node {
+            _ if node.name == page.node => "itself",
+            _ if node.linked => "up",
+            _ if node.witness || page.server.is_empty() => "",
+            _ => "down",
+        };
+        table.add_row([
+            clean(&node.name),
+            clean(&node.address),
+            role_of(node, page).to_owned(),
+            if node.voter { "yes" } else { "no" }.to_owned(),
+            link.to_owned(),
+        ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    format!("{table}\n")
+}
+
+fn role_of(node: &Node, page: &Replica) -> &'static str {
+    let is_leader = page.leader.as_ref() == Some(&node.name);
+    match (page.primary.as_ref() == Some(&node.name), is_leader) {
+        (true, true) => "primary, leader",
+        (true, false) => "primary",
+        (false, _) if node.witness => {
+            if is_leader {
+                "witness, leader"
+            } else {
+                "witness"
+            }
+        }
+        (false, _) if node.member => {
+            if is_leader {
+                "backup, leader"
+            } else {
+                "backup"
+            }
+        }
+        (false, true) => "out, leader",
+        (false, false) => "out",
+    }
+}
+
+/// For Prometheus.
+pub(super) fn register(page: &Replica, registry: &mut Registry) {
+    let labels = [("group", page.group.clone()), ("node", page.node.clone())];
+    let labels = labels.map(|(name, value)| (name.into(), value.into()));
+    let registry = registry.sub_registry_with_labels(labels.into_iter());
+    let registry = registry.sub_registry_with_prefix("replica");
+    let members = page.nodes.iter().filter(|node| node.member).count() as u64;
+    for (name, help, value) in [
+        ("serving", "Whether this node is the primary and serves clients", u64::from(page.serving)),
+        ("view", "Number of the view", page.epoch),
+        ("members", "Nodes in the view", members),
+        ("excluded", "Whether this node is out of the group", u64::from(page.excluded)),
+        ("connections", "Connections of clients that this node knows", page.connections),
+        ("last_index", "Log index of the last entry that this node has", page.last_index),
+        ("delivered_index", "Log index of the last entry that its server was given", page.delivered_index),
+    ] {
+        registry.register(name, help, gauge(value));
+    }
+    registry.register("take_overs", "Take-overs of this node", ConstCounter::new(page.take_overs));
+    registry.register(
+        "queue_overflows",
+        "Times the kernel had no room for packets",
+        ConstCounter::new(page.overflows),
+    );
+    if let Some(time_us) = page.take_over_us {
+        let time_s = Duration::from_micros(time_us).as_secs_f64();
+        let help = "How long the last take-over took";
+        registry.register_with_unit("take_over", help, Unit::Seconds, ConstGauge::new(time_s));
+    }
+}

@@ -1,0 +1,109 @@
+//! The file that lists the nodes of a group: the same at each of them.
+
+use crate::cli::values::duration;
+use crate::exit::Failure;
+use crate::files::{FILE_BYTES_MAX, unreadable};
+use anyhow::Result;
+use outlast_replica::node::group::{Group, Listed, PROMISE_MS};
+use serde::Deserialize;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::Path;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    portal: SocketAddr,
+    detect: Option<String>,
+    node: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Node {
+    name: String,
+    address: SocketAddr,
+    #[serde(default)]
+    witness: bool,
+}
+
+/// Reads the list.
+pub fn read(path: &Path) -> Result<Group> {
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
+        .map_err(|error| unreadable("group file", path, &error))?;
+    parse(&text).map_err(|what| Failure::usage(format!("{}: {what}", path.display())))
+}
+
+fn parse(text: &str) -> Result<Group, String> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| text.get(..span.start).unwrap_or(text).matches('\n').count() + 1);
+        let what = error.message().replace('\n', ", ");
+        line.map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))
+    })?;
+    let promise_ms = match &file.detect {
+        None => PROMISE_MS,
+        Some(text) => {
+            let time = duration(text).map_err(|what| format!("detect: {what}"))?;
+            u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+        }
+    };
+    let nodes = file.node.into_iter().map(|Node { name, address, witness }| Listed {
+        name,
+        address,
+        is_witness: witness,
+    });
+    let group = Group { name: file.name, portal: file.portal, nodes: nodes.collect(), promise_ms };
+    group.check()?;
+    Ok(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+name = \"db\"
+portal = \"10.0.0.250:6379\"
+
+[[node]]
+name = \"a\"
+address = \"10.0.0.1:7400\"
+
+[[node]]
+name = \"b\"
+address = \"10.0.0.2:7400\"
+
+[[node]]
+name = \"w\"
+address = \"10.0.0.3:7400\"
+witness = true
+";
+
+    #[test]
+    fn a_list_is_read() {
+        let group = parse(TEXT).unwrap();
+        assert_eq!((group.name.as_str(), group.nodes.len(), group.promise_ms), ("db", 3, PROMISE_MS));
+        assert!(group.node("w").unwrap().is_witness);
+        let slower = TEXT.replacen('\n', "\ndetect = \"0.5s\"\n", 1);
+        assert_eq!(parse(&slower).unwrap().promise_ms, 500);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (from, to, what) in [
+            ("witness", "witnes", "line 15: unknown field `witnes`"),
+            ("10.0.0.2:7400", "10.0.0.2", "line 10: invalid socket address syntax"),
+            ("name = \"db\"", "", "missing field `name`"),
+            ("name = \"db\"", "name = \"db\"\ndetect = \"soon\"", "detect: "),
+            ("name = \"b\"", "name = \"a\"", "two nodes are called a"),
+            ("portal = \"10.0.0.250:6379\"", "portal = [", "line"),
+        ] {
+            let refused = parse(&TEXT.replacen(from, to, 1)).unwrap_err();
+            assert!(refused.contains(what), "{refused}");
+            assert!(!refused.contains('\n'), "{refused}");
+        }
+    }
+}

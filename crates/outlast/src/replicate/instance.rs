@@ -1,0 +1,112 @@
+//! A node as it shows itself, and what it can be asked.
+
+use crate::admin::Administered;
+use outlast_admin::exchange::Matching;
+use outlast_admin::replica::{Disagreement, Drains, Evicted, Node as ShownNode, Replica, Switched, Waits};
+use outlast_admin::{Answer, Page, Request, Status};
+use outlast_replica::node::group::Group;
+use outlast_replica::node::{self, Error, Node};
+use rustix::process::Pid;
+use std::net::SocketAddr;
+use std::time::Instant;
+use tokio::sync::Notify;
+
+/// What this process is.
+pub struct Instance {
+    node: Node,
+    portal: String,
+    server: String,
+    drains: Notify,
+    started: Instant,
+}
+
+impl Instance {
+    pub fn new(node: Node, group: &Group, server: Option<SocketAddr>) -> Self {
+        let server = server.map(|server| server.to_string()).unwrap_or_default();
+        let portal = group.portal.to_string();
+        Self { node, portal, server, drains: Notify::new(), started: Instant::now() }
+    }
+
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Waits until it is asked to leave the group.
+    pub async fn is_to_drain(&self) {
+        self.drains.notified().await;
+    }
+}
+
+/// As it is shown.
+fn page(status: node::Status, portal: &str, server: &str) -> Replica {
+    let node::Status { group, name, waits, epoch, primary, leader, nodes, facts } = status;
+    let facts = facts.unwrap_or_default();
+    let waits = waits.map(|waits| Waits {
+        absent: waits.absent,
+        not_ready: waits.not_ready,
+        disagree: waits.disagree.into_iter().map(|(node, what)| Disagreement { node, what }).collect(),
+        were_members: waits.were_members,
+    });
+    let nodes = nodes.into_iter().map(|node| ShownNode {
+        name: node.name,
+        address: node.address,
+        witness: node.is_witness,
+        voter: node.is_voter,
+        member: node.is_member,
+        linked: node.is_linked,
+    });
+    Replica {
+        group,
+        node: name,
+        portal: portal.to_owned(),
+        server: server.to_owned(),
+        waits,
+        epoch,
+        primary,
+        leader,
+        nodes: nodes.collect(),
+        serving: facts.is_serving,
+        excluded: facts.is_excluded,
+        server_lost: facts.is_server_lost,
+        connections: facts.connections as u64,
+        last_index: facts.last,
+        delivered_index: facts.delivered,
+        take_overs: facts.take_overs,
+        take_over_us: facts.restored_in.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        overflows: facts.overflows,
+    }
+}
+
+fn refused(error: &Error) -> Answer {
+    Answer::refused(error.to_string())
+}
+
+impl Administered for Instance {
+    async fn status(&self) -> Status {
+        let up_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let page = Page::Replica(page(self.node.status(), &self.portal, &self.server));
+        Status::of_this_process(env!("CARGO_PKG_VERSION"), up_ms, page)
+    }
+
+    async fn answer(&self, request: Request, _: Option<Pid>) -> Answer {
+        match request {
+            Request::Status {} => self.status().await.into(),
+            Request::Switchover { to } => match self.node.switch_over(to.as_deref()).await {
+                Ok(primary) => Answer::Switched(Switched { primary }),
+                Err(error) => refused(&error),
+            },
+            Request::Evict { node } => match self.node.evict(&node).await {
+                Ok(()) => Answer::Evicted(Evicted { evicted: node }),
+                Err(error) => refused(&error),
+            },
+            Request::Drain {} => {
+                self.drains.notify_one();
+                Answer::Drains(Drains { drains: self.node.status().name })
+            }
+            Request::Kill { .. } => Answer::Matching(Matching::default()),
+            Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => Answer::refused(
+                "it is a node of a group of replicas, and runs no program that could be upgraded",
+            ),
+        }
+    }
+}

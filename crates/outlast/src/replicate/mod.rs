@@ -1,0 +1,249 @@
+//! A node of a group of replicas: from its settings to its end.
+
+mod group_file;
+mod instance;
+mod server;
+mod tell;
+
+use crate::admin::{self, AdminSocket};
+use crate::cli::ProcessArgs;
+use crate::cmd::replicate::NodeArgs;
+use crate::descriptors::raise_limit;
+use crate::exit::{Code, Failure};
+use crate::metrics;
+use crate::narrate::Narrator;
+use crate::signals::{Request, Signals};
+use anyhow::{Context, Result};
+use instance::Instance;
+use outlast_netlink::{Protocol, Socket, device};
+use outlast_replica::node::group::Group;
+use outlast_replica::node::{Ended, Error, Node, Portal, Settings, is_up};
+use outlast_session::relay::dial::plain;
+use server::Server;
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tell::Teller;
+use tokio::task::JoinSet;
+
+/// Where nodes remember that they were in a group.
+const MEMORY_FOLDER: &str = "/var/lib/outlast";
+/// The address of the server is waited for so long.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
+/// Changes are told of so late at the most.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs a node until a signal ends it, or it cannot go on.
+pub fn run(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
+    raise_limit();
+    let (settings, shown) = settings(args)?;
+    // A single thread: what has to be quick does not wait for another one, and the portal has its own.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the runtime")?.block_on(attend(args, process, narrator, settings, shown))
+}
+
+/// What the node is to do, and where its server is.
+fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
+    let (Some(file), Some(name)) = (&args.group, &args.node) else {
+        let how = "give --group FILE and --node NAME, or a command: status, switchover, evict, drain";
+        return Err(Failure::usage(format!("what is to be replicated? {how}")));
+    };
+    let group = group_file::read(file)?;
+    let listed = group.node(name).cloned();
+    let names = || group.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
+    let listed = listed.ok_or_else(|| {
+        Failure::usage(format!("{} has no node {name:?}: it lists {} (--node)", file.display(), names()))
+    })?;
+    let has_server = args.server.is_some() || !args.program.is_empty();
+    let portal = match (args.witness, listed.is_witness, has_server) {
+        (_, true, true) => {
+            return Err(Failure::usage(format!("node {name} is a witness, and has no server: leave it out")));
+        }
+        (true, false, _) => {
+            return Err(Failure::usage(format!(
+                "node {name} is no witness in {}: write `witness = true` there, at all nodes",
+                file.display()
+            )));
+        }
+        (_, false, false) => {
+            return Err(Failure::usage(format!(
+                "node {name} needs a server: give --server ADDRESS of one that runs, or its command line behind --"
+            )));
+        }
+        (_, true, false) => None,
+        (false, false, true) => {
+            let server = args.server.unwrap_or((Ipv4Addr::LOCALHOST, group.portal.port()).into());
+            if server == group.portal {
+                return Err(Failure::usage(format!(
+                    "{server} is the portal: a server has an address of its own"
+                )));
+            }
+            let device = match &args.device {
+                Some(device) => device.clone(),
+                None => device_of(listed.address, name)?,
+            };
+            Some(Portal { device, server })
+        }
+    };
+    let folder = args.state_folder.clone().unwrap_or_else(|| PathBuf::from(MEMORY_FOLDER));
+    let memory = folder.join(format!("replica-{}-{name}.json", group.name));
+    let server = portal.as_ref().map(|portal| portal.server);
+    let is_new_group = args.new_group;
+    Ok((Settings { group, name: name.clone(), portal, memory: Some(memory), is_new_group }, server))
+}
+
+/// The device with the node's own address.
+fn device_of(address: SocketAddr, name: &str) -> Result<String> {
+    let found =
+        Socket::open(Protocol::Route).and_then(|mut socket| device::with_address(&mut socket, address.ip()));
+    found.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrNotAvailable => Failure::system(format!(
+            "this machine has no address {}, which node {name} has in the group file: is it another node's machine?",
+            address.ip()
+        )),
+        _ => Failure::system(format!("cannot look for the device of {}: {}", address.ip(), plain(&error))),
+    })
+}
+
+/// How it came to its end.
+enum End {
+    Signal(Request),
+    Drain,
+    Node(Ended),
+    Server(std::io::Result<ExitStatus>),
+}
+
+async fn attend(
+    args: &NodeArgs,
+    process: &ProcessArgs,
+    narrator: &Narrator,
+    settings: Settings,
+    server_address: Option<SocketAddr>,
+) -> Result<Code> {
+    // Ours before anybody is told that this runs.
+    let mut signals = Signals::new()?;
+    let socket = admin::socket(process, "`outlast replicate status` will not work")?;
+    let scrapes = match process.metrics {
+        Some(address) => Some(metrics::bind(address).await?),
+        None => None,
+    };
+    let (group, name) = (settings.group.clone(), settings.name.clone());
+    let node = Node::start(settings).await.map_err(|error| cannot_start(&group, server_address, error))?;
+    if let (Some(address), [program, ..]) = (server_address, args.program.as_slice()) {
+        wait_until_free(address, program).await?;
+    }
+    let mut server = Server::start(&args.program)?;
+    let instance = Arc::new(Instance::new(node, &group, server_address));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(serve(socket, instance.clone()));
+    if let Some(scrapes) = scrapes {
+        tasks.spawn(metrics::serve(scrapes, instance.clone()));
+    }
+    let mut teller = Teller::new(narrator, &group, &name);
+    let mut looks = tokio::time::interval(LOOK);
+    let end = loop {
+        tokio::select! {
+            _ = looks.tick() => teller.look(&instance.node().status()),
+            request = signals.next() => break End::Signal(request),
+            () = instance.is_to_drain() => break End::Drain,
+            ended = instance.node().ended() => break End::Node(ended),
+            status = ended(&mut server) => break End::Server(status),
+        }
+    };
+    let code = match &end {
+        End::Signal(Request::Now(code)) => Ok(*code),
+        End::Signal(Request::Drain) | End::Drain => Ok(Code::Ok),
+        End::Node(ended) => Err(has_ended(ended, &group, server_address)),
+        End::Server(status) => Err(server_ended(&group, &name, server.as_ref(), status)),
+    };
+    narrator.say(&format!("node {name} leaves the group {}", group.name));
+    tasks.shutdown().await;
+    instance.node().stop().await;
+    if let Some(server) = &mut server {
+        server.stop().await;
+    }
+    code
+}
+
+/// A server that an earlier run has started may need a moment to end.
+async fn wait_until_free(address: SocketAddr, program: &OsStr) -> Result<()> {
+    let is_taken = async || tokio::task::spawn_blocking(move || is_up(address)).await.unwrap_or(false);
+    let begun = Instant::now();
+    while is_taken().await {
+        if begun.elapsed() > FREE_WITHIN {
+            return Err(Failure::system(format!(
+                "cannot start {}: another server listens at {address} already; leave its command line out to replicate that one",
+                program.display()
+            )));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn serve(socket: Option<AdminSocket>, instance: Arc<Instance>) {
+    match socket {
+        Some(socket) => socket.serve(instance).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// When the server that was started here has ended.
+async fn ended(server: &mut Option<Server>) -> std::io::Result<ExitStatus> {
+    match server {
+        Some(server) => server.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn cannot_start(group: &Group, server: Option<SocketAddr>, error: Error) -> anyhow::Error {
+    match error {
+        Error::Group(what) => Failure::usage(what),
+        Error::System { what, error } => {
+            let hint = match (error.kind(), server) {
+                (std::io::ErrorKind::AddrInUse, Some(server)) if server.port() == group.portal.port() => {
+                    "; a server that listens at all addresses has that of the portal, too: have it listen at 127.0.0.1, or at \
+                     another port (--server)"
+                }
+                (std::io::ErrorKind::AddrNotAvailable, _) => "; is it another node's machine (--node)?",
+                _ => "",
+            };
+            Failure::system(format!("{what}: {}{hint}", plain(&error)))
+        }
+        Error::Consensus(error) => Failure::new(Code::Internal, error.to_string()).into(),
+    }
+}
+
+fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow::Error {
+    Failure::system(match (ended, server) {
+        (Ended::ServerLost, Some(server)) => format!(
+            "the server at {server} takes no connections any more: this node leaves the group {}, and the others go on",
+            group.name
+        ),
+        (Ended::Portal(what), _) => format!("the portal {} cannot go on here: {what}", group.portal),
+        (Ended::ServerLost, None) => format!("this node is out of the group {}", group.name),
+    })
+}
+
+fn server_ended(
+    group: &Group,
+    name: &str,
+    server: Option<&Server>,
+    status: &std::io::Result<ExitStatus>,
+) -> anyhow::Error {
+    let program = server.map_or("the server", |server| server.name.as_str());
+    let how = match status {
+        Ok(status) => status.to_string(),
+        Err(error) => plain(error),
+    };
+    Failure::system(format!(
+        "{program} has ended ({how}): node {name} leaves the group {}, and the others go on. If it could not listen: the portal has \
+         port {} of {}, so have the server listen at 127.0.0.1, or at another port (--server)",
+        group.name,
+        group.portal.port(),
+        group.portal.ip()
+    ))
+}

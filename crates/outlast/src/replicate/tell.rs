@@ -1,0 +1,109 @@
+//! What people are told while a node runs: changes, each once.
+
+use crate::narrate::Narrator;
+use outlast_replica::node::Status;
+use outlast_replica::node::group::Group;
+use outlast_replica::node::meeting::Waits;
+
+/// Compares what is with what was told.
+pub struct Teller<'a> {
+    narrator: &'a Narrator,
+    group: &'a Group,
+    name: &'a str,
+    waits: Option<Waits>,
+    epoch: u64,
+    was_serving: bool,
+    was_excluded: bool,
+    was_enough: bool,
+}
+
+impl<'a> Teller<'a> {
+    pub fn new(narrator: &'a Narrator, group: &'a Group, name: &'a str) -> Self {
+        Self {
+            narrator,
+            group,
+            name,
+            waits: None,
+            epoch: 0,
+            was_serving: false,
+            was_excluded: false,
+            was_enough: true,
+        }
+    }
+
+    /// Says what is new.
+    pub fn look(&mut self, status: &Status) {
+        let (narrator, name) = (self.narrator, self.name);
+        if status.waits != self.waits {
+            self.waits.clone_from(&status.waits);
+            for line in status.waits.iter().flat_map(|waits| lines(waits, self.group)) {
+                narrator.announce(&format!("node {name}: {line}"));
+            }
+        }
+        if status.epoch != self.epoch {
+            self.epoch = status.epoch;
+            let members: Vec<&str> =
+                status.nodes.iter().filter(|node| node.is_member).map(|node| node.name.as_str()).collect();
+            let primary = status.primary.as_deref().unwrap_or("nobody");
+            narrator.announce(&format!(
+                "node {name}: view {}: {primary} is the primary, members are {}",
+                status.epoch,
+                members.join(", ")
+            ));
+        }
+        let Some(facts) = &status.facts else { return };
+        if facts.is_serving != self.was_serving {
+            self.was_serving = facts.is_serving;
+            let (portal, connections) = (self.group.portal, facts.connections);
+            narrator.announce(&if facts.is_serving {
+                format!("node {name} serves clients at {portal}, {connections} connections")
+            } else {
+                format!("node {name} does not serve clients any more")
+            });
+        }
+        if facts.is_excluded && !self.was_excluded {
+            self.was_excluded = true;
+            narrator.warn(&format!(
+                "node {name} is no member of the group {} any more: its server lacks what clients have sent since. It still has a vote. \
+                 To have it as a replica again, stop it, give its server the data of another one, and found the group anew \
+                 (docs/replica.md)",
+                self.group.name
+            ));
+        }
+        let members = status.nodes.iter().filter(|node| node.is_member).count();
+        let is_enough = status.epoch == 0 || members > 1 || self.group.nodes.len() == 1;
+        if is_enough != self.was_enough {
+            self.was_enough = is_enough;
+            if !is_enough && facts.is_serving {
+                narrator.warn(&format!(
+                    "node {name} has the only replica that is left of the group {}",
+                    self.group.name
+                ));
+            }
+        }
+    }
+}
+
+/// Why there is no group yet.
+fn lines(waits: &Waits, group: &Group) -> Vec<String> {
+    let Waits { absent, not_ready, disagree, were_members } = waits;
+    let mut lines = Vec::new();
+    if !absent.is_empty() {
+        lines.push(format!("waits for {}", absent.join(", ")));
+    }
+    if !not_ready.is_empty() {
+        lines.push(format!("waits for the server of {} to take connections", not_ready.join(", ")));
+    }
+    for (node, what) in disagree {
+        lines.push(format!("{node} has another group file: {what}"));
+    }
+    if !were_members.is_empty() && absent.is_empty() {
+        lines.push(format!(
+            "{} of the group {} ran before, so their data may differ: make the data of all servers equal, and start each node \
+             with --new-group",
+            were_members.join(", "),
+            group.name
+        ));
+    }
+    lines
+}
