@@ -9,6 +9,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const ID_LEN: usize = 48;
 const MESSAGE_LEN: usize = 72;
+const INODE_AT: usize = 68;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
@@ -25,6 +26,7 @@ pub struct Connection {
     pub peer: SocketAddr,
     family: u8,
     id: [u8; ID_LEN],
+    inode: u32,
 }
 
 /// All connections, of both families of addresses.
@@ -37,14 +39,31 @@ pub fn connections(socket: &mut Socket) -> io::Result<Vec<Connection>> {
     Ok(found)
 }
 
+/// A socket at which connections are accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listening {
+    /// Where.
+    pub address: SocketAddr,
+    /// Its number, as `/proc/PID/fd` shows it.
+    pub inode: u32,
+}
+
+/// All of them.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn listening(socket: &mut Socket) -> io::Result<Vec<Listening>> {
+    let mut found = in_states(socket, AF_INET, LISTENING)?;
+    found.extend(in_states(socket, AF_INET6, LISTENING)?);
+    Ok(found.into_iter().map(|one| Listening { address: one.local, inode: one.inode }).collect())
+}
+
 /// The addresses at which connections are accepted.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn listeners(socket: &mut Socket) -> io::Result<Vec<SocketAddr>> {
-    let mut found = in_states(socket, AF_INET, LISTENING)?;
-    found.extend(in_states(socket, AF_INET6, LISTENING)?);
-    Ok(found.into_iter().map(|listener| listener.local).collect())
+    Ok(listening(socket)?.into_iter().map(|one| one.address).collect())
 }
 
 /// Ends a connection: the program that has it gets an error, and the peer a reset.
@@ -79,6 +98,7 @@ fn connection(reply: &Reply) -> Option<Connection> {
         peer: SocketAddr::new(address(family, &id[20..36])?, port(2)),
         family,
         id,
+        inode: u32_at(body, INODE_AT),
     })
 }
 

@@ -54,6 +54,11 @@ pub enum Entry {
     },
     /// Nothing: whoever led when this was proposed led still when it became stable.
     NoOp,
+    /// The primary's server has not answered that entry, while other clients wait: all go on.
+    Proceed {
+        /// Of which entry.
+        index: u64,
+    },
     /// Both streams have ended, and the client has all: the connection is forgotten.
     Closed {
         /// Which connection.

@@ -36,6 +36,7 @@ pub mod node;
 mod order;
 #[cfg(feature = "io")]
 pub mod portal;
+mod protocol;
 mod replica;
 #[cfg(test)]
 mod simulation;
@@ -46,6 +47,7 @@ pub mod wire;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     pub use crate::connection::fuzzing::packet;
+    pub use crate::protocol::fuzzing::redis;
     pub use crate::wire::fuzzing::order;
 }
 pub use connection::{
@@ -58,7 +60,8 @@ pub use log::Ordered;
 pub use naming::{Heard, Leader};
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
-pub use replica::{Action, Known, LastAck, PacketId, Replica, Restore, Snapshot};
+pub use protocol::Protocol;
+pub use replica::{Action, Delivery, Known, LastAck, PacketId, Replica, Restore, Snapshot};
 pub use view::{NodeId, View};
 
 /// Whether this is the fault that a test has put in.

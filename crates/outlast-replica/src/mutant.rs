@@ -94,6 +94,10 @@ pub(crate) enum Mutant {
     EndsAreForgotten,
     /// Packets pass before all connections are restored.
     ServesTooEarly,
+    /// A server gets what clients send as it comes.
+    DeliversAtOnce,
+    /// What the server does not answer keeps all waiting.
+    ProceedIsForgotten,
     /// A primary goes on when its lease is over.
     ServesWithoutLease,
     /// What a primary has given an index before its lease was over is not waited for when it takes over again.

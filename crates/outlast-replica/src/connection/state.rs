@@ -29,6 +29,8 @@ pub(crate) struct Connection {
     pub(crate) is_open: bool,
     /// The server has reset it, and that is stable.
     pub(crate) is_aborted: bool,
+    /// The connection to the server of this node was closed, before the client's was.
+    pub(crate) is_server_closed: bool,
     /// At the primary: its kernel has a whole connection.
     pub(crate) is_accepted: bool,
     /// At the primary: another one has had it before, and this node has made it again.
@@ -94,6 +96,7 @@ impl Connection {
             opened_at_ms: now_ms,
             is_open,
             is_aborted: false,
+            is_server_closed: false,
             is_accepted: false,
             is_restored: false,
             ahead_until_ms: 0,

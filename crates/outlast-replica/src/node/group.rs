@@ -1,5 +1,7 @@
 //! The nodes of a group as people list them: the same list at each.
 
+use crate::protocol::Protocol;
+use crate::replica::Delivery;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -26,6 +28,10 @@ pub struct Group {
     pub nodes: Vec<Listed>,
     /// For so long voters promise to elect nobody else, in milliseconds ([`Settings`](crate::consensus::Settings::promise_ms)).
     pub promise_ms: u64,
+    /// When servers get what clients send.
+    pub delivery: Delivery,
+    /// What clients and servers speak.
+    pub protocol: Protocol,
 }
 
 /// 100 ms is what a network and a machine of today keep. Less than 50 would take a busy machine for a dead one.
@@ -111,11 +117,22 @@ impl Group {
             "the group's name is {}\nthe portal is {}\nthe detection time is {} ms\n",
             self.name, self.portal, self.promise_ms
         );
+        let delivery = match self.delivery {
+            Delivery::Serial => "serial",
+            Delivery::PerConnection => "per connection",
+        };
+        let protocol = match self.protocol {
+            Protocol::Raw => "raw",
+            Protocol::Redis => "redis",
+            #[cfg(test)]
+            Protocol::Counted => "counted",
+        };
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");
         let mut nodes: Vec<&Listed> = self.nodes.iter().collect();
         nodes.sort_by_key(|node| &node.name);
         for Listed { name, address, is_witness } in nodes {
             let kind = if *is_witness { "witness" } else { "node" };
-            // Writing to a string does not fail.
             let _ = writeln!(text, "{kind} {name} is at {address}");
         }
         text
@@ -157,6 +174,8 @@ pub(super) mod tests {
             portal: "10.0.0.250:6379".parse().unwrap(),
             nodes: vec![node(("a", 1), false), node(("b", 2), false), node(("w", 3), true)],
             promise_ms: PROMISE_MS,
+            delivery: Delivery::Serial,
+            protocol: Protocol::Raw,
         }
     }
 

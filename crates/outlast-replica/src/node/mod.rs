@@ -10,7 +10,7 @@ use crate::consensus::{self, Consensus, Member};
 use crate::order::Limits;
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
-pub use crate::portal::servers::is_up;
+pub use crate::portal::server_process::is_up;
 use crate::view::{NodeId, View};
 use door::{Door, introduce};
 use group::{Group, Listed};
@@ -260,6 +260,8 @@ fn run_machine(
         me,
         lease: consensus.lease_check(),
         limits: Limits::default(),
+        delivery: group.delivery,
+        protocol: group.protocol,
         portal: at,
         device: portal.device.clone(),
         mark: MARK,

@@ -40,12 +40,18 @@ pub struct Limits {
     /// sent, the client says so: then its socket is made once more. With too many the client would take all that comes for
     /// packets out of its window.
     pub resent_bytes_max: usize,
+    /// A request that the primary's server has not answered for so long is passed, if others wait.
+    pub answer_timeout_ms: u64,
+    /// The server of a backup that has not answered for so long hangs.
+    pub hang_timeout_ms: u64,
 }
 
 impl Default for Limits {
     /// 64 MiB: what a gigabit link brings in half a second. 256 KiB: a message takes 2 ms there. 20 ms: a node that hears nothing for five of them
     /// may be suspected, below the least retransmission time-out of clients. 1 s: longer than a retransmission
-    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has.
+    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has. 1 s:
+    /// longer than requests take that change anything, as the order of what works at the same time is not known. 30 s: a backup may be slower, but
+    /// not without end.
     fn default() -> Self {
         Self {
             log_bytes_max: 64 << 20,
@@ -53,6 +59,8 @@ impl Default for Limits {
             heartbeat_ms: 20,
             lag_timeout_ms: 1_000,
             resent_bytes_max: 64 << 10,
+            answer_timeout_ms: 1_000,
+            hang_timeout_ms: 30_000,
         }
     }
 }

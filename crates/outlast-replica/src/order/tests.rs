@@ -14,6 +14,8 @@ const LIMITS: Limits = Limits {
     heartbeat_ms: 20,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 0,
+    answer_timeout_ms: 400,
+    hang_timeout_ms: 60_000,
 };
 
 fn view(epoch: u64, primary: u64, members: &[u64]) -> View {

@@ -6,20 +6,21 @@ use super::clients::Client;
 use super::peers::{News, Peers};
 use super::raw::Raw;
 use super::repair;
+use super::server_process::ServerProcess;
 use super::servers::Server;
 use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
-use crate::replica::{Action, PacketId, Replica, Restore};
+use crate::protocol::Protocol;
+use crate::replica::{Action, Delivery, PacketId, Replica, Restore};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
-use outlast_netlink::Protocol;
 use outlast_netlink::queue::{Hook, Queue, Received, Verdict};
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
@@ -66,6 +67,10 @@ pub struct Settings {
     pub lease: LeaseCheck,
     /// Of the order.
     pub limits: Limits,
+    /// When servers get what clients send: the same at all nodes.
+    pub delivery: Delivery,
+    /// What clients and servers speak: the same at all nodes.
+    pub protocol: Protocol,
     /// Where clients connect to.
     pub portal: SocketAddr,
     /// The device that has the portal's address.
@@ -149,8 +154,9 @@ pub struct Machine {
     pub(super) clients: BTreeMap<ConnectionId, Client>,
     pub(super) servers: BTreeMap<ConnectionId, Server>,
     pub(super) server: SocketAddr,
-    /// To ask the kernel for sockets.
-    pub(super) sockets: outlast_netlink::Socket,
+    /// Connections to the server that are being closed, and until when, the oldest first.
+    pub(super) closing_servers: VecDeque<(Instant, ConnectionId)>,
+    pub(super) server_process: ServerProcess,
     pub(super) by_ends: BTreeMap<Ends, ConnectionId>,
     /// Clients and connections to the server of which there may be news.
     pub(super) dirty_clients: BTreeSet<ConnectionId>,
@@ -204,14 +210,16 @@ impl Machine {
         let facts = Arc::new(Mutex::new(Facts::default()));
         let handle = Handle { commands, waker, facts: facts.clone() };
         let machine = Self {
-            replica: Replica::new(settings.me, View::none(), settings.limits),
+            replica: Replica::new(settings.me, View::none(), settings.limits)
+                .with(settings.delivery, settings.protocol),
             raw: Raw::open(settings.mark)?,
             lease: settings.lease,
             verdicts: Vec::new(),
             clients: BTreeMap::new(),
             servers: BTreeMap::new(),
             server: settings.server,
-            sockets: outlast_netlink::Socket::open(Protocol::SocketDiag)?,
+            closing_servers: VecDeque::new(),
+            server_process: ServerProcess::new(settings.server)?,
             by_ends: BTreeMap::new(),
             dirty_clients: BTreeSet::new(),
             dirty_servers: BTreeSet::new(),
@@ -295,7 +303,7 @@ impl Machine {
             // One that serves has to give the address up soon after its lease is over.
             now + if self.replica.is_serving() { LOOK } else { ASK_LEASE }
         });
-        [timeout, peers, looks, lease, self.announce_at].into_iter().flatten().min()
+        [timeout, peers, looks, lease, self.announce_at, self.closes_at()].into_iter().flatten().min()
     }
 
     fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
@@ -319,7 +327,13 @@ impl Machine {
     fn work(&mut self) -> io::Result<()> {
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::View(view) => self.replica.handle_view(view, self.now_ms()),
+                Command::View(view) => {
+                    // Before there are clients: looking for it may take some milliseconds.
+                    if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
+                        self.server_process.lives();
+                    }
+                    self.replica.handle_view(view, self.now_ms());
+                }
                 Command::Others(others) => self.peers.set_others(others),
                 Command::Link(node, socket) => self.peers.adopt(node, socket, self.poll.registry()),
                 Command::Stop => self.ends = true,
@@ -344,6 +358,7 @@ impl Machine {
         }
         self.look_at_clients();
         self.look_at_servers();
+        self.close_late_servers();
         self.replica.flush(self.now_ms());
         self.act()?;
         self.say_verdicts()?;
@@ -474,6 +489,10 @@ impl Machine {
                 Action::Fence => self.fence(),
                 Action::Excluded { .. } => self.known.is_excluded = true,
                 Action::TooFar { node } => tracing::warn!(?node, "a node is too far behind"),
+                Action::ServerHangs => {
+                    tracing::error!(server = %self.server, "the server of this backup has not answered for 30 s");
+                    self.known.is_server_lost = true;
+                }
                 Action::Lags { node } => tracing::warn!(?node, "a node keeps the others waiting"),
             }
         }

@@ -8,6 +8,7 @@ pub mod peers;
 pub mod raw;
 pub mod repair;
 pub mod rules;
-pub(crate) mod servers;
+pub(crate) mod server_process;
+mod servers;
 mod stream;
 mod sys;

@@ -5,12 +5,10 @@ use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
 use mio::Token;
 use mio::net::TcpStream;
-use outlast_netlink::{Protocol, Socket, tcp};
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A server that is not on this machine has so long to take a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
+/// A server that has got the end of a stream has so long to end its own.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One.
 #[derive(Debug)]
@@ -19,26 +17,8 @@ pub(super) struct Server {
     token: Token,
     has_said_all: bool,
     is_broken: bool,
-}
-
-/// Whether a server of this machine takes connections at this address, or one elsewhere does.
-fn is_listening(sockets: &mut Socket, server: SocketAddr) -> bool {
-    let is_it = |at: &SocketAddr| {
-        at.port() == server.port()
-            && (at.ip().is_unspecified() || at.ip().to_canonical() == server.ip().to_canonical())
-    };
-    // What cannot be listed is taken for healthy.
-    let is_here = tcp::listeners(sockets).map_or(true, |all| all.iter().any(is_it));
-    // In another network namespace, such as a container's, or on another machine.
-    is_here
-        || !server.ip().is_loopback()
-            && std::net::TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).is_ok()
-}
-
-/// Whether a server takes connections at this address, here or elsewhere.
-#[must_use]
-pub fn is_up(server: SocketAddr) -> bool {
-    Socket::open(Protocol::SocketDiag).is_ok_and(|mut sockets| is_listening(&mut sockets, server))
+    /// Nobody is at its other end any more.
+    is_closing: bool,
 }
 
 impl Machine {
@@ -51,8 +31,9 @@ impl Machine {
         });
         match stream {
             Ok((stream, token)) => {
-                self.servers
-                    .insert(connection, Server { stream, token, has_said_all: false, is_broken: false });
+                let server =
+                    Server { stream, token, has_said_all: false, is_broken: false, is_closing: false };
+                self.servers.insert(connection, server);
             }
             Err(_) if self.is_server_lost() => {}
             Err(error) => {
@@ -82,12 +63,43 @@ impl Machine {
         self.flush_server(connection);
     }
 
-    /// Nobody needs it any more.
+    /// No client is there any more. The server gets what it has not taken, and an end.
     pub(super) fn close_server(&mut self, connection: ConnectionId) {
+        let now = Instant::now();
+        match self.servers.get_mut(&connection).filter(|server| !server.has_said_all) {
+            Some(server) => {
+                server.is_closing = true;
+                server.stream.end();
+                self.closing_servers.push_back((now + CLOSE_WITHIN, connection));
+                self.dirty_servers.insert(connection);
+            }
+            None => self.remove_server(connection),
+        }
+    }
+
+    /// When it is looked next whether servers have ended what is being closed.
+    pub(super) fn closes_at(&self) -> Option<Instant> {
+        self.closing_servers.front().map(|(at, _)| *at)
+    }
+
+    /// Some never end a stream that their client has ended.
+    pub(super) fn close_late_servers(&mut self) {
+        let now = Instant::now();
+        while let Some((at, connection)) = self.closing_servers.front().copied()
+            && at <= now
+        {
+            self.closing_servers.pop_front();
+            if self.servers.get(&connection).is_some_and(|server| server.is_closing) {
+                self.remove_server(connection);
+            }
+        }
+    }
+
+    fn remove_server(&mut self, connection: ConnectionId) {
         if let Some(server) = self.servers.remove(&connection) {
             self.forget_token(server.token);
-            let _ = socket2::SockRef::from(&server.stream.socket).set_linger(Some(std::time::Duration::ZERO));
         }
+        self.replica.handle_server_closed(connection, self.now_ms());
     }
 
     fn flush_server(&mut self, connection: ConnectionId) {
@@ -116,51 +128,42 @@ impl Machine {
 
     /// A server that dies ends all its connections, and means none of it: nobody is told of that, and the others go on with their servers.
     fn is_server_lost(&mut self) -> bool {
-        if !self.known.is_server_lost && !is_listening(&mut self.sockets, self.server) {
+        if !self.known.is_server_lost && !self.server_process.lives() {
             tracing::error!(server = %self.server, "the server takes no connections any more: the others go on without this node");
             self.known.is_server_lost = true;
         }
+        tracing::debug!(is_server_lost = self.known.is_server_lost, "the server has ended a connection");
         self.known.is_server_lost
     }
 
     fn read_server(&mut self, connection: ConnectionId) {
         let now_ms = self.now_ms();
         while let Some(server) = self.servers.get_mut(&connection).filter(|server| !server.has_said_all) {
+            let is_closing = server.is_closing;
             match server.stream.read(&mut self.room) {
                 Input::Bytes(count) => {
-                    self.replica.handle_answer(connection, self.room.get(..count).unwrap_or_default());
+                    let bytes = self.room.get(..count).unwrap_or_default();
+                    self.replica.handle_answer(connection, bytes, now_ms);
                 }
-                Input::Nothing => {
-                    if server.is_broken && !self.is_server_lost() {
-                        self.note_said_all(connection);
-                        self.replica.handle_server_reset(connection, now_ms);
-                    }
-                    return;
+                Input::Nothing if !server.is_broken => return,
+                Input::End | Input::Broken | Input::Nothing if is_closing => {
+                    return self.remove_server(connection);
                 }
                 Input::End => {
-                    self.note_said_all(connection);
-                    if self.is_server_lost() {
-                        return;
+                    server.has_said_all = true;
+                    if !self.is_server_lost() {
+                        self.replica.handle_answer_end(connection, now_ms);
                     }
-                    self.replica.handle_answer_end(connection, now_ms);
                 }
-                Input::Broken => {
+                Input::Broken | Input::Nothing => {
                     (server.has_said_all, server.is_broken) = (true, true);
-                    if self.is_server_lost() {
-                        return;
-                    }
-                    let Some(server) = self.servers.get(&connection) else { return };
                     let waiting = server.stream.waiting_bytes();
-                    self.replica.handle_server_took(connection, waiting);
-                    self.replica.handle_server_reset(connection, now_ms);
+                    if !self.is_server_lost() {
+                        self.replica.handle_server_took(connection, waiting);
+                        self.replica.handle_server_reset(connection, now_ms);
+                    }
                 }
             }
-        }
-    }
-
-    fn note_said_all(&mut self, connection: ConnectionId) {
-        if let Some(server) = self.servers.get_mut(&connection) {
-            server.has_said_all = true;
         }
     }
 }

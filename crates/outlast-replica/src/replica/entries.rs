@@ -36,7 +36,7 @@ impl Replica {
                 if connection > *newest || is_mutant!(self, OldConnectionHides) {
                     *newest = connection;
                 }
-                self.actions.push_back(Action::ConnectServer { connection });
+                self.connect_server(connection);
                 if self.role == Role::Serving {
                     self.unaccepted.push_back((now_ms + UNACCEPTED_MS, connection));
                 }
@@ -45,23 +45,23 @@ impl Replica {
             Entry::Data { connection, offset, bytes } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 if state.input.deliver(offset, &bytes) {
-                    self.feed(connection, Action::ToServer { connection, bytes });
+                    self.feed(index, connection, Action::ToServer { connection, bytes }, now_ms);
                 }
                 self.judge_again(connection);
             }
             Entry::Fin { connection } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 if !core::mem::replace(&mut state.input.ended, true) {
-                    self.feed(connection, Action::EndToServer { connection });
+                    self.feed(index, connection, Action::EndToServer { connection }, now_ms);
                 }
                 self.judge_again(connection);
             }
             Entry::Reset { connection } | Entry::Closed { connection } => {
                 if let Some(state) = self.connections.get(&connection) {
-                    self.actions.push_back(Action::CloseServer { connection });
                     if !is_mutant!(self, ForgetsTimeWait) {
                         self.closed.push(state, now_ms);
                     }
+                    self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
                 }
                 self.forget(connection);
             }
@@ -76,13 +76,15 @@ impl Replica {
             Entry::Abort { connection } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 (state.is_aborted, state.answers.abort_proposed) = (true, true);
-                self.actions.push_back(Action::CloseServer { connection });
+                state.is_server_closed = true;
+                self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
                 if self.role == Role::Serving {
                     self.actions.push_back(Action::ResetClient { connection });
                 }
                 self.judge_again(connection);
             }
             Entry::NoOp => self.answer_strays(index, now_ms),
+            Entry::Proceed { index } => self.proceed(index, now_ms),
             Entry::Acked { connection, offset } => {
                 if let Some(state) = self.connections.get_mut(&connection) {
                     state.answers.ack(offset);
@@ -93,17 +95,20 @@ impl Replica {
 
     /// The server of this node gets what the client says. But where the primary's server has ended the stream for a reason of its own, it does
     /// not work on what comes then: nor may this one, so its connection ends as well.
-    fn feed(&mut self, connection: ConnectionId, action: Action) {
+    fn feed(&mut self, index: u64, connection: ConnectionId, action: Action, now_ms: u64) {
         let Some(state) = self.connections.get_mut(&connection) else { return };
-        if state.answers.server_reset {
+        if state.answers.server_reset || state.is_server_closed {
+            if let Action::ToServer { bytes, .. } = action {
+                state.input.waiting_bytes = state.input.waiting_bytes.saturating_sub(bytes.len());
+            }
             return;
         }
         let hears = state.hears() || is_mutant!(self, ServerHearsMore);
         if hears {
-            self.actions.push_back(action);
+            self.deliver_to_server(index, connection, action, now_ms);
         } else {
-            state.answers.server_ended = true;
-            self.actions.push_back(Action::CloseServer { connection });
+            (state.answers.server_ended, state.is_server_closed) = (true, true);
+            self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
         }
     }
 

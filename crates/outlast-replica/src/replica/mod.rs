@@ -1,6 +1,7 @@
 //! One node of a group: the order, and the connections of clients that it is about.
 
 mod closed;
+mod deliveries;
 mod entries;
 mod joining;
 mod packets;
@@ -11,6 +12,7 @@ mod tests;
 
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
+use crate::protocol::{Protocol, Questions};
 use crate::view::{NodeId, View};
 use crate::{Limits, Message, NotTaken, Order, is_mutant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,6 +20,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
+use deliveries::Deliveries;
+pub use deliveries::Delivery;
 pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
 
@@ -66,7 +70,9 @@ pub enum Action {
         /// Of which client.
         connection: ConnectionId,
     },
-    /// The connection to the server of this node is not needed any more: reset it.
+    /// No client is at the connection to the server of this node any more. Give the server what it has not taken, and the end of the stream; what
+    /// it says is for nobody. When it has ended its stream, or has not for some time, close the connection and say
+    /// [`Replica::handle_server_closed`]. A reset would take from the server what it has not read, and servers have to read the same.
     CloseServer {
         /// Of which client.
         connection: ConnectionId,
@@ -117,6 +123,9 @@ pub enum Action {
         /// Which node.
         node: NodeId,
     },
+    /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits: this node should not be a
+    /// member.
+    ServerHangs,
     /// The member keeps the others waiting: the next view should be without it.
     Lags {
         /// Which member.
@@ -169,6 +178,10 @@ pub struct Replica {
     pending: VecDeque<Entry>,
     /// Whose client has acknowledged what the others have not been told.
     acked: BTreeSet<ConnectionId>,
+    deliveries: Deliveries,
+    protocol: Protocol,
+    /// What the server has not answered, of connections to it.
+    questions: BTreeMap<ConnectionId, Questions>,
     acked_at_ms: u64,
     /// Connections that the portal's kernel has not accepted yet, and when each is given up, oldest first.
     unaccepted: VecDeque<(u64, ConnectionId)>,
@@ -185,6 +198,14 @@ impl Replica {
         Self::after(Order::new(me, 0, view, limits))
     }
 
+    /// When the server gets what clients send, and how it is known that it has answered. The same at all nodes, and from the beginning.
+    #[must_use]
+    pub fn with(mut self, delivery: Delivery, protocol: Protocol) -> Self {
+        self.deliveries.delivery = delivery;
+        self.protocol = protocol;
+        self
+    }
+
     fn after(order: Order<Entry>) -> Self {
         Self {
             order,
@@ -199,6 +220,9 @@ impl Replica {
             leadership_check: None,
             pending: VecDeque::new(),
             acked: BTreeSet::new(),
+            deliveries: Deliveries::default(),
+            protocol: Protocol::default(),
+            questions: BTreeMap::new(),
             acked_at_ms: 0,
             unaccepted: VecDeque::new(),
             actions: VecDeque::new(),
@@ -273,7 +297,8 @@ impl Replica {
     pub fn poll_timeout(&self) -> Option<u64> {
         let acked_at_ms = (!self.acked.is_empty()).then_some(self.acked_at_ms);
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
-        [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().flatten().min()
+        let deliveries = [self.passes_at_ms(), self.hangs_at_ms()];
+        [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 
     /// Time has passed.
@@ -283,6 +308,7 @@ impl Replica {
             self.tell_acked(now_ms);
         }
         self.give_up_unaccepted(now_ms);
+        self.pass_unanswered(now_ms);
         self.take_outputs(now_ms);
     }
 

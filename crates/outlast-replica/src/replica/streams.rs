@@ -134,14 +134,17 @@ impl Replica {
     }
 
     /// The server of this node has said this.
-    pub fn handle_answer(&mut self, connection: ConnectionId, bytes: &[u8]) {
-        let Some(state) = self.connections.get_mut(&connection) else { return };
-        state.answers.say(bytes);
-        self.tell_client(connection);
+    pub fn handle_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.answers.say(bytes);
+            self.tell_client(connection);
+        }
+        self.note_answer(connection, bytes, now_ms);
     }
 
     /// The server of this node has ended its stream.
     pub fn handle_answer_end(&mut self, connection: ConnectionId, now_ms: u64) {
+        self.note_server_end(connection, now_ms);
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.server_ended = true;
         self.propose_end(connection, now_ms);
@@ -150,6 +153,7 @@ impl Replica {
 
     /// The server of this node has reset the connection.
     pub fn handle_server_reset(&mut self, connection: ConnectionId, now_ms: u64) {
+        self.note_server_end(connection, now_ms);
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.server_reset = true;
         self.propose_end(connection, now_ms);
@@ -180,7 +184,8 @@ impl Replica {
             let input = &state.input;
             input.delivered == input.proposed && input.ended == input.end_proposed
         };
-        self.pending.is_empty() && self.connections.get(&connection).is_some_and(idle)
+        let has_all = !self.deliveries.has(connection);
+        self.pending.is_empty() && has_all && self.connections.get(&connection).is_some_and(idle)
     }
 
     #[cfg(test)]

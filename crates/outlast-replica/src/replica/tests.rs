@@ -159,7 +159,7 @@ fn a_client_that_has_not_heard_of_its_end_is_answered_by_a_successor() {
     only_finds(Mutant::ForgetsTimeWait, |mutant| {
         let mut group = Group::new(2, mutant);
         let connection = group.open(1);
-        group.node(1).handle_answer(connection, b"bye");
+        group.node(1).handle_answer(connection, b"bye", 0);
         group.node(1).handle_answer_end(connection, 0);
         group.node(1).handle_input_end(connection, 0);
         group.settle();
@@ -185,7 +185,7 @@ fn client_is_ahead(mutant: Option<Mutant>) -> (Group, ConnectionId, Segment) {
     let mut group = Group::new(3, mutant);
     let connection = group.open(1);
     for node in [1, 2] {
-        group.node(node).handle_answer(connection, b"abc");
+        group.node(node).handle_answer(connection, b"abc", 0);
     }
     group.replicas.remove(&NodeId(1));
     group.take_over(2, 2);
@@ -210,7 +210,7 @@ fn a_client_that_has_more_than_its_server_has_said_is_waited_for() {
         let restore = group.node(2).restore(connection, 0).unwrap();
         let skips = restore.send_sequence == SERVER.number(8) && restore.unacked == (&[], &[]);
         // What the server says then is what the client has, and more.
-        group.node(2).handle_answer(connection, b"defghij");
+        group.node(2).handle_answer(connection, b"defghij", 0);
         is_asked && is_restored && skips && group.node(2).client_bytes(connection).unwrap().0 == b"ij"
     });
 }
@@ -231,7 +231,7 @@ fn a_socket_that_is_made_again_takes_the_first_answers_for_sent_and_gets_the_res
     let connection = group.open(1);
     let limit = Limits::default().resent_bytes_max;
     let answers: Vec<u8> = (0..=250).cycle().take(limit + 1_000).collect();
-    group.node(2).handle_answer(connection, &answers);
+    group.node(2).handle_answer(connection, &answers, 0);
     group.replicas.remove(&NodeId(1));
     group.take_over(2, 2);
     let restore = group.node(2).restore(connection, 0).unwrap();
@@ -300,7 +300,7 @@ fn answers_are_kept_until_the_client_has_them_on_all_nodes() {
     let mut group = Group::new(2, None);
     let connection = group.open(1);
     for node in [1, 2] {
-        group.node(node).handle_answer(connection, &[b'x'; 100_000]);
+        group.node(node).handle_answer(connection, &[b'x'; 100_000], 0);
     }
     let kept = |group: &mut Group, node| {
         let unacked = group.node(node).restore(connection, 0).unwrap().unacked;

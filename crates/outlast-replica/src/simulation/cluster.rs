@@ -17,6 +17,8 @@ const LIMITS: Limits = Limits {
     heartbeat_ms: 20,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 0,
+    answer_timeout_ms: 400,
+    hang_timeout_ms: 60_000,
 };
 /// Of one schedule.
 const STEPS: u64 = 300;

@@ -16,6 +16,7 @@ const ABORT: u8 = 6;
 const ACKED: u8 = 7;
 const CLOSED: u8 = 8;
 const NO_OP: u8 = 9;
+const PROCEED: u8 = 10;
 
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
@@ -55,6 +56,10 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
         }
         Entry::Closed { connection } => of(out, CLOSED, connection),
         Entry::NoOp => out.push(NO_OP),
+        Entry::Proceed { index } => {
+            out.push(PROCEED);
+            out.extend(index.to_be_bytes());
+        }
     }
 }
 
@@ -63,6 +68,7 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     match kind {
         OPEN => return Ok(Entry::Open(parse_handshake(reader)?)),
         NO_OP => return Ok(Entry::NoOp),
+        PROCEED => return Ok(Entry::Proceed { index: reader.u64()? }),
         _ => {}
     }
     let connection = ConnectionId(reader.u64()?);

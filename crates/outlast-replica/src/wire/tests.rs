@@ -39,6 +39,7 @@ fn entries() -> Vec<Entry> {
         Entry::Abort { connection },
         Entry::Acked { connection, offset: u64::MAX },
         Entry::NoOp,
+        Entry::Proceed { index: 1 << 33 },
         Entry::Closed { connection },
     ]
 }

@@ -3,6 +3,7 @@
 use outlast_lab::{Host, Lab, Link, Side};
 use outlast_replica::node::group::{Group, Listed};
 use outlast_replica::node::{Node, Portal, Settings, Status};
+use outlast_replica::{Delivery, Protocol};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -110,7 +111,14 @@ impl Cluster {
             address: SocketAddr::from((link.addresses(Side::Client).unwrap().v4, PEER_PORT)),
             is_witness: at >= with_servers,
         });
-        let group = Group { name: "test".to_owned(), portal, nodes: nodes.collect(), promise_ms: PROMISE_MS };
+        let group = Group {
+            name: "test".to_owned(),
+            portal,
+            nodes: nodes.collect(),
+            promise_ms: PROMISE_MS,
+            delivery: Delivery::Serial,
+            protocol: Protocol::Raw,
+        };
         let machines = hosts.iter().zip(links).zip(&group.nodes).map(|((host, link), listed)| {
             let portal = (!listed.is_witness).then(|| {
                 echo(host);

@@ -49,7 +49,10 @@ pub fn for_completions() -> Command {
     for name in names {
         let of_it = shared.iter().filter(|argument| applies(argument.get_id().as_str(), &name)).cloned();
         let of_it: Vec<clap::Arg> = of_it.collect();
-        whole = whole.mut_subcommand(name, |command| command.args(of_it));
+        whole = whole.mut_subcommand(name, |command| {
+            // What is asked of a node takes the same.
+            command.args(of_it.clone()).mut_subcommands(|nested| nested.args(of_it.clone()))
+        });
     }
     whole
 }
@@ -116,7 +119,8 @@ mod tests {
         for line in script.lines().map(str::trim) {
             if let Some(options) = line.strip_prefix("opts=\"") {
                 let name = case.trim_end_matches(')');
-                if name.ends_with(&format!("__{command}")) && !name.contains("help") {
+                let is_nested = ["help", "replicate__"].iter().any(|outer| name.contains(outer));
+                if name.ends_with(&format!("__{command}")) && !is_nested {
                     let options = options.trim_end_matches('"').split_whitespace();
                     return options.map(str::to_owned).collect();
                 }

@@ -176,3 +176,23 @@ fn print(text: &str) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::command;
+
+    /// The guide's, and those of the help.
+    #[test]
+    fn examples_are_understood() {
+        let guide = include_str!("../../../../docs/replica.md");
+        let lines = guide.lines().chain(super::EXAMPLES.lines()).map(str::trim);
+        let lines: Vec<&str> = lines.filter(|line| line.starts_with("outlast replicate ")).collect();
+        assert!(lines.len() > 8, "{lines:?}");
+        for line in lines {
+            let (line, _) = line.split_once(" # ").unwrap_or((line, ""));
+            if let Err(error) = command().try_get_matches_from(line.split_whitespace()) {
+                panic!("{line}: {error}");
+            }
+        }
+    }
+}

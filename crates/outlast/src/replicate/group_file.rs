@@ -5,6 +5,7 @@ use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable};
 use anyhow::Result;
 use outlast_replica::node::group::{Group, Listed, PROMISE_MS};
+use outlast_replica::{Delivery, Protocol};
 use serde::Deserialize;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -16,7 +17,27 @@ struct File {
     name: String,
     portal: SocketAddr,
     detect: Option<String>,
+    #[serde(default)]
+    delivery: FileDelivery,
+    #[serde(default)]
+    protocol: FileProtocol,
     node: Vec<Node>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileDelivery {
+    #[default]
+    Serial,
+    PerConnection,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileProtocol {
+    #[default]
+    Raw,
+    Redis,
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,7 +76,16 @@ fn parse(text: &str) -> Result<Group, String> {
         address,
         is_witness: witness,
     });
-    let group = Group { name: file.name, portal: file.portal, nodes: nodes.collect(), promise_ms };
+    let delivery = match file.delivery {
+        FileDelivery::Serial => Delivery::Serial,
+        FileDelivery::PerConnection => Delivery::PerConnection,
+    };
+    let protocol = match file.protocol {
+        FileProtocol::Raw => Protocol::Raw,
+        FileProtocol::Redis => Protocol::Redis,
+    };
+    let (name, portal) = (file.name, file.portal);
+    let group = Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol };
     group.check()?;
     Ok(group)
 }
@@ -92,6 +122,14 @@ witness = true
     }
 
     #[test]
+    fn that_of_the_guide_is_understood() {
+        let guide = include_str!("../../../../docs/replica.md");
+        let mut blocks = guide.split("```text\n").filter_map(|block| block.split("```").next());
+        let group = parse(blocks.find(|block| block.contains("[[node]]")).unwrap()).unwrap();
+        assert_eq!((group.nodes.len(), group.protocol), (3, Protocol::Redis));
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line() {
         for (from, to, what) in [
             ("witness", "witnes", "line 15: unknown field `witnes`"),
@@ -100,6 +138,11 @@ witness = true
             ("name = \"db\"", "name = \"db\"\ndetect = \"soon\"", "detect: "),
             ("name = \"b\"", "name = \"a\"", "two nodes are called a"),
             ("portal = \"10.0.0.250:6379\"", "portal = [", "line"),
+            (
+                "name = \"db\"",
+                "name = \"db\"\ndelivery = \"any\"",
+                "unknown variant `any`, expected `serial` or `per-connection`",
+            ),
         ] {
             let refused = parse(&TEXT.replacen(from, to, 1)).unwrap_err();
             assert!(refused.contains(what), "{refused}");

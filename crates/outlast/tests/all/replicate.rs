@@ -5,7 +5,7 @@ use crate::common::restarts::is_running;
 use crate::common::{Outlast, command, eventually, eventually_or, folder, output};
 use outlast_lab::{Host, Lab, Link, Side};
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -65,7 +65,8 @@ impl Machines {
             .collect();
         let [a, b, c, _] = machines[0].link.addresses(Side::Client).unwrap().v4.octets();
         let portal = SocketAddr::from(([a, b, c, 250], PORTAL_PORT));
-        let mut list = format!("name = \"db\"\nportal = \"{portal}\"\ndetect = \"{DETECT}\"\n");
+        let mut list =
+            format!("name = \"db\"\nportal = \"{portal}\"\ndetect = \"{DETECT}\"\nprotocol = \"redis\"\n");
         for Machine { name, link, is_witness, .. } in &machines {
             let address = link.addresses(Side::Client).unwrap().v4;
             writeln!(
@@ -158,6 +159,14 @@ impl Node {
     }
 }
 
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("node {}:\n{}", self.name, self.outlast.said_so_far());
+        }
+    }
+}
+
 fn take(nodes: &mut Vec<Node>, name: &str) -> Node {
     let at = nodes.iter().position(|node| node.name == name).unwrap();
     nodes.remove(at)
@@ -169,11 +178,21 @@ fn one_answer(server: SocketAddr, words: &str) -> String {
     let mut line = String::new();
     let mut lines = BufReader::new(stream);
     lines.read_line(&mut line).unwrap();
-    if line.starts_with('$') {
+    let mut all = String::new();
+    let parts = match line.split_at(1) {
+        ("$", _) => 1,
+        ("*", count) => 2 * count.trim_end().parse::<usize>().unwrap(),
+        _ => return line.trim_end().to_owned(),
+    };
+    for part in 0..parts {
         line.clear();
         lines.read_line(&mut line).unwrap();
+        if parts == 1 || part % 2 == 1 {
+            all.push_str(line.trim_end());
+            all.push(' ');
+        }
     }
-    line.trim_end().to_owned()
+    all.trim_end().to_owned()
 }
 
 /// Counts up in the server, each of them at a number of its own, and looks at each answer.
@@ -205,6 +224,11 @@ impl Counters {
                     // Neither lost nor done twice.
                     assert_eq!(line, format!(":{at}\r\n"));
                     longest = longest.max(begin.elapsed());
+                    // In which order the server works on what all of them say.
+                    stream.write_all(format!("rpush all {number}:{at}\r\n").as_bytes()).unwrap();
+                    line.clear();
+                    answers.read_line(&mut line).unwrap();
+                    assert!(line.starts_with(':'), "{line}");
                     total.fetch_add(1, Ordering::Relaxed);
                 }
                 (at, longest)
@@ -245,6 +269,16 @@ fn has_all(machines: &Machines, name: &str, counts: &[u64]) {
     }
 }
 
+/// The servers of these have worked in the same order.
+fn are_equal(machines: &Machines, names: &[&str]) {
+    let lists: Vec<String> = names.iter().map(|name| machines.redis(name, "lrange all 0 -1")).collect();
+    assert!(lists[0].len() > 1_000, "{}", lists[0].len());
+    for (name, list) in names.iter().zip(&lists) {
+        let differs = list.split(' ').zip(lists[0].split(' ')).position(|(one, other)| one != other);
+        assert_eq!((differs, list.len()), (None, lists[0].len()), "{} and {name}", names[0]);
+    }
+}
+
 #[test]
 fn clients_go_on_when_the_primary_is_stopped_killed_or_cut_off() {
     let Some(machines) = Machines::new("replicate", 4, 1) else { return };
@@ -275,9 +309,10 @@ fn clients_go_on_when_the_primary_is_stopped_killed_or_cut_off() {
     eventually("its server goes on", || (!is_running(server)).then_some(()));
 
     let counts = counters.end();
-    for name in living {
+    for name in &living {
         has_all(&machines, name, &counts);
     }
+    are_equal(&machines, &living);
 }
 
 #[test]
@@ -324,15 +359,28 @@ fn clients_go_on_when_the_server_of_the_primary_dies_and_when_a_node_is_told_to_
 #[test]
 fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     let Some(machines) = Machines::new("replicate-asked", 3, 0) else { return };
-    let _nodes = machines.start_all(&[]);
+    let _nodes = machines.start_all(&["--metrics", "127.0.0.1:9100"]);
     let first = machines.primary(&["a", "b", "c"]);
+    let metrics = machines.machine(&first).host.enter(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:9100").unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut all = String::new();
+        stream.read_to_string(&mut all).unwrap();
+        all
+    });
+    let (metrics, labels) = (metrics.unwrap(), format!("{{group=\"db\",node=\"{first}\"}}"));
+    let values = ["serving", "view", "members", "excluded", "connections", "last_index", "delivered_index"];
+    let values = values.into_iter().chain(["take_overs_total", "queue_overflows_total", "take_over_seconds"]);
+    for name in values.map(|name| format!("\noutlast_replica_{name}{labels} ")) {
+        assert!(metrics.contains(&name), "{name} is not in\n{metrics}");
+    }
     let counters = Counters::start(&machines, 2);
     counters.go_on();
     let others: Vec<&str> = ["a", "b", "c"].into_iter().filter(|name| *name != first).collect();
     let next = others[1];
     // Any node can be asked.
     assert_eq!(machines.ask(others[0], &["switchover", next]), (true, format!("{next} is the primary\n")));
-    assert_eq!(machines.primary(&["a", "b", "c"]), next);
+    eventually("it does not serve", || (machines.role(next) == "primary, serves clients").then_some(()));
     counters.go_on();
     let (done, why) = machines.ask(&first, &["switchover", "z"]);
     assert!(!done && why.contains("z is no member of the view"), "{why}");
@@ -344,6 +392,7 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     let counts = counters.end();
     has_all(&machines, others[0], &counts);
     has_all(&machines, next, &counts);
+    are_equal(&machines, &[others[0], next]);
     let (done, said) = machines.ask(others[0], &["drain"]);
     assert!(done && said.contains("leaves the group"), "{said}");
 }
@@ -399,5 +448,5 @@ fn what_cannot_work_is_told_in_a_line() {
     assert!(code == Some(2) && said.contains("is a witness, and has no server"), "{said}");
     // Nothing half-configured is left.
     let host = &machines.machine("a").host;
-    assert!(host.listeners().unwrap().is_empty(), "{:?}", host.listeners());
+    eventually("something listens", || host.listeners().unwrap().is_empty().then_some(()));
 }

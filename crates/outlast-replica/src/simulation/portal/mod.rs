@@ -32,7 +32,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 17] = [
+const MUTANTS: [(Mutant, &[&str]); 19] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -48,6 +48,8 @@ const MUTANTS: [(Mutant, &[&str]); 17] = [
     (Mutant::KeepsProposed, &["progress", "clients"]),
     (Mutant::EndsAreForgotten, &["progress", "clients"]),
     (Mutant::ServesTooEarly, &["clients", "progress", "fenced"]),
+    (Mutant::DeliversAtOnce, &["same answers", "clients"]),
+    (Mutant::ProceedIsForgotten, &["progress"]),
     (Mutant::ServesWithoutLease, &["fenced"]),
     (Mutant::LeadsAgainEarly, &["progress", "clients", "same input", "same answers", "acknowledged"]),
 ];

@@ -7,7 +7,10 @@ use crate::Entry;
 use crate::mutant::Mutant;
 use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
-use crate::{Action, ConnectionId, Direction, Ends, InitialSequence, Limits, Message, PacketId, Replica};
+use crate::{
+    Action, ConnectionId, Delivery, Direction, Ends, InitialSequence, Limits, Message, PacketId, Protocol,
+    Replica,
+};
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::vec::Vec;
@@ -76,7 +79,8 @@ impl Node {
         Self { views, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
     }
 
-    fn with(me: NodeId, mut replica: Replica, server: Server, mutant: Option<Mutant>) -> Self {
+    fn with(me: NodeId, replica: Replica, server: Server, mutant: Option<Mutant>) -> Self {
+        let mut replica = replica.with(Delivery::Serial, Protocol::Counted);
         replica.set_mutant(mutant);
         Self {
             me,
@@ -98,7 +102,7 @@ impl Node {
 
     /// Its server has not worked off all that it was given, or does what no other does.
     pub fn is_busy(&self) -> bool {
-        !self.server.inbox.is_empty() || self.may_differ() || self.excluded
+        !self.server.is_idle() || !self.replica.is_settled() || self.may_differ() || self.excluded
     }
 
     /// What its server has done is not stable.
@@ -154,16 +158,14 @@ impl Node {
                 // The copy of the server has it.
                 Action::ReconnectServer { .. } => {}
                 Action::ConnectServer { connection } => {
-                    self.server.inbox.push_back((connection, Request::Connect));
+                    self.server.give(connection, Request::Connect);
                 }
                 Action::ToServer { connection, bytes } => {
                     self.replica.handle_server_took(connection, bytes.len());
-                    self.server.inbox.push_back((connection, Request::Bytes(bytes.to_vec())));
+                    self.server.give(connection, Request::Bytes(bytes.to_vec()));
                 }
-                Action::EndToServer { connection } => self.server.inbox.push_back((connection, Request::End)),
-                Action::CloseServer { connection } => {
-                    self.server.inbox.push_back((connection, Request::Close))
-                }
+                Action::EndToServer { connection } => self.server.give(connection, Request::End),
+                Action::CloseServer { connection } => self.server.give(connection, Request::Close),
                 Action::ClientReady { connection } => self.feed_client(connection, now_ms),
                 Action::ResetClient { connection } => {
                     let of_it = |socket: &Socket| socket.connection == Some(connection);
@@ -211,7 +213,7 @@ impl Node {
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
-                Action::TooFar { .. } | Action::Lags { .. } => {}
+                Action::TooFar { .. } | Action::Lags { .. } | Action::ServerHangs => {}
             }
         }
         verdicts::check(self)
@@ -309,11 +311,12 @@ impl Node {
         watch: &mut Watch,
         now_ms: u64,
     ) -> Result<(), Violation> {
-        let Some((connection, read, answers)) = self.server.work() else { return Ok(()) };
+        let Some((connection, read, answers)) = self.server.work(random) else { return Ok(()) };
         watch.served(self.me, connection, &read, &answers)?;
         for answer in answers {
             match answer {
-                Answer::Bytes(bytes) => self.replica.handle_answer(connection, &bytes),
+                Answer::Bytes(bytes) => self.replica.handle_answer(connection, &bytes, now_ms),
+                Answer::Closed => self.replica.handle_server_closed(connection, now_ms),
                 Answer::End => self.replica.handle_answer_end(connection, now_ms),
                 Answer::Reset => self.replica.handle_server_reset(connection, now_ms),
             }

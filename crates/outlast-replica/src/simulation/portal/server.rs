@@ -1,6 +1,8 @@
-//! A server that answers each byte, and does the same wherever it gets the same: its answers tell in which order it has worked.
+//! A server that answers nearly each byte, and does the same wherever it gets the same: its answers tell in which order it has worked. It takes
+//! whatever of its connections it likes first.
 
 use crate::ConnectionId;
+use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::vec::Vec;
 extern crate std;
@@ -8,6 +10,8 @@ extern crate std;
 /// A client that sends this byte has its stream ended, or its connection reset.
 pub const QUIT: u8 = 255;
 pub const ABORT: u8 = 254;
+/// And this one has no answer.
+pub const SILENT: u8 = 253;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -23,27 +27,47 @@ pub enum Answer {
     Bytes(Vec<u8>),
     End,
     Reset,
+    /// To one whose client is gone.
+    Closed,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Server {
-    /// What has come and was not looked at yet.
-    pub inbox: VecDeque<(ConnectionId, Request)>,
+    /// What has come and was not looked at yet, of each connection.
+    inbox: BTreeMap<ConnectionId, VecDeque<Request>>,
     worked: u8,
     ended: BTreeMap<ConnectionId, ()>,
 }
 
 impl Server {
+    /// Something comes.
+    pub fn give(&mut self, connection: ConnectionId, request: Request) {
+        self.inbox.entry(connection).or_default().push_back(request);
+    }
+
+    /// It has worked off all.
+    pub fn is_idle(&self) -> bool {
+        self.inbox.is_empty()
+    }
+
     /// Works off one request.
-    pub fn work(&mut self) -> Option<(ConnectionId, Vec<u8>, Vec<Answer>)> {
-        let (connection, request) = self.inbox.pop_front()?;
+    pub fn work(&mut self, random: &mut SplitMix64) -> Option<(ConnectionId, Vec<u8>, Vec<Answer>)> {
+        let waiting: Vec<ConnectionId> = self.inbox.keys().copied().collect();
+        let at = random.next_u64().checked_rem(waiting.len() as u64)?;
+        let connection = waiting[at as usize];
+        let requests = self.inbox.get_mut(&connection)?;
+        let request = requests.pop_front()?;
+        if requests.is_empty() {
+            self.inbox.remove(&connection);
+        }
         let mut answers = Vec::new();
         if self.ended.contains_key(&connection) {
+            answers.extend((request == Request::Close).then_some(Answer::Closed));
             return Some((connection, Vec::new(), answers));
         }
         let mut read = Vec::new();
         match request {
-            Request::Connect => answers.push(Answer::Bytes(std::vec![self.count()])),
+            Request::Connect => answers.push(Answer::Bytes(std::vec![0])),
             Request::Bytes(bytes) => {
                 for byte in bytes {
                     read.push(byte);
@@ -52,12 +76,15 @@ impl Server {
                         answers.push(if byte == QUIT { Answer::End } else { Answer::Reset });
                         break;
                     }
-                    let count = self.count();
-                    answers.push(Answer::Bytes(std::vec![byte, count, byte ^ count]));
+                    if byte != SILENT {
+                        let count = self.count();
+                        answers.push(Answer::Bytes(std::vec![byte, count, byte ^ count]));
+                    }
                 }
             }
             Request::Close => {
                 self.ended.insert(connection, ());
+                answers.push(Answer::Closed);
             }
             Request::End => {
                 self.ended.insert(connection, ());
@@ -70,7 +97,7 @@ impl Server {
 
     /// Ends the stream of a client for a reason of its own, as after a time-out. Whether it could.
     pub fn quit(&mut self, connection: ConnectionId) -> bool {
-        let is_idle = self.inbox.iter().all(|(waiting, _)| *waiting != connection);
+        let is_idle = !self.inbox.contains_key(&connection);
         is_idle && self.ended.insert(connection, ()).is_none()
     }
 

@@ -19,6 +19,8 @@ const LIMITS: Limits = Limits {
     heartbeat_ms: 20,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 40,
+    answer_timeout_ms: 400,
+    hang_timeout_ms: 60_000,
 };
 /// Of one schedule.
 const STEPS: u64 = 700;
@@ -550,6 +552,6 @@ impl World {
         let mut delivered = members.iter().map(|node| self.nodes[node].replica.order().delivered());
         let first = delivered.next();
         delivered.all(|index| Some(index) == first)
-            && members.iter().all(|node| self.nodes[node].server.inbox.is_empty())
+            && members.iter().all(|node| self.nodes[node].server.is_idle())
     }
 }

@@ -1,0 +1,113 @@
+//! Whether this node's server lives. One that dies ends all its connections, as one does that ends them on purpose: but the former means none of
+//! it, and the others go on with their servers.
+
+use outlast_netlink::tcp::{self, Listening};
+use outlast_netlink::{Protocol, Socket};
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// A server that is not on this machine has so long to take a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Looks for it.
+#[derive(Debug)]
+pub(super) struct ServerProcess {
+    server: SocketAddr,
+    sockets: Socket,
+    /// What listens, and the processes that have it.
+    inodes: Vec<u32>,
+    owners: Vec<u32>,
+}
+
+impl ServerProcess {
+    pub(super) fn new(server: SocketAddr) -> io::Result<Self> {
+        let sockets = Socket::open(Protocol::SocketDiag)?;
+        Ok(Self { server, sockets, inodes: Vec::new(), owners: Vec::new() })
+    }
+
+    /// Whether it lives. Its connections may have ended a moment ago, and its listening socket be about to: a process that dies
+    /// gives its memory back before any of its files is closed (Linux: `do_exit`), so that is looked at.
+    pub(super) fn lives(&mut self) -> bool {
+        // What cannot be listed is taken for healthy.
+        let Ok(listening) = tcp::listening(&mut self.sockets) else { return true };
+        let listening: Vec<Listening> = listening.into_iter().filter(|one| is_it(one, self.server)).collect();
+        if listening.is_empty() {
+            return is_elsewhere(self.server);
+        }
+        let inodes: Vec<u32> = listening.iter().map(|one| one.inode).collect();
+        // One of several may have been closed already.
+        let was_found = !self.owners.is_empty() && inodes.iter().all(|inode| self.inodes.contains(inode));
+        if was_found && self.owners.iter().any(|owner| has_memory(*owner)) {
+            return true;
+        }
+        // It may have gone into the background meanwhile.
+        let owners = owners(&inodes);
+        if was_found && owners.is_empty() {
+            return false;
+        }
+        // In another PID namespace nobody can be found.
+        let lives = owners.is_empty() || owners.iter().any(|owner| has_memory(*owner));
+        (self.inodes, self.owners) = (inodes, owners);
+        lives
+    }
+}
+
+fn is_it(listening: &Listening, server: SocketAddr) -> bool {
+    let (ip, at) = (listening.address.ip(), server.ip());
+    listening.address.port() == server.port()
+        && (ip.is_unspecified() || ip.to_canonical() == at.to_canonical())
+}
+
+/// Whether a server that does not listen here takes connections: in another network namespace, such as a container's, or on another machine.
+fn is_elsewhere(server: SocketAddr) -> bool {
+    !server.ip().is_loopback() && TcpStream::connect_timeout(&server, CONNECT_TIMEOUT).is_ok()
+}
+
+/// Whether a server takes connections at this address, here or elsewhere.
+#[must_use]
+pub fn is_up(server: SocketAddr) -> bool {
+    let here = Socket::open(Protocol::SocketDiag).and_then(|mut sockets| tcp::listening(&mut sockets));
+    here.is_ok_and(|all| all.iter().any(|one| is_it(one, server))) || is_elsewhere(server)
+}
+
+/// The processes that have one of these sockets.
+fn owners(inodes: &[u32]) -> Vec<u32> {
+    let links: Vec<String> = inodes.iter().map(|inode| format!("socket:[{inode}]")).collect();
+    let has_one = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|link| {
+            let link = link.to_string_lossy();
+            links.iter().any(|socket| *socket == *link)
+        })
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(has_one).collect()
+}
+
+/// Whether a process is there, and does not die.
+fn has_memory(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains("\nVmSize:"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_server_lives_as_long_as_somebody_has_its_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut process = ServerProcess::new(address).unwrap();
+        assert!(process.lives());
+        assert_eq!(process.owners, [std::process::id()]);
+        assert!(process.lives() && is_up(address));
+        assert!(!has_memory(u32::MAX));
+        drop(listener);
+        assert!(!process.lives() && !is_up(address));
+    }
+}

@@ -1,0 +1,135 @@
+//! What a node understands of the bytes between clients and its server: whether the server has answered all that it was asked.
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+mod redis;
+
+use redis::{Replies, Requests};
+
+/// Which protocol clients and the server speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// Any: whatever the server says answers all that was asked on that connection.
+    #[default]
+    Raw,
+    /// That of Redis (RESP 2 and 3): each request has one reply, and one that has not come as a whole has none.
+    Redis,
+    /// That of the simulation: each byte has three bytes of an answer, and the server greets each client with one.
+    #[cfg(test)]
+    Counted,
+}
+
+/// What is open on one connection.
+#[derive(Debug)]
+pub(crate) enum Questions {
+    Raw {
+        is_open: bool,
+    },
+    Redis {
+        requests: Requests,
+        replies: Replies,
+        open: u64,
+    },
+    #[cfg(test)]
+    Counted {
+        open: u64,
+    },
+}
+
+impl Questions {
+    pub(crate) fn new(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Raw => Self::Raw { is_open: false },
+            Protocol::Redis => {
+                Self::Redis { requests: Requests::default(), replies: Replies::default(), open: 0 }
+            }
+            #[cfg(test)]
+            Protocol::Counted => Self::Counted { open: 1 },
+        }
+    }
+
+    /// Of a connection that the server has had before.
+    pub(crate) fn resumed(protocol: Protocol) -> Self {
+        let mut questions = Self::new(protocol);
+        questions.pass();
+        questions
+    }
+
+    /// What is open is not waited for.
+    pub(crate) fn pass(&mut self) {
+        match self {
+            Self::Raw { is_open } => *is_open = false,
+            Self::Redis { open, .. } => *open = 0,
+            #[cfg(test)]
+            Self::Counted { open } => *open = 0,
+        }
+    }
+
+    /// The server is given this.
+    pub(crate) fn ask(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Raw { is_open } => *is_open = true,
+            Self::Redis { requests, open, .. } => match requests.count(bytes) {
+                Some(count) => *open += count,
+                None => *self = Self::Raw { is_open: true },
+            },
+            #[cfg(test)]
+            Self::Counted { open } => *open += 3 * bytes.len() as u64,
+        }
+    }
+
+    /// The server says this.
+    pub(crate) fn answer(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Raw { is_open } => *is_open = false,
+            Self::Redis { replies, open, .. } => match replies.count(bytes) {
+                // It says more where a client has subscribed to something.
+                Some(count) => *open = open.saturating_sub(count),
+                None => *self = Self::Raw { is_open: false },
+            },
+            #[cfg(test)]
+            Self::Counted { open } => *open = open.saturating_sub(bytes.len() as u64),
+        }
+    }
+
+    /// Whether the server has nothing left to answer.
+    pub(crate) fn are_answered(&self) -> bool {
+        match self {
+            Self::Raw { is_open } => !is_open,
+            Self::Redis { open, .. } => *open == 0,
+            #[cfg(test)]
+            Self::Counted { open } => *open == 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_answer_what_is_not_understood() {
+        let mut questions = Questions::new(Protocol::Raw);
+        assert!(questions.are_answered());
+        questions.ask(b"half of a");
+        assert!(!questions.are_answered());
+        questions.answer(b"?");
+        assert!(questions.are_answered());
+    }
+
+    #[test]
+    fn requests_of_redis_are_counted_and_what_is_none_falls_back() {
+        let mut questions = Questions::new(Protocol::Redis);
+        questions.ask(b"*1\r\n$4\r\nPI");
+        assert!(questions.are_answered());
+        questions.ask(b"NG\r\nping\r\n");
+        questions.answer(b"+PONG\r\n+PO");
+        assert!(!questions.are_answered());
+        questions.answer(b"NG\r\n");
+        assert!(questions.are_answered());
+        questions.ask(b"*x\r\n");
+        assert!(!questions.are_answered());
+        questions.answer(b"-ERR");
+        assert!(questions.are_answered());
+    }
+}
