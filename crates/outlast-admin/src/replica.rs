@@ -30,6 +30,8 @@ pub struct Replica {
     pub excluded: bool,
     /// Its server takes no connections any more.
     pub server_lost: bool,
+    /// Its server does not answer, or ends what the others' servers do not.
+    pub server_hangs: bool,
     /// Connections of clients that it knows.
     pub connections: u64,
     /// Log index of the last entry that it has.
@@ -55,7 +57,19 @@ pub struct Waits {
     /// These have another list.
     pub disagree: Vec<Disagreement>,
     /// Earlier runs of these were in the group.
-    pub were_members: Vec<String>,
+    pub were_members: Vec<Earlier>,
+    /// These are in a group, and do not let this node in yet.
+    pub in_group: Vec<String>,
+}
+
+/// A node that was in the group before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Earlier {
+    /// Its name.
+    pub node: String,
+    /// The last view of which it was a member.
+    pub epoch: u64,
 }
 
 /// A node with another list.

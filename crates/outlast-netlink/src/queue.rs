@@ -38,6 +38,10 @@ const ACCEPT: u32 = 1;
 
 /// With what a message of nfnetlink begins: the family, a version, and the queue.
 const FIXED_BYTES: usize = 4;
+/// Of one verdict, as it is said: the message's header, what all messages to queues begin with, and one attribute.
+const VERDICT_BYTES: usize = HEADER_LEN + FIXED_BYTES + 4 + 8;
+/// Said at a time: a message must fit into what a socket may send at least (`net.core.wmem_default` is 212,992 bytes).
+const VERDICTS_MAX: usize = 1_024;
 /// Of a packet's message, beside the packet.
 const BESIDE_BYTES: usize = 512;
 
@@ -192,15 +196,22 @@ impl Queue {
         self.verdicts.extend_from_slice(&message.finish(0));
     }
 
-    /// Says what was noted, in one call.
+    /// Says what was noted, in as few calls as the kernel takes it.
     ///
     /// # Errors
-    /// The socket cannot be written to: nothing was said.
+    /// The socket cannot be written to.
     pub fn flush(&mut self) -> io::Result<()> {
-        if !self.verdicts.is_empty() {
-            rustix::net::send(&self.socket, &self.verdicts, SendFlags::empty())?;
-            self.verdicts.clear();
+        // A whole number of verdicts, which are all as long.
+        for piece in self.verdicts.chunks(VERDICT_BYTES * VERDICTS_MAX) {
+            while let Err(error) = rustix::net::send(&self.socket, piece, SendFlags::empty()) {
+                match error {
+                    // The kernel works on a message before it takes the next one: it has room again at once.
+                    Errno::INTR | Errno::AGAIN | Errno::NOBUFS => std::thread::yield_now(),
+                    error => return Err(error.into()),
+                }
+            }
         }
+        self.verdicts.clear();
         Ok(())
     }
 }

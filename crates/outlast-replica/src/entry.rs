@@ -20,6 +20,8 @@ pub enum Entry {
         connection: ConnectionId,
         /// Position of the first one.
         offset: u64,
+        /// So much the primary's server had said on that connection: the client may have said this in answer to it.
+        said: u64,
         /// The bytes.
         bytes: Arc<[u8]>,
     },

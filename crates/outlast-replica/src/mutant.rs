@@ -96,6 +96,8 @@ pub(crate) enum Mutant {
     ServesTooEarly,
     /// A server gets what clients send as it comes.
     DeliversAtOnce,
+    /// What a client says in answer to something comes before it.
+    AnswersAreNotAwaited,
     /// What the server does not answer keeps all waiting.
     ProceedIsForgotten,
     /// A primary goes on when its lease is over.

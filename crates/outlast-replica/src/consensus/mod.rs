@@ -15,11 +15,11 @@ mod wire;
 use crate::election::Step;
 use crate::portal::machine::LeaseCheck;
 use crate::view::{NodeId, View};
-use network::{Link, Links, Service};
+use network::{ANYONE, Link, Links, Service};
 use openraft::{Config, Raft, SnapshotPolicy};
 use serde::{Deserialize, Serialize};
 use state::{State, now_ms};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ openraft::declare_raft_types!(
 
 /// Between two looks at what there is to do. An election takes some of them.
 const LOOK: Duration = Duration::from_millis(3);
-/// Another node that has not said by then whether it would vote is not waited for.
+/// Another node that has not said by then whether it would vote is not waited for: what the elector takes. It includes a new connection.
 const ASK_TIMEOUT: Duration = Duration::from_millis(30);
 /// A change of voters that is not decided by then has failed.
 const REPLACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -197,6 +197,25 @@ impl Consensus {
         membership.nodes().map(|(node, member)| (NodeId(*node), member.clone())).collect()
     }
 
+    /// Whether this node has a vote in a group.
+    #[must_use]
+    pub fn is_voter(&self) -> bool {
+        self.voters().contains(&self.service.state.me)
+    }
+
+    /// All that have a vote, as far as this node knows.
+    #[must_use]
+    pub fn voters(&self) -> BTreeSet<NodeId> {
+        let metrics = self.service.raft.metrics().borrow().clone();
+        metrics.membership_config.membership().voter_ids().map(NodeId).collect()
+    }
+
+    /// Whether it takes part still: what openraft takes for impossible ends it.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.service.raft.metrics().borrow().running_state.is_ok()
+    }
+
     /// Has this view decided, which has to [follow](View::follows) the present one.
     ///
     /// # Errors
@@ -217,7 +236,10 @@ impl Consensus {
         };
         match timeout(PROPOSE_TIMEOUT, is_decided).await {
             Ok(true) => Ok(()),
-            _ => Err(Error::Refused("the view is not decided".to_owned())),
+            Ok(false) => {
+                Err(Error::Refused("the others have decided something else, or nobody leads".to_owned()))
+            }
+            Err(_) => Err(Error::Refused("the view is not decided yet: it may be a moment later".to_owned())),
         }
     }
 
@@ -226,7 +248,7 @@ impl Consensus {
     pub async fn enter(&self, through: &str, member: Member) -> bool {
         let state = &self.service.state;
         let at = Member { address: through.to_owned(), ..Member::default() };
-        let mut link = Link::new(NodeId(0), &at, state.clone());
+        let mut link = Link::new(ANYONE, &at, state.clone());
         let request = Request::Enter { node: state.me.0, member };
         matches!(timeout(REPLACE_TIMEOUT, link.call(&request)).await, Ok(Ok(Answer::Entered(true))))
     }
@@ -243,7 +265,7 @@ impl Consensus {
     /// # Errors
     /// This node does not lead, or the new one has not got what the others have within 10 s, or they do not decide.
     pub async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
-        self.service.replace(dead, new, member).await
+        self.service.replace(&BTreeSet::from([dead]), new, member).await
     }
 }
 

@@ -5,24 +5,29 @@ use super::store::{Decided, Proposal};
 use super::wire::{Answer, MAGIC, Request, receive, send};
 use super::{Error, Member, REPLACE_TIMEOUT, Types};
 use crate::view::{NodeId, View};
-use openraft::Raft;
 use openraft::error::{InstallSnapshotError, NetworkError, RPCError, RaftError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
 };
+use openraft::{ChangeMembers, Raft};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// A node that cannot be reached is tried again so much later.
 const RETRY: Duration = Duration::from_millis(10);
+
+/// Whoever is at that address: it is not known which run of the node.
+pub(super) const ANYONE: NodeId = NodeId(0);
+/// A connection on which nothing is asked for so long is closed: its other end may be gone.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// A connection to another node. A request that was not answered to its end takes the connection with it.
 #[derive(Debug)]
@@ -45,6 +50,7 @@ impl Link {
                 let mut stream = TcpStream::connect(&self.address).await?;
                 stream.set_nodelay(true)?;
                 stream.write_all(&MAGIC).await?;
+                stream.write_u64(self.to.0).await?;
                 stream
             }
         };
@@ -141,8 +147,17 @@ impl Service {
     /// All that one of them asks on a connection.
     pub(super) async fn serve(self, mut stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        while let Some(request) = receive(&mut stream).await? {
-            let answer = self.answer(request).await;
+        let meant = NodeId(timeout(IDLE, stream.read_u64()).await??);
+        // What an earlier run of this node has promised and acknowledged this one knows nothing of: it does not answer for that.
+        if meant != self.state.me && meant != ANYONE {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        while let Some(request) = timeout(IDLE, receive(&mut stream)).await?? {
+            let answer = match &request {
+                Request::Enter { .. } => self.answer(request).await,
+                _ if meant == ANYONE => Answer::Refused,
+                _ => self.answer(request).await,
+            };
             send(&mut stream, &answer).await?;
         }
         Ok(())
@@ -234,17 +249,21 @@ impl Service {
     /// A node that was started again wants the place that it had among the voters.
     async fn enter(&self, new: NodeId, member: Member) -> bool {
         let metrics = self.raft.metrics().borrow().clone();
-        let nodes = metrics.membership_config.membership().nodes();
-        let mut same = nodes.filter(|(node, known)| known.name == member.name && **node != new.0);
-        let Some((dead, known)) = same.next().map(|(node, known)| (NodeId(*node), known.clone())) else {
-            // It has it.
-            return metrics.membership_config.voter_ids().any(|voter| voter == new.0);
-        };
+        let membership = metrics.membership_config.membership();
+        let same = membership.nodes().filter(|(_, known)| known.name == member.name);
+        let (dead, kinds): (BTreeSet<NodeId>, Vec<bool>) = same
+            .filter(|(node, _)| **node != new.0)
+            .map(|(node, known)| (NodeId(*node), known.is_witness))
+            .unzip();
+        if dead.is_empty() {
+            return membership.voter_ids().any(|voter| voter == new.0);
+        }
         // Two that are called the same and live would each be taken for the other one's successor.
-        if known.is_witness != member.is_witness || self.state.is_heard(dead) {
+        let lives = dead.iter().any(|node| self.state.is_heard(*node));
+        if lives || kinds.iter().any(|is_witness| *is_witness != member.is_witness) {
             return false;
         }
-        match self.replace(dead, new, member).await {
+        match self.replace(&dead, new, member).await {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%error, ?new, "a node that was started again has no vote yet");
@@ -253,8 +272,13 @@ impl Service {
         }
     }
 
-    /// Puts a new node in a dead one's place among the voters.
-    pub(super) async fn replace(&self, dead: NodeId, new: NodeId, member: Member) -> Result<(), Error> {
+    /// Puts a new node in the place of dead ones of its name: one has a vote, and others may have died before they got it.
+    pub(super) async fn replace(
+        &self,
+        dead: &BTreeSet<NodeId>,
+        new: NodeId,
+        member: Member,
+    ) -> Result<(), Error> {
         let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
         let raft = &self.raft;
         let replaced = async {
@@ -269,9 +293,20 @@ impl Service {
             // The set that is to be, where an earlier change has not come to its end.
             let sets = raft.metrics().borrow().membership_config.membership().get_joint_config().clone();
             let mut voters: BTreeSet<u64> = sets.last().cloned().unwrap_or_default();
-            voters.remove(&dead.0);
+            voters.retain(|voter| !dead.contains(&NodeId(*voter)));
             voters.insert(new.0);
-            raft.change_membership(voters, false).await.map(drop).map_err(|error| refused(&error))
+            raft.change_membership(voters, false).await.map_err(|error| refused(&error))?;
+            let membership = raft.metrics().borrow().membership_config.membership().clone();
+            let left: BTreeSet<u64> = membership
+                .nodes()
+                .map(|(node, _)| *node)
+                .filter(|node| dead.contains(&NodeId(*node)))
+                .collect();
+            if !left.is_empty() {
+                let remove = ChangeMembers::RemoveNodes(left);
+                raft.change_membership(remove, false).await.map_err(|error| refused(&error))?;
+            }
+            Ok(())
         };
         timeout(REPLACE_TIMEOUT, replaced).await.unwrap_or_else(|late| Err(refused(&late)))
     }

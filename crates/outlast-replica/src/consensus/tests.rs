@@ -18,6 +18,16 @@ struct Group {
 
 async fn node(me: NodeId, is_witness: bool) -> (Arc<Consensus>, Member) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("node {}", me.0);
+    node_at(me, is_witness, name, listener).await
+}
+
+async fn node_at(
+    me: NodeId,
+    is_witness: bool,
+    name: String,
+    listener: std::net::TcpListener,
+) -> (Arc<Consensus>, Member) {
     let address = listener.local_addr().unwrap().to_string();
     let settings =
         Settings { me, is_witness, promise_ms: PROMISE_MS, heartbeat_ms: HEARTBEAT_MS, seed: me.0 };
@@ -35,7 +45,7 @@ async fn node(me: NodeId, is_witness: bool) -> (Arc<Consensus>, Member) {
             }
         }
     });
-    (consensus, Member { name: format!("node {}", me.0), address, is_witness })
+    (consensus, Member { name, address, is_witness })
 }
 
 impl Group {
@@ -127,15 +137,17 @@ async fn bytes_that_are_no_message_harm_nobody() {
     group.serves(&[1, 2]).await;
     let mut random = outlast_stream::SplitMix64::new(1);
     for round in 0..500_usize {
-        let address = &group.members[&NodeId(1 + random.next_u64() % 2)].address;
-        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let node = NodeId(1 + random.next_u64() % 2);
+        let mut stream = tokio::net::TcpStream::connect(&group.members[&node].address).await.unwrap();
+        let meant = [&MAGIC[..], &node.0.to_be_bytes()].concat();
+        tokio::io::AsyncWriteExt::write_all(&mut stream, &meant).await.unwrap();
         let mut bytes: Vec<u8> = (0..round).map(|_| random.next_u64().to_le_bytes()[0]).collect();
         // Half of them have a length that fits, and the number of a request.
         if let Some((head, [kind, ..])) = bytes.split_first_chunk_mut()
             && round % 2 == 0
         {
             *head = u32::try_from(round - 4).unwrap().to_le_bytes();
-            *kind %= 6;
+            *kind %= 7;
         }
         tokio::io::AsyncWriteExt::write_all(&mut stream, &bytes).await.unwrap();
     }
@@ -166,6 +178,44 @@ async fn a_dead_node_is_replaced_by_a_new_one_and_another_one_may_die_then() {
         assert!(group.nodes[&leader].service.propose(Proposal::from(&next)).await);
         assert_eq!(group.serves(&[live.0, new.0]).await, live);
         voters = [live, new];
+    }
+}
+
+/// It knows nothing of what its earlier run has promised, and must not answer for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_was_started_again_at_its_address_is_another_one_and_gets_the_vote() {
+    let mut group = Group::new(2, NodeId(1)).await;
+    group.serves(&[1, 2]).await;
+    for round in 0..2 {
+        let (dead, new) = (NodeId(2 + 10 * round), NodeId(12 + 10 * round));
+        drop(group.nodes.remove(&dead));
+        let Member { name, address, .. } = group.members[&NodeId(2)].clone();
+        let begun = Instant::now();
+        let listener = loop {
+            match std::net::TcpListener::bind(&address) {
+                Ok(listener) => break listener,
+                Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        };
+        let (consensus, member) = node_at(new, false, name, listener).await;
+        // The leader goes on to call the dead one there, and nobody answers for it.
+        group
+            .wait("the dead one is a member", |group| {
+                group.view(NodeId(1)).is_some_and(|view| view.members == [NodeId(1)])
+            })
+            .await;
+        assert!(consensus.members().is_empty() && !consensus.is_voter());
+        let leader = group.members[&NodeId(1)].address.clone();
+        while !consensus.enter(&leader, member.clone()).await {
+            assert!(begun.elapsed() < PATIENCE, "it does not get the vote");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let voters = group.nodes[&NodeId(1)].voters();
+        assert_eq!(voters, BTreeSet::from([NodeId(1), new, WITNESS]));
+        assert_eq!(group.nodes[&NodeId(1)].members().len(), 3);
+        group.nodes.insert(new, consensus);
+        group.wait("it has no vote", |group| group.nodes[&new].is_voter()).await;
     }
 }
 

@@ -7,7 +7,9 @@ use crate::consensus::{self, Consensus, receive, send};
 use crate::portal::machine::{Command, Handle};
 use crate::portal::peers;
 use crate::view::NodeId;
+use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,6 +33,8 @@ pub(super) struct Door {
     pub(super) machine: Option<Handle>,
     /// What this node says of itself, but for whether it has a group.
     pub(super) introduction: watch::Receiver<Introduction>,
+    /// Of the list. Others get half of the places.
+    pub(super) listed: BTreeSet<IpAddr>,
 }
 
 impl Door {
@@ -46,6 +50,10 @@ impl Door {
                     continue;
                 }
             };
+            let is_listed = self.listed.contains(&peer.ip().to_canonical());
+            if !is_listed && places.available_permits() <= NEW_MAX / 2 {
+                continue;
+            }
             let Ok(place) = places.clone().try_acquire_owned() else { continue };
             let door = self.clone();
             tokio::spawn(async move {
@@ -73,7 +81,7 @@ impl Door {
             }
             meeting::MAGIC => {
                 let _: Option<Introduction> = receive(&mut stream).await?;
-                let has_group = !self.consensus.members().is_empty();
+                let has_group = self.consensus.is_voter();
                 let introduction = self.introduction.borrow().clone();
                 send(&mut stream, &Introduction { has_group, ..introduction }).await?;
             }

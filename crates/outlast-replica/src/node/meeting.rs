@@ -27,8 +27,8 @@ pub struct Introduction {
     pub has_group: bool,
     /// Its server takes connections; a witness has none, and is ready at once.
     pub is_ready: bool,
-    /// An earlier run of it was: its server may have data that others have not, or lack some.
-    pub was_member: bool,
+    /// The last view of which an earlier run was a member, if it was in a group: its server may have data that others have not, or lack some.
+    pub last_epoch: Option<u64>,
 }
 
 /// Why a group is not founded yet.
@@ -40,8 +40,10 @@ pub struct Waits {
     pub not_ready: Vec<String>,
     /// These have another list, and what differs.
     pub disagree: Vec<(String, String)>,
-    /// Earlier runs of these were in the group.
-    pub were_members: Vec<String>,
+    /// Earlier runs of these were in the group, in that view at last.
+    pub were_members: Vec<(String, u64)>,
+    /// These are in a group, and do not let this node in yet.
+    pub in_group: Vec<String>,
 }
 
 /// What a node that has no group does next.
@@ -51,8 +53,8 @@ pub enum Next {
     Wait(Waits),
     /// It founds the group, with these voters.
     Found(BTreeMap<NodeId, Member>),
-    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run.
-    Enter(Vec<String>),
+    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run: the one that leads can give it.
+    Enter(BTreeMap<String, String>),
 }
 
 /// What a node has heard of the others.
@@ -67,14 +69,14 @@ pub struct Meeting {
 impl Meeting {
     /// Of one that has no group.
     #[must_use]
-    pub fn new(group: Group, name: &str, me: NodeId, was_member: bool) -> Self {
+    pub fn new(group: Group, name: &str, me: NodeId, last_epoch: Option<u64>) -> Self {
         let me = Introduction {
             name: name.to_owned(),
             node: me.0,
             group: group.text(),
             has_group: false,
             is_ready: false,
-            was_member,
+            last_epoch,
         };
         Self { group, me, heard: BTreeMap::new() }
     }
@@ -99,7 +101,7 @@ impl Meeting {
     #[must_use]
     pub fn next(&self, now_ms: u64) -> Next {
         let mut waits = Waits::default();
-        let (mut voters, mut with_group) = (BTreeMap::new(), Vec::new());
+        let (mut voters, mut with_group) = (BTreeMap::new(), BTreeMap::new());
         for listed in &self.group.nodes {
             let heard = if listed.name == self.me.name {
                 &self.me
@@ -122,12 +124,12 @@ impl Meeting {
             if !heard.is_ready {
                 waits.not_ready.push(listed.name.clone());
             }
-            if heard.was_member {
-                waits.were_members.push(listed.name.clone());
+            if let Some(epoch) = heard.last_epoch {
+                waits.were_members.push((listed.name.clone(), epoch));
             }
             let address = listed.address.to_string();
             if heard.has_group {
-                with_group.push(address.clone());
+                with_group.insert(listed.name.clone(), address.clone());
             }
             let name = listed.name.clone();
             voters.insert(NodeId(heard.node), Member { name, address, is_witness: listed.is_witness });
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     fn meeting(name: &str) -> Meeting {
-        let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), false);
+        let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), None);
         meeting.set_ready(true);
         meeting
     }
@@ -189,17 +191,17 @@ mod tests {
     fn a_group_that_is_there_is_entered_and_no_other_one_founded() {
         let mut a = meeting("a");
         a.handle_introduction("b", Introduction { has_group: true, ..said_by("b") }, 10);
-        assert_eq!(a.next(10), Next::Enter(vec!["10.0.0.2:7400".to_owned()]));
+        assert_eq!(a.next(10), Next::Enter(BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())])));
         a.handle_introduction("w", said_by("w"), 10);
-        assert_eq!(a.next(10), Next::Enter(vec!["10.0.0.2:7400".to_owned()]));
+        assert_eq!(a.next(10), Next::Enter(BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())])));
     }
 
     #[test]
     fn no_group_is_founded_where_one_has_been() {
         let mut a = meeting("a");
-        a.handle_introduction("b", Introduction { was_member: true, ..said_by("b") }, 10);
+        a.handle_introduction("b", Introduction { last_epoch: Some(7), ..said_by("b") }, 10);
         a.handle_introduction("w", said_by("w"), 10);
-        assert_eq!(waits(a.next(10)).were_members, ["b"]);
+        assert_eq!(waits(a.next(10)).were_members, [("b".to_owned(), 7)]);
     }
 
     #[test]
@@ -218,7 +220,7 @@ mod tests {
         let mut a = meeting("a");
         let mut other = group();
         other.portal.set_port(6380);
-        let other = Meeting::new(other, "b", NodeId(98), false).introduction();
+        let other = Meeting::new(other, "b", NodeId(98), None).introduction();
         a.handle_introduction("b", other, 10);
         a.handle_introduction("w", said_by("b"), 10);
         let differs = |name: &str, what: &str| (name.to_owned(), what.to_owned());

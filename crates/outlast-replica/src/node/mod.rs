@@ -8,7 +8,7 @@ mod status;
 
 use crate::consensus::{self, Consensus, Member};
 use crate::order::Limits;
-use crate::portal::machine::{self, Command, Handle, Machine};
+use crate::portal::machine::{self, Command, Facts, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
 use crate::view::{NodeId, View};
@@ -21,6 +21,7 @@ use remembered::Remembered;
 pub use status::{Status, StatusOfNode};
 use std::collections::BTreeMap;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,6 +83,14 @@ pub enum Error {
         /// The system's word.
         error: io::Error,
     },
+    /// Another socket of this machine has the portal's address, or one that listens at all addresses has its port.
+    #[error("cannot listen at the portal {portal}: {error}")]
+    Portal {
+        /// Its address.
+        portal: SocketAddr,
+        /// The system's word.
+        error: io::Error,
+    },
     /// Of the consensus.
     #[error(transparent)]
     Consensus(#[from] consensus::Error),
@@ -97,8 +106,14 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
 pub enum Ended {
     /// Its server takes no connections any more: the others go on without it.
     ServerLost,
+    /// Its server takes connections, and does not answer.
+    ServerHangs,
     /// What it does with packets failed.
     Portal(String),
+    /// That it is in the group could not be noted on disk.
+    Memory(String),
+    /// openraft has found something that it takes for impossible.
+    Consensus,
 }
 
 /// Shared by the tasks of a node.
@@ -141,10 +156,13 @@ impl Node {
             };
             return Err(Error::Group(format!("node {name} {what}")));
         }
+        // A witness has no data that could be old.
+        let memory = memory.filter(|_| !is_witness);
         let what = || memory.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let mut remembered = Remembered::read(memory.as_deref())
+        let remembered = Remembered::read(memory.as_deref())
             .map_err(|error| system(format!("cannot read {}", what()))(error))?;
-        let was_member = remembered.was_member() && !is_new_group && !is_witness;
+        remembered.check().map_err(|error| system(format!("cannot write beside {}", what()))(error))?;
+        let last_epoch = remembered.last_epoch().filter(|_| !is_new_group);
         let listening = TcpListener::bind(address).await;
         let listener = listening.map_err(system(format!("cannot listen for other nodes at {address}")))?;
         // Above 0, and another one at each start.
@@ -166,13 +184,14 @@ impl Node {
             }
             None => (None, None),
         };
-        let meeting = Meeting::new(group.clone(), &name, me, was_member);
+        let meeting = Meeting::new(group.clone(), &name, me, last_epoch);
         let (introduction, _) = watch::channel(meeting.introduction());
         let door = Door {
             me,
             consensus: consensus.clone(),
             machine: machine.clone(),
             introduction: introduction.subscribe(),
+            listed: group.nodes.iter().map(|node| node.address.ip().to_canonical()).collect(),
         };
         let shared =
             Arc::new(Shared { group, name, me, consensus, machine, server, waits: Mutex::new(None), ended });
@@ -180,7 +199,7 @@ impl Node {
         tasks.spawn(Arc::new(door).attend(listener));
         tasks.spawn(meet(shared.clone(), meeting, introduction));
         let follows = shared.clone();
-        tasks.spawn(async move { follows.follow(&mut remembered).await });
+        tasks.spawn(async move { follows.follow(remembered).await });
         Ok(Self { shared, tasks: tokio::sync::Mutex::new(tasks), machine: Mutex::new(thread) })
     }
 
@@ -247,6 +266,17 @@ impl Drop for Node {
     }
 }
 
+/// Says so if the thread panics.
+struct EndsThread(watch::Sender<Option<Ended>>);
+
+impl Drop for EndsThread {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.send_replace(Some(Ended::Portal("its thread has panicked".to_owned())));
+        }
+    }
+}
+
 /// Runs the portal in a thread of its own.
 fn run_machine(
     group: &Group,
@@ -267,19 +297,24 @@ fn run_machine(
         mark: MARK,
         server: portal.server,
     };
+    // Before the rules are touched: they may be those of another process, which has the address.
+    let listener = machine::listen(at).map_err(|error| Error::Portal { portal: at, error })?;
     let (rules, queue) = Rules::set(at).map_err(system(format!(
         "cannot hold packets of the portal {at} back (this needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and \
          nfnetlink_queue)"
     )))?;
-    let made = Machine::new(settings, queue);
+    let made = Machine::new(settings, queue, listener);
     let (machine, handle) =
         made.map_err(system(format!("cannot open the portal {at} at device {}", portal.device)))?;
     let thread = std::thread::Builder::new().name("portal".to_owned()).spawn(move || {
+        // Should this thread panic, the rules stay, and nothing of the portal passes.
+        let rules = ManuallyDrop::new(rules);
+        let ended = EndsThread(ended);
         let result = machine.run();
-        // No packet leaves before all sockets are closed.
-        drop(rules);
+        // No client hears of it: all sockets are closed.
+        drop(ManuallyDrop::into_inner(rules));
         if let Err(error) = result {
-            ended.send_replace(Some(Ended::Portal(error.to_string())));
+            ended.0.send_replace(Some(Ended::Portal(error.to_string())));
         }
     });
     Ok((handle, thread.map_err(system("cannot start a thread"))?))
@@ -293,7 +328,7 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         rounds.tick().await;
-        if !shared.consensus.members().is_empty() {
+        if shared.consensus.is_voter() {
             *shared.waits.lock() = None;
             return;
         }
@@ -324,10 +359,11 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
                     tracing::warn!(%error, "the group could not be founded");
                 }
             }
-            Next::Enter(addresses) => {
-                *shared.waits.lock() = Some(Waits::default());
-                for address in addresses {
-                    if shared.consensus.enter(&address, shared.member()).await {
+            Next::Enter(in_group) => {
+                let names = in_group.keys().cloned().collect();
+                *shared.waits.lock() = Some(Waits { in_group: names, ..Waits::default() });
+                for address in in_group.values() {
+                    if shared.consensus.enter(address, shared.member()).await {
                         break;
                     }
                 }
@@ -356,34 +392,42 @@ impl Shared {
     }
 
     /// Tells the portal who takes part, and looks whether it goes on.
-    async fn follow(&self, remembered: &mut Remembered) {
+    async fn follow(&self, mut remembered: Remembered) {
         let mut decided = self.consensus.decided();
         let (mut others, mut view) = (BTreeMap::new(), None);
         let mut was_member = false;
+        let mut evicting: Option<tokio::task::JoinHandle<bool>> = None;
         let mut looks = tokio::time::interval(LOOK);
         loop {
             tokio::select! {
                 changed = decided.changed() => if changed.is_err() { return },
                 _ = looks.tick() => {}
             }
+            if !self.consensus.is_running() {
+                return self.end(Ended::Consensus);
+            }
             let members = self.consensus.members();
             let newest = decided.borrow_and_update().view.clone();
             if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
                 self.log(&newest, &members);
-                if newest.has(self.me) && self.machine.is_some() {
-                    if !was_member
-                        && let Err(error) = remembered.note(&self.group.name, &self.name, newest.epoch)
-                    {
-                        // Without that a later run would begin with old data as if they were the group's.
-                        self.ended.send_replace(Some(Ended::Portal(format!(
-                            "cannot note that this node is in the group: {error}"
-                        ))));
-                        return;
-                    }
+                let is_member = newest.has(self.me) && self.machine.is_some();
+                // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
+                if is_member && !was_member {
+                    remembered = match self.note(remembered, newest.epoch).await {
+                        Ok(remembered) => remembered,
+                        Err(error) => return self.end(Ended::Memory(error)),
+                    };
                     was_member = true;
                 }
                 if was_member && let Some(machine) = &self.machine {
                     machine.tell(Command::View(newest.clone()));
+                }
+                // Which of two has been there longer is only worth knowing.
+                if is_member {
+                    remembered = match self.note(remembered, newest.epoch).await {
+                        Ok(remembered) => remembered,
+                        Err(error) => return self.end(Ended::Memory(error)),
+                    };
                 }
                 view = Some(newest);
             }
@@ -397,11 +441,48 @@ impl Shared {
                 machine.tell(Command::Others(addresses.clone()));
                 others = addresses;
             }
-            if machine.facts().is_server_lost {
-                self.ended.send_if_modified(|ended| {
-                    ended.is_none().then(|| *ended = Some(Ended::ServerLost)).is_some()
-                });
+            let facts = machine.facts();
+            if evicting.as_ref().is_none_or(|task| task.is_finished())
+                && let Some(next) = view.as_ref().and_then(|view| self.without_lagging(view, &facts))
+            {
+                let consensus = self.consensus.clone();
+                evicting = Some(tokio::spawn(async move { consensus.propose(&next).await.is_ok() }));
             }
+            if facts.is_server_lost {
+                return self.end(Ended::ServerLost);
+            }
+            if facts.is_server_hanging {
+                return self.end(Ended::ServerHangs);
+            }
+        }
+    }
+
+    /// At the primary: the view without a member that has acknowledged nothing for a while, though it answers the consensus.
+    fn without_lagging(&self, view: &View, facts: &Facts) -> Option<View> {
+        let lags = |node: &&NodeId| **node != self.me && facts.lagging.contains(node);
+        let late = view.members.iter().find(lags).filter(|_| view.primary == self.me)?;
+        tracing::warn!(
+            node = self.name_of(*late, &self.consensus.members()),
+            "a node keeps the others waiting, and is taken out"
+        );
+        without(view, *late)
+    }
+
+    fn end(&self, how: Ended) {
+        self.ended.send_if_modified(|ended| ended.is_none().then(|| *ended = Some(how)).is_some());
+    }
+
+    /// On disk, which may take long: votes and the lease do not wait for it.
+    async fn note(&self, mut remembered: Remembered, epoch: u64) -> Result<Remembered, String> {
+        let (group, name) = (self.group.name.clone(), self.name.clone());
+        let noting = tokio::task::spawn_blocking(move || {
+            let noted = remembered.note(&group, &name, epoch);
+            (remembered, noted)
+        });
+        match noting.await {
+            Ok((remembered, Ok(()))) => Ok(remembered),
+            Ok((_, Err(error))) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -451,6 +532,12 @@ impl Shared {
                 }
             }
         };
+        let is_last = self.view().is_some_and(|view| view.members == [self.me]);
+        if is_last && self.group.nodes.len() > 1 {
+            tracing::warn!(
+                "this is the last node that has all data of the group: nobody serves clients any more"
+            );
+        }
         if self.machine.is_some() && timeout(LEAVE_TIMEOUT, left).await.is_err() {
             tracing::warn!("the others were not told that this node ends: they will take it for dead");
         }

@@ -34,9 +34,21 @@ impl Remembered {
         Ok(Self { path: path.map(Path::to_owned), written })
     }
 
-    /// Whether an earlier run was in this group.
-    pub(super) fn was_member(&self) -> bool {
-        self.written.is_some()
+    /// The last view of which an earlier run was a member, if it was in a group.
+    pub(super) fn last_epoch(&self) -> Option<u64> {
+        self.written.as_ref().map(|written| written.epoch)
+    }
+
+    /// Looks whether it can be written, while nobody depends on it.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        fs::create_dir_all(folder_of(path))?;
+        let probe = path.with_extension("probe");
+        File::create(&probe)?;
+        fs::remove_file(&probe)
     }
 
     /// Notes that this node is a member of the view of this epoch. On disk when this returns.
@@ -48,8 +60,7 @@ impl Remembered {
         if let Some(path) = &self.path
             && self.written.as_ref() != Some(&membership)
         {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let folder = folder.unwrap_or(Path::new("."));
+            let folder = folder_of(path);
             fs::create_dir_all(folder)?;
             let new = path.with_extension("new");
             let mut file = File::create(&new)?;
@@ -63,6 +74,10 @@ impl Remembered {
     }
 }
 
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
@@ -73,9 +88,11 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("outlast-remembered-{}", std::process::id()));
         let path = folder.join("deep").join("db-a.json");
         let mut remembered = Remembered::read(Some(&path)).unwrap();
-        assert!(!remembered.was_member());
+        assert_eq!(remembered.last_epoch(), None);
+        remembered.check().unwrap();
         remembered.note("db", "a", 1).unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().was_member());
+        remembered.note("db", "a", 3).unwrap();
+        assert_eq!(Remembered::read(Some(&path)).unwrap().last_epoch(), Some(3));
         fs::write(&path, "{").unwrap();
         Remembered::read(Some(&path)).unwrap_err();
         fs::remove_dir_all(&folder).unwrap();

@@ -46,6 +46,7 @@ impl Status {
     pub(super) fn of(shared: &Shared) -> Self {
         let members = shared.consensus.members();
         let view = shared.view();
+        let voters = shared.consensus.voters();
         let facts = shared.machine.as_ref().map(|machine| machine.facts());
         let nodes = shared.group.nodes.iter().map(|listed| {
             let runs =
@@ -54,18 +55,21 @@ impl Status {
                 name: listed.name.clone(),
                 address: listed.address.to_string(),
                 is_witness: listed.is_witness,
-                is_voter: runs().next().is_some(),
+                is_voter: runs().any(|node| voters.contains(&node)),
                 is_member: view.as_ref().is_some_and(|view| runs().any(|node| view.has(node))),
                 is_linked: facts
                     .as_ref()
                     .is_some_and(|facts| runs().any(|node| facts.linked.contains(&node))),
             }
         });
-        let name_of = |node| shared.name_of(node, &members);
+        let name_of = |node| {
+            let name = shared.name_of(node, &members);
+            if name == shared.name && node != shared.me { format!("an earlier run of {name}") } else { name }
+        };
         Self {
             group: shared.group.name.clone(),
             name: shared.name.clone(),
-            waits: shared.waits.lock().clone().filter(|_| members.is_empty()),
+            waits: shared.waits.lock().clone().filter(|_| !voters.contains(&shared.me)),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.leader().map(name_of),

@@ -49,9 +49,9 @@ pub struct Limits {
 impl Default for Limits {
     /// 64 MiB: what a gigabit link brings in half a second. 256 KiB: a message takes 2 ms there. 20 ms: a node that hears nothing for five of them
     /// may be suspected, below the least retransmission time-out of clients. 1 s: longer than a retransmission
-    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has. 1 s:
-    /// longer than requests take that change anything, as the order of what works at the same time is not known. 30 s: a backup may be slower, but
-    /// not without end.
+    /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has.
+    /// `answer_timeout_ms`, 1 s: longer than requests take that change anything, as the order of what works at the same time is not known.
+    /// `hang_timeout_ms`, 30 s: a backup may be slower, but not without end.
     fn default() -> Self {
         Self {
             log_bytes_max: 64 << 20,
@@ -182,6 +182,12 @@ impl<E: Clone + Weigh> Order<E> {
         };
         order.handle_view(view);
         order
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn me(&self) -> NodeId {
+        self.me
     }
 
     /// The view that this node knows.

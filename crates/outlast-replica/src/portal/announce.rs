@@ -29,7 +29,8 @@ pub struct Portal {
     packets: Socket,
 }
 
-/// Longer than a busy machine keeps a process waiting. What other machines believe meanwhile is what was announced last.
+/// Longer than a busy machine keeps a process waiting. Until it is over, the kernel of a process that has died answers ARP: what its successor
+/// announces outweighs that.
 pub const VALID: Duration = Duration::from_secs(5);
 
 impl Portal {

@@ -8,10 +8,15 @@ use crate::connection::Ends;
 use crate::entry::{ConnectionId, DATA_BYTES_MAX};
 use mio::Token;
 use mio::net::TcpStream;
-use socket2::Socket;
+use socket2::{Socket, TcpKeepalive};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// A client that is silent for so long is asked whether it is there, and then so often; after nine times without an answer it is gone (tcp(7)).
+const KEEPALIVE_TIME: Duration = Duration::from_secs(120);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// One.
 #[derive(Debug)]
@@ -27,7 +32,6 @@ pub(super) struct Client {
     input: Option<Arc<[u8]>>,
     input_ended: bool,
     end_told: bool,
-    reset_told: bool,
     end_written: bool,
     /// Bytes of a restored socket that the client may not have.
     kicks: bool,
@@ -79,6 +83,9 @@ impl Machine {
 
     fn add(&mut self, connection: ConnectionId, socket: TcpStream, (ends, base, written): (Ends, u64, u64)) {
         let token = self.new_token(connection, false);
+        // A client whose machine is gone would be known for ever.
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
+        let _ = socket2::SockRef::from(&socket).set_tcp_keepalive(&keepalive);
         let Ok(stream) = Stream::new(socket, self.registry(), token) else { return };
         let client = Client {
             stream,
@@ -89,7 +96,6 @@ impl Machine {
             input: None,
             input_ended: false,
             end_told: false,
-            reset_told: false,
             end_written: false,
             kicks: false,
         };
@@ -257,11 +263,8 @@ impl Machine {
                         None
                     }
                     Input::Broken => {
-                        client.input_ended = true;
-                        if !client.reset_told {
-                            client.reset_told = true;
-                            self.replica.handle_reset(connection, now_ms);
-                        }
+                        self.remove_client(connection);
+                        self.replica.handle_reset(connection, now_ms);
                         return;
                     }
                 },

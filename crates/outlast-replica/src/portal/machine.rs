@@ -37,6 +37,8 @@ const FIRST: usize = 10;
 const BACKLOG: i32 = 4096;
 /// Sockets are looked at so often for what their clients have acknowledged, and restored ones are got going.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
+/// Whether the server lives is looked at so often, besides when it ends a connection.
+const LOOK_AT_SERVER: Duration = Duration::from_secs(1);
 /// A primary that waits for the lease asks for it so often.
 const ASK_LEASE: Duration = Duration::from_millis(1);
 /// The address is announced again, where an earlier primary may have said late that it is there.
@@ -109,10 +111,14 @@ pub struct Facts {
     pub connections: usize,
     /// Entries that were delivered.
     pub delivered: u64,
+    /// Nodes that keep the others waiting: the next view should be without them.
+    pub lagging: BTreeSet<NodeId>,
     /// The nodes that it has links to.
     pub linked: BTreeSet<NodeId>,
     /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.
     pub is_server_lost: bool,
+    /// Its server takes connections, and does not answer, or ends what the others' servers do not.
+    pub is_server_hanging: bool,
     /// It was a member, and is none any more.
     pub is_excluded: bool,
     /// How long it took to restore all connections, the last time.
@@ -166,6 +172,7 @@ pub struct Machine {
     /// Clients that are looked at every [`LOOK`].
     pub(super) watched: BTreeSet<ConnectionId>,
     looked_at: Instant,
+    server_looked_at: Instant,
     poll: Poll,
     queue: Queue,
     listener: TcpListener,
@@ -183,8 +190,11 @@ pub struct Machine {
     pub(super) room: Vec<u8>,
 }
 
-/// A socket that listens where clients connect to, whoever has the address now.
-fn listen(portal: SocketAddr) -> io::Result<std::net::TcpListener> {
+/// A socket that listens where clients connect to, whichever machine has the address now.
+///
+/// # Errors
+/// Another socket does, or this process may not (`CAP_NET_ADMIN`).
+pub fn listen(portal: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(portal), Type::STREAM, None)?;
     repair::make_transparent(&socket, portal)?;
     socket.set_reuse_address(true)?;
@@ -195,16 +205,20 @@ fn listen(portal: SocketAddr) -> io::Result<std::net::TcpListener> {
 }
 
 impl Machine {
-    /// With a queue that the portal's packets come to. In the calling thread's network namespace.
+    /// With a queue that the portal's packets come to, and a socket that [listens](listen) there. In the calling thread's network namespace.
     ///
     /// # Errors
     /// This process may not (`CAP_NET_ADMIN`, `CAP_NET_RAW`), or an address is in use.
-    pub fn new(settings: Settings, queue: Queue) -> io::Result<(Self, Handle)> {
+    pub fn new(
+        settings: Settings,
+        queue: Queue,
+        listener: std::net::TcpListener,
+    ) -> io::Result<(Self, Handle)> {
         let poll = Poll::new()?;
         let registry = poll.registry();
         let waker = Arc::new(Waker::new(registry, WAKER)?);
         registry.register(&mut SourceFd(&queue.as_fd().as_raw_fd()), QUEUE, Interest::READABLE)?;
-        let mut listener = TcpListener::from_std(listen(settings.portal)?);
+        let mut listener = TcpListener::from_std(listener);
         registry.register(&mut listener, LISTENER, Interest::READABLE)?;
         let (commands, receiver) = channel();
         let facts = Arc::new(Mutex::new(Facts::default()));
@@ -226,6 +240,7 @@ impl Machine {
             heard: BTreeSet::new(),
             watched: BTreeSet::new(),
             looked_at: Instant::now(),
+            server_looked_at: Instant::now(),
             queue,
             listener,
             portal: Portal::open(settings.portal.ip(), &settings.device)?,
@@ -276,6 +291,13 @@ impl Machine {
     /// # Errors
     /// The kernel refuses what it has allowed before.
     pub fn run(mut self) -> io::Result<()> {
+        let result = self.work_until_the_end();
+        // The others have the clients.
+        self.fence();
+        result
+    }
+
+    fn work_until_the_end(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
         while !self.ends {
             let now = Instant::now();
@@ -290,8 +312,6 @@ impl Machine {
             }
             self.work()?;
         }
-        // The others have the clients.
-        self.fence();
         Ok(())
     }
 
@@ -303,7 +323,9 @@ impl Machine {
             // One that serves has to give the address up soon after its lease is over.
             now + if self.replica.is_serving() { LOOK } else { ASK_LEASE }
         });
-        [timeout, peers, looks, lease, self.announce_at, self.closes_at()].into_iter().flatten().min()
+        let server = self.replica.order().view().epoch > 0;
+        let server = server.then(|| self.server_looked_at + LOOK_AT_SERVER);
+        [timeout, peers, looks, lease, server, self.announce_at, self.closes_at()].into_iter().flatten().min()
     }
 
     fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
@@ -332,6 +354,7 @@ impl Machine {
                     if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
                         self.server_process.lives();
                     }
+                    self.known.lagging.clear();
                     self.replica.handle_view(view, self.now_ms());
                 }
                 Command::Others(others) => self.peers.set_others(others),
@@ -342,11 +365,13 @@ impl Machine {
         // The process may have been stopped for a while: nothing comes before this.
         self.has_lease();
         self.act()?;
+        // What has been answered meanwhile is not late.
+        self.look_at_servers();
+        self.hear_peers();
         let now_ms = self.now_ms();
         if self.replica.poll_timeout().is_some_and(|at_ms| at_ms <= now_ms) {
             self.replica.handle_timeout(now_ms);
         }
-        self.hear_peers();
         self.take_packets()?;
         self.act()?;
         self.say_verdicts()?;
@@ -355,6 +380,10 @@ impl Machine {
         if self.looked_at.elapsed() >= LOOK {
             self.looked_at = Instant::now();
             self.dirty_clients.extend(self.watched.iter().copied());
+        }
+        if self.server_looked_at.elapsed() >= LOOK_AT_SERVER && self.replica.order().view().epoch > 0 {
+            self.server_looked_at = Instant::now();
+            self.is_server_lost();
         }
         self.look_at_clients();
         self.look_at_servers();
@@ -453,7 +482,12 @@ impl Machine {
 
     fn accept(&mut self) {
         while let Ok((socket, client)) = self.listener.accept() {
-            self.add_client(socket, client);
+            if self.replica.is_serving() {
+                self.add_client(socket, client);
+            } else if let Err(error) = repair::close_silently(std::os::fd::OwnedFd::from(socket).into()) {
+                // The kernel had it whole before this node stopped to serve.
+                tracing::error!(%error, "a client may hear that its connection has ended here");
+            }
         }
     }
 
@@ -490,10 +524,14 @@ impl Machine {
                 Action::Excluded { .. } => self.known.is_excluded = true,
                 Action::TooFar { node } => tracing::warn!(?node, "a node is too far behind"),
                 Action::ServerHangs => {
-                    tracing::error!(server = %self.server, "the server of this backup has not answered for 30 s");
-                    self.known.is_server_lost = true;
+                    tracing::error!(server = %self.server, "the server of this backup does not answer, or does not keep up");
+                    self.known.is_server_hanging = true;
                 }
-                Action::Lags { node } => tracing::warn!(?node, "a node keeps the others waiting"),
+                Action::ServerDiffers { connection } => {
+                    tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
+                    self.known.is_server_hanging = true;
+                }
+                Action::Lags { node } => _ = self.known.lagging.insert(node),
             }
         }
         Ok(())

@@ -21,8 +21,8 @@ const UNANSWERED: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(50);
 /// A link that is not up by then is tried again.
 const GIVEN_UP: Duration = Duration::from_millis(500);
-/// Tokens of links.
-const FIRST: usize = 1 << 20;
+/// Tokens of links: sockets of clients and servers count up from below, and never come here.
+const FIRST: usize = 1 << 62;
 
 /// With what a link begins: who this is.
 #[must_use]

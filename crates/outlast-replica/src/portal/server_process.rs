@@ -6,10 +6,13 @@ use outlast_netlink::{Protocol, Socket};
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server that is not on this machine has so long to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Such a server is asked so often at the most.
+const ASK_ELSEWHERE: Duration = Duration::from_secs(5);
 
 /// Looks for it.
 #[derive(Debug)]
@@ -19,12 +22,18 @@ pub(super) struct ServerProcess {
     /// What listens, and the processes that have it.
     inodes: Vec<u32>,
     owners: Vec<u32>,
+    /// Nobody was found who has it, as it is in another PID namespace: looking for it takes long, and finds nobody.
+    is_hidden: bool,
+    /// For a server elsewhere: when it was last asked, and how often in a row it did not answer.
+    asked_at: Option<Instant>,
+    refused: u32,
 }
 
 impl ServerProcess {
     pub(super) fn new(server: SocketAddr) -> io::Result<Self> {
         let sockets = Socket::open(Protocol::SocketDiag)?;
-        Ok(Self { server, sockets, inodes: Vec::new(), owners: Vec::new() })
+        let (inodes, owners) = (Vec::new(), Vec::new());
+        Ok(Self { server, sockets, inodes, owners, is_hidden: false, asked_at: None, refused: 0 })
     }
 
     /// Whether it lives. Its connections may have ended a moment ago, and its listening socket be about to: a process that dies
@@ -34,11 +43,19 @@ impl ServerProcess {
         let Ok(listening) = tcp::listening(&mut self.sockets) else { return true };
         let listening: Vec<Listening> = listening.into_iter().filter(|one| is_it(one, self.server)).collect();
         if listening.is_empty() {
-            return is_elsewhere(self.server);
+            return self.lives_elsewhere();
         }
         let inodes: Vec<u32> = listening.iter().map(|one| one.inode).collect();
+        let is_same = inodes.iter().any(|inode| self.inodes.contains(inode));
+        // Started anew: what it had in memory is gone.
+        if !self.inodes.is_empty() && !is_same {
+            return false;
+        }
         // One of several may have been closed already.
-        let was_found = !self.owners.is_empty() && inodes.iter().all(|inode| self.inodes.contains(inode));
+        let was_found = !self.owners.is_empty() && is_same;
+        if self.is_hidden && is_same {
+            return true;
+        }
         if was_found && self.owners.iter().any(|owner| has_memory(*owner)) {
             return true;
         }
@@ -48,9 +65,22 @@ impl ServerProcess {
             return false;
         }
         // In another PID namespace nobody can be found.
-        let lives = owners.is_empty() || owners.iter().any(|owner| has_memory(*owner));
+        self.is_hidden = owners.is_empty();
+        let lives = self.is_hidden || owners.iter().any(|owner| has_memory(*owner));
         (self.inodes, self.owners) = (inodes, owners);
         lives
+    }
+
+    /// A server that is not on this machine. Asked rarely, as it takes a connection each time; and once is none.
+    fn lives_elsewhere(&mut self) -> bool {
+        if !self.inodes.is_empty() || self.server.ip().is_loopback() {
+            return false;
+        }
+        if self.asked_at.is_none_or(|at| at.elapsed() > ASK_ELSEWHERE) {
+            self.asked_at = Some(Instant::now());
+            self.refused = if is_elsewhere(self.server) { 0 } else { self.refused + 1 };
+        }
+        self.refused < 2
     }
 }
 

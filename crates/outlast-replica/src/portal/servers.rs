@@ -90,16 +90,22 @@ impl Machine {
         {
             self.closing_servers.pop_front();
             if self.servers.get(&connection).is_some_and(|server| server.is_closing) {
-                self.remove_server(connection);
+                // Whether it has worked that off nobody knows.
+                self.drop_server(connection);
+                self.replica.handle_server_left(connection);
             }
         }
     }
 
     fn remove_server(&mut self, connection: ConnectionId) {
+        self.drop_server(connection);
+        self.replica.handle_server_closed(connection, self.now_ms());
+    }
+
+    fn drop_server(&mut self, connection: ConnectionId) {
         if let Some(server) = self.servers.remove(&connection) {
             self.forget_token(server.token);
         }
-        self.replica.handle_server_closed(connection, self.now_ms());
     }
 
     fn flush_server(&mut self, connection: ConnectionId) {
@@ -127,12 +133,11 @@ impl Machine {
     }
 
     /// A server that dies ends all its connections, and means none of it: nobody is told of that, and the others go on with their servers.
-    fn is_server_lost(&mut self) -> bool {
+    pub(super) fn is_server_lost(&mut self) -> bool {
         if !self.known.is_server_lost && !self.server_process.lives() {
             tracing::error!(server = %self.server, "the server takes no connections any more: the others go on without this node");
             self.known.is_server_lost = true;
         }
-        tracing::debug!(is_server_lost = self.known.is_server_lost, "the server has ended a connection");
         self.known.is_server_lost
     }
 

@@ -29,6 +29,8 @@ pub(crate) enum Questions {
         requests: Requests,
         replies: Replies,
         open: u64,
+        /// Replies to what was passed: they come first.
+        owed: u64,
     },
     #[cfg(test)]
     Counted {
@@ -41,7 +43,7 @@ impl Questions {
         match protocol {
             Protocol::Raw => Self::Raw { is_open: false },
             Protocol::Redis => {
-                Self::Redis { requests: Requests::default(), replies: Replies::default(), open: 0 }
+                Self::Redis { requests: Requests::default(), replies: Replies::default(), open: 0, owed: 0 }
             }
             #[cfg(test)]
             Protocol::Counted => Self::Counted { open: 1 },
@@ -59,7 +61,7 @@ impl Questions {
     pub(crate) fn pass(&mut self) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { open, .. } => *open = 0,
+            Self::Redis { open, owed, .. } => *owed += core::mem::take(open),
             #[cfg(test)]
             Self::Counted { open } => *open = 0,
         }
@@ -82,9 +84,13 @@ impl Questions {
     pub(crate) fn answer(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { replies, open, .. } => match replies.count(bytes) {
+            Self::Redis { replies, open, owed, .. } => match replies.count(bytes) {
                 // It says more where a client has subscribed to something.
-                Some(count) => *open = open.saturating_sub(count),
+                Some(count) => {
+                    let late = count.min(*owed);
+                    *owed -= late;
+                    *open = open.saturating_sub(count - late);
+                }
                 None => *self = Self::Raw { is_open: false },
             },
             #[cfg(test)]
@@ -126,6 +132,14 @@ mod tests {
         questions.answer(b"+PONG\r\n+PO");
         assert!(!questions.are_answered());
         questions.answer(b"NG\r\n");
+        assert!(questions.are_answered());
+        questions.ask(b"blpop q 0\r\n");
+        questions.pass();
+        assert!(questions.are_answered());
+        questions.ask(b"ping\r\n");
+        questions.answer(b"*2\r\n+q\r\n+x\r\n");
+        assert!(!questions.are_answered());
+        questions.answer(b"+PONG\r\n");
         assert!(questions.are_answered());
         questions.ask(b"*x\r\n");
         assert!(!questions.are_answered());

@@ -72,7 +72,7 @@ impl Requests {
                 }
                 // Redis answers nothing to an empty line.
                 (0, None) => {}
-                (0, Some(_)) => count += 1,
+                (0, Some(_)) => count += u64::from(!line.trim_ascii().is_empty()),
                 (_, Some((b'$', text))) => {
                     self.values -= 1;
                     self.skips = length(text)?.checked_add(2)?;
@@ -189,7 +189,7 @@ mod tests {
             (&b"*2\r\n$3\r\nGET\r\n$1\r\nx\r\n"[..], Some(1)),
             (b"*2\r\n$3\r\nGET\r\n$1\r\n", Some(0)),
             (b"get x\r\nget y\n", Some(2)),
-            (b"\r\n\r\n", Some(0)),
+            (b"\r\n  \r\n", Some(0)),
             (b"*0\r\n*-1\r\nping\r\n", Some(1)),
             (b"*1\r\n$0\r\n\r\n*1\r\n$4\r\n\r\n\r\n\r\n", Some(2)),
             (b"*1\r\nPING\r\n", None),

@@ -5,11 +5,15 @@
 //! client (a lock, an empty queue), would keep all waiting: after a time the primary passes it, which has a place in the order of entries, so
 //! that all nodes do.
 
-use super::{Action, Replica, Role};
+use super::{Action, MISSED_MS, Replica, Role};
+use crate::connection::Connection;
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
 use crate::protocol::Questions;
 use alloc::collections::{BTreeSet, VecDeque};
+
+/// A backup whose server is so many times what the log may hold behind does not keep up.
+const BACKLOG_LOGS: usize = 4;
 
 /// When a server gets what has a place in the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,11 +38,29 @@ struct Working {
     is_passed: bool,
 }
 
+/// What waits for its turn.
+#[derive(Debug)]
+struct Waiting {
+    index: u64,
+    /// The server has said so much on that connection before it gets this, unless it has ended it.
+    after: u64,
+    connection: ConnectionId,
+    action: Action,
+}
+
+impl Waiting {
+    fn bytes(&self) -> usize {
+        if let Action::ToServer { bytes, .. } = &self.action { bytes.len() } else { 0 }
+    }
+}
+
 /// What the server of a node was given, and is to be given.
 #[derive(Debug, Default)]
 pub(super) struct Deliveries {
     pub(super) delivery: Delivery,
-    waiting: VecDeque<(u64, ConnectionId, Action)>,
+    waiting: VecDeque<Waiting>,
+    /// Bytes of all that waits.
+    bytes: usize,
     working: Option<Working>,
     /// Entries that wait, and are not waited for once the server has them.
     passed: BTreeSet<u64>,
@@ -55,7 +77,7 @@ impl Deliveries {
     /// Something of this connection waits.
     #[cfg(test)]
     pub(super) fn has(&self, connection: ConnectionId) -> bool {
-        self.waiting.iter().any(|(_, waiting, _)| *waiting == connection)
+        self.waiting.iter().any(|waiting| waiting.connection == connection)
     }
 
     /// The server has nothing to do for this connection any more.
@@ -63,11 +85,19 @@ impl Deliveries {
         self.working = self.working.filter(|working| working.connection != connection);
     }
 
-    /// The next one that the server may have now.
-    fn next(&mut self) -> Option<(u64, ConnectionId, Action)> {
-        let (_, connection, _) = self.waiting.front()?;
+    /// The next one that the server may have now; it has said so much on a connection.
+    fn next(&mut self, produced: impl FnOnce(ConnectionId) -> u64) -> Option<Waiting> {
+        let Waiting { connection, after, .. } = self.waiting.front()?;
         let is_free = self.working.is_none_or(|working| working.connection == *connection);
-        if is_free || self.delivery == Delivery::PerConnection { self.waiting.pop_front() } else { None }
+        let is_serial = self.delivery == Delivery::Serial;
+        // What a client says in answer to something comes behind it: the server has answered what it was given before.
+        let is_due = self.ended.contains(connection) || produced(*connection) >= *after;
+        if is_serial && !(is_free && is_due) {
+            return None;
+        }
+        let next = self.waiting.pop_front()?;
+        self.bytes = self.bytes.saturating_sub(next.bytes());
+        Some(next)
     }
 
     /// The answer to this entry is not waited for. The connection, if the server has it.
@@ -75,7 +105,7 @@ impl Deliveries {
         let working = self.working.filter(|working| working.index == index);
         if working.is_some() {
             self.working = None;
-        } else if self.waiting.iter().any(|(waiting, ..)| *waiting == index) {
+        } else if self.waiting.iter().any(|waiting| waiting.index == index) {
             self.passed.insert(index);
         }
         working.map(|working| working.connection)
@@ -86,18 +116,38 @@ impl Replica {
     /// Has the server of this node get this, as soon as it may.
     pub(super) fn deliver_to_server(
         &mut self,
-        index: u64,
+        (index, after): (u64, u64),
         connection: ConnectionId,
         action: Action,
         now_ms: u64,
     ) {
-        self.deliveries.waiting.push_back((index, connection, action));
+        let after = if is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
+        let waiting = Waiting { index, after, connection, action };
+        self.deliveries.bytes += waiting.bytes();
+        self.deliveries.waiting.push_back(waiting);
         self.go_on_with_deliveries(now_ms);
+        // A backup that does not keep up would keep all of it in memory.
+        let backlog_bytes_max = BACKLOG_LOGS * self.order.limits().log_bytes_max;
+        if self.deliveries.bytes > backlog_bytes_max && self.role == Role::Backup {
+            self.actions.push_back(Action::ServerHangs);
+        }
     }
 
     /// Gives the server what it may have now.
     pub(super) fn go_on_with_deliveries(&mut self, now_ms: u64) {
-        while let Some((index, connection, action)) = self.deliveries.next() {
+        let connections = &self.connections;
+        let produced = |connection| {
+            let state: Option<&Connection> = connections.get(&connection);
+            state.map_or(u64::MAX, |state| state.answers.produced)
+        };
+        let Some(next) = self.deliveries.next(produced) else { return };
+        self.give_to_server(next, now_ms);
+        self.go_on_with_deliveries(now_ms);
+    }
+
+    fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
+        let Waiting { index, connection, action, .. } = next;
+        {
             // One that has ended its stream says nothing more, whatever it gets.
             let has_ended = self.deliveries.ended.contains(&connection);
             let (waits, awaits_end) = match &action {
@@ -153,8 +203,14 @@ impl Replica {
         self.go_on_with_deliveries(now_ms);
     }
 
-    /// The shell has [closed](Action::CloseServer) the connection to the server, and the server has done so as well, or has not within a
-    /// time.
+    /// The shell has [closed](Action::CloseServer) the connection to the server, which has not done so: it may work still on what it has got, so what
+    /// comes on other connections waits, until that is passed.
+    pub fn handle_server_left(&mut self, connection: ConnectionId) {
+        self.questions.remove(&connection);
+        self.deliveries.ended.remove(&connection);
+    }
+
+    /// The shell has [closed](Action::CloseServer) the connection to the server, and the server has done so as well.
     pub fn handle_server_closed(&mut self, connection: ConnectionId, now_ms: u64) {
         self.note_server_end(connection, now_ms);
         self.deliveries.ended.remove(&connection);
@@ -168,11 +224,27 @@ impl Replica {
         Some(working.since_ms + self.order.limits().answer_timeout_ms)
     }
 
-    /// When a backup's server counts as hanging: that of the primary has answered, or was passed.
+    /// When a backup's server counts as hanging. The primary has been heard not long before: it would have passed what its server does not
+    /// answer.
     pub(super) fn hangs_at_ms(&self) -> Option<u64> {
-        let others_wait = self.role == Role::Backup && !self.deliveries.waiting.is_empty();
+        let order = &self.order;
+        let is_backup = order.view().has(order.me()) && !order.is_primary();
+        let others_wait = is_backup && !self.deliveries.waiting.is_empty();
         let working = self.deliveries.working.filter(|_| others_wait)?;
-        Some(working.since_ms + self.order.limits().hang_timeout_ms)
+        Some(working.since_ms.max(self.gap_ms) + order.limits().hang_timeout_ms)
+    }
+
+    /// The server of a backup may have ended a connection that the primary's server has not.
+    pub(super) fn find_differing_server(&mut self, now_ms: u64) {
+        let is_backup = self.order.view().has(self.order.me()) && !self.order.is_primary();
+        let late =
+            |(connection, at_ms): (&ConnectionId, &u64)| (now_ms >= at_ms + MISSED_MS).then_some(*connection);
+        while let Some(connection) = self.missed.iter().find_map(late) {
+            self.missed.remove(&connection);
+            if is_backup {
+                self.actions.push_back(Action::ServerDiffers { connection });
+            }
+        }
     }
 
     pub(super) fn pass_unanswered(&mut self, now_ms: u64) {

@@ -42,17 +42,17 @@ impl Replica {
                 }
                 self.judge_again(connection);
             }
-            Entry::Data { connection, offset, bytes } => {
+            Entry::Data { connection, offset, said, bytes } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 if state.input.deliver(offset, &bytes) {
-                    self.feed(index, connection, Action::ToServer { connection, bytes }, now_ms);
+                    self.feed((index, said), connection, Action::ToServer { connection, bytes }, now_ms);
                 }
                 self.judge_again(connection);
             }
             Entry::Fin { connection } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 if !core::mem::replace(&mut state.input.ended, true) {
-                    self.feed(index, connection, Action::EndToServer { connection }, now_ms);
+                    self.feed((index, 0), connection, Action::EndToServer { connection }, now_ms);
                 }
                 self.judge_again(connection);
             }
@@ -61,13 +61,20 @@ impl Replica {
                     if !is_mutant!(self, ForgetsTimeWait) {
                         self.closed.push(state, now_ms);
                     }
-                    self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
+                    self.deliver_to_server(
+                        (index, 0),
+                        connection,
+                        Action::CloseServer { connection },
+                        now_ms,
+                    );
                 }
                 self.forget(connection);
             }
             Entry::End { connection, offset } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 state.answers.end_at(offset);
+                self.missed.remove(&connection);
+                let Some(state) = self.connections.get_mut(&connection) else { return };
                 state.answers.ended_first = !state.input.ended;
                 state.answers.end_proposed = true;
                 self.tell_client(connection);
@@ -77,7 +84,8 @@ impl Replica {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 (state.is_aborted, state.answers.abort_proposed) = (true, true);
                 state.is_server_closed = true;
-                self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
+                self.missed.remove(&connection);
+                self.deliver_to_server((index, 0), connection, Action::CloseServer { connection }, now_ms);
                 if self.role == Role::Serving {
                     self.actions.push_back(Action::ResetClient { connection });
                 }
@@ -95,8 +103,13 @@ impl Replica {
 
     /// The server of this node gets what the client says. But where the primary's server has ended the stream for a reason of its own, it does
     /// not work on what comes then: nor may this one, so its connection ends as well.
-    fn feed(&mut self, index: u64, connection: ConnectionId, action: Action, now_ms: u64) {
+    fn feed(&mut self, at: (u64, u64), connection: ConnectionId, action: Action, now_ms: u64) {
         let Some(state) = self.connections.get_mut(&connection) else { return };
+        let is_own = state.answers.server_ended && state.answers.end.is_none() || state.answers.server_reset;
+        if is_own && !state.is_server_closed && !state.is_aborted && matches!(action, Action::ToServer { .. })
+        {
+            self.missed.entry(connection).or_insert(now_ms);
+        }
         if state.answers.server_reset || state.is_server_closed {
             if let Action::ToServer { bytes, .. } = action {
                 state.input.waiting_bytes = state.input.waiting_bytes.saturating_sub(bytes.len());
@@ -105,10 +118,10 @@ impl Replica {
         }
         let hears = state.hears() || is_mutant!(self, ServerHearsMore);
         if hears {
-            self.deliver_to_server(index, connection, action, now_ms);
+            self.deliver_to_server(at, connection, action, now_ms);
         } else {
             (state.answers.server_ended, state.is_server_closed) = (true, true);
-            self.deliver_to_server(index, connection, Action::CloseServer { connection }, now_ms);
+            self.deliver_to_server(at, connection, Action::CloseServer { connection }, now_ms);
         }
     }
 
@@ -120,6 +133,7 @@ impl Replica {
             self.by_ends.remove(&ends);
         }
         self.acked.remove(&connection);
+        self.missed.remove(&connection);
         self.drop_held(connection);
     }
 

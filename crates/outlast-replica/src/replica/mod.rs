@@ -25,6 +25,11 @@ pub use deliveries::Delivery;
 pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
 
+/// A primary that is not heard for so long may be gone, and nobody passes what servers do not answer.
+const GAP_MS: u64 = 1_000;
+/// The end of a connection that the primary's server has ended as well comes within this time.
+const MISSED_MS: u64 = 2_000;
+
 /// A packet that waits for a verdict: the number that the kernel has given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PacketId(pub u32);
@@ -72,7 +77,7 @@ pub enum Action {
     },
     /// No client is at the connection to the server of this node any more. Give the server what it has not taken, and the end of the stream; what
     /// it says is for nobody. When it has ended its stream, or has not for some time, close the connection and say
-    /// [`Replica::handle_server_closed`]. A reset would take from the server what it has not read, and servers have to read the same.
+    /// [`Replica::handle_server_closed`], or [`Replica::handle_server_left`]. A reset would take from the server what it has not read, and servers have to read the same.
     CloseServer {
         /// Of which client.
         connection: ConnectionId,
@@ -123,9 +128,15 @@ pub enum Action {
         /// Which node.
         node: NodeId,
     },
-    /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits: this node should not be a
-    /// member.
+    /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits; or too much of that waits. This node
+    /// should not be a member.
     ServerHangs,
+    /// The server of this node, a backup, has ended a connection by itself, and that of the primary has not: what clients have said since then has
+    /// not come to it. This node should not be a member.
+    ServerDiffers {
+        /// Which connection.
+        connection: ConnectionId,
+    },
     /// The member keeps the others waiting: the next view should be without it.
     Lags {
         /// Which member.
@@ -183,6 +194,12 @@ pub struct Replica {
     /// What the server has not answered, of connections to it.
     questions: BTreeMap<ConnectionId, Questions>,
     acked_at_ms: u64,
+    /// Connections that the server of this node has ended by itself, and what clients have said since then it has not got: since when.
+    missed: BTreeMap<ConnectionId, u64>,
+    /// When this node last heard the primary.
+    heard_ms: u64,
+    /// When it had not heard the primary for a while before.
+    gap_ms: u64,
     /// Connections that the portal's kernel has not accepted yet, and when each is given up, oldest first.
     unaccepted: VecDeque<(u64, ConnectionId)>,
     actions: VecDeque<Action>,
@@ -224,6 +241,9 @@ impl Replica {
             protocol: Protocol::default(),
             questions: BTreeMap::new(),
             acked_at_ms: 0,
+            missed: BTreeMap::new(),
+            heard_ms: 0,
+            gap_ms: 0,
             unaccepted: VecDeque::new(),
             actions: VecDeque::new(),
             #[cfg(test)]
@@ -259,7 +279,12 @@ impl Replica {
 
     /// Consensus has decided about a view.
     pub fn handle_view(&mut self, view: View, now_ms: u64) {
+        // Another node may have led in one that this node has not heard of, and clients may have more of it.
+        let skips = view.epoch > self.order.view().epoch + 1;
         self.order.handle_view(view);
+        if skips {
+            self.step_down();
+        }
         self.handle_role();
         self.take_outputs(now_ms);
     }
@@ -277,6 +302,12 @@ impl Replica {
 
     /// Another node says something.
     pub fn handle_message(&mut self, from: NodeId, message: Message<Entry>, now_ms: u64) {
+        if from == self.order.view().primary {
+            if now_ms > self.heard_ms + GAP_MS {
+                self.gap_ms = now_ms;
+            }
+            self.heard_ms = now_ms;
+        }
         self.order.handle_message(from, message, now_ms);
         self.take_outputs(now_ms);
     }
@@ -297,7 +328,8 @@ impl Replica {
     pub fn poll_timeout(&self) -> Option<u64> {
         let acked_at_ms = (!self.acked.is_empty()).then_some(self.acked_at_ms);
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
-        let deliveries = [self.passes_at_ms(), self.hangs_at_ms()];
+        let differs_at_ms = self.missed.values().min().map(|at_ms| at_ms + MISSED_MS);
+        let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), differs_at_ms];
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 
@@ -309,6 +341,7 @@ impl Replica {
         }
         self.give_up_unaccepted(now_ms);
         self.pass_unanswered(now_ms);
+        self.find_differing_server(now_ms);
         self.take_outputs(now_ms);
     }
 

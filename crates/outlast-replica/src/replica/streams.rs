@@ -62,7 +62,8 @@ impl Replica {
             return Err(NotTaken::Long(bytes));
         }
         let (offset, length) = (state.input.proposed, bytes.len() as u64);
-        match self.order.propose(Entry::Data { connection, offset, bytes }, now_ms) {
+        let said = state.answers.produced;
+        match self.order.propose(Entry::Data { connection, offset, said, bytes }, now_ms) {
             Ok(_) => state.input.proposed += length,
             Err(NotTaken::Full(Entry::Data { bytes, .. })) => return Err(NotTaken::Full(bytes)),
             Err(NotTaken::NotPrimary(Entry::Data { bytes, .. })) => return Err(NotTaken::NotPrimary(bytes)),

@@ -54,6 +54,14 @@ impl Replica {
             self.role = Role::Waiting;
             return;
         }
+        self.step_down();
+    }
+
+    /// This node serves no clients any more.
+    pub(super) fn step_down(&mut self) {
+        if self.role == Role::Backup {
+            return;
+        }
         self.role = Role::Backup;
         self.pending.clear();
         self.opening.clear();

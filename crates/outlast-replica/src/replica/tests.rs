@@ -104,12 +104,16 @@ impl Group {
 
     /// A client connects at this node.
     fn open(&mut self, node: u64) -> ConnectionId {
+        self.open_from(node, ends())
+    }
+
+    fn open_from(&mut self, node: u64, ends: Ends) -> ConnectionId {
         let syn = Flags { syn: true, ..Flags::default() };
-        self.packet(node, Direction::In, segment(CLIENT.0, 0, syn));
-        let packet = self.packet(node, Direction::Out, syn_ack());
+        self.packet(node, Direction::In, Segment { ends, ..segment(CLIENT.0, 0, syn) });
+        let packet = self.packet(node, Direction::Out, Segment { ends, ..syn_ack() });
         self.settle();
         assert!(self.actions(node).contains(&Action::Verdict { packet, passes: true }));
-        self.node(node).handle_accepted(&ends()).unwrap()
+        self.node(node).handle_accepted(&ends).unwrap()
     }
 
     /// This node leads those that are left.
@@ -317,4 +321,76 @@ fn answers_are_kept_until_the_client_has_them_on_all_nodes() {
     group.node(1).handle_timeout(at_ms);
     group.settle();
     assert_eq!((kept(&mut group, 1), kept(&mut group, 2)), (9_900, 9_900));
+}
+
+/// Which bytes the server of this node was given since it was last asked.
+fn given(group: &mut Group, node: u64) -> Vec<Vec<u8>> {
+    let bytes =
+        |action| if let Action::ToServer { bytes, .. } = action { Some(bytes.to_vec()) } else { None };
+    group.actions(node).into_iter().filter_map(bytes).collect()
+}
+
+#[test]
+fn a_slower_server_gets_what_a_client_says_in_answer_behind_what_it_has_answered() {
+    only_finds(Mutant::AnswersAreNotAwaited, |mutant| {
+        let mut group = Group::new(2, mutant);
+        let one = group.open(1);
+        let mut others = ends();
+        others.client.set_port(40_001);
+        let other = group.open_from(1, others);
+        group.actions(2);
+        group.node(1).handle_input(one, b"first"[..].into(), 0).unwrap();
+        group.settle();
+        group.node(1).handle_answer(one, b"done", 0);
+        group.node(1).handle_input(one, b"second"[..].into(), 0).unwrap();
+        group.node(1).handle_input(other, b"third"[..].into(), 0).unwrap();
+        group.settle();
+        // The other server has not answered the first one.
+        let begun = given(&mut group, 2);
+        group.node(2).handle_answer(one, b"done", 0);
+        let then = given(&mut group, 2);
+        group.node(2).handle_answer(one, b"done", 0);
+        let last = given(&mut group, 2);
+        (begun, then, last) == (vec![b"first".to_vec()], vec![b"second".to_vec()], vec![b"third".to_vec()])
+    });
+}
+
+#[test]
+fn a_backup_whose_server_ends_what_the_others_do_not_is_found() {
+    let mut group = Group::new(2, None);
+    let connection = group.open(1);
+    group.node(2).handle_answer_end(connection, 0);
+    group.node(1).handle_input(connection, b"more"[..].into(), 0).unwrap();
+    group.settle();
+    group.actions(2);
+    let due_ms = group.node(2).poll_timeout().unwrap();
+    group.node(2).handle_timeout(due_ms);
+    assert_eq!(group.actions(2), [Action::ServerDiffers { connection }]);
+}
+
+#[test]
+fn a_request_without_an_answer_is_passed_on_all_nodes_when_others_wait() {
+    let mut group = Group::new(2, None);
+    let one = group.open(1);
+    let mut others = ends();
+    others.client.set_port(40_001);
+    let other = group.open_from(1, others);
+    group.actions(1);
+    group.actions(2);
+    group.node(1).handle_input(one, b"waits"[..].into(), 0).unwrap();
+    group.node(1).handle_input(other, b"goes on"[..].into(), 0).unwrap();
+    group.settle();
+    assert_eq!(
+        (given(&mut group, 1), given(&mut group, 2)),
+        (vec![b"waits".to_vec()], vec![b"waits".to_vec()])
+    );
+    group.now_ms = 999;
+    group.node(1).handle_timeout(999);
+    group.settle();
+    assert_eq!(given(&mut group, 1), Vec::<Vec<u8>>::new());
+    group.now_ms = 1_000;
+    group.node(1).handle_timeout(1_000);
+    group.settle();
+    let next = vec![b"goes on".to_vec()];
+    assert_eq!((given(&mut group, 1), given(&mut group, 2)), (next.clone(), next));
 }

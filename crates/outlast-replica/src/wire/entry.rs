@@ -37,9 +37,10 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
             out.push(OPEN);
             encode_handshake(handshake, out);
         }
-        Entry::Data { connection, offset, bytes } => {
+        Entry::Data { connection, offset, said, bytes } => {
             of(out, DATA, connection);
             out.extend(offset.to_be_bytes());
+            out.extend(said.to_be_bytes());
             out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
             out.extend_from_slice(bytes);
         }
@@ -74,9 +75,9 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     let connection = ConnectionId(reader.u64()?);
     Ok(match kind {
         DATA => {
-            let offset = reader.u64()?;
+            let (offset, said) = (reader.u64()?, reader.u64()?);
             let length = usize::try_from(reader.u32()?).map_err(|_| NoMessage::Length)?;
-            Entry::Data { connection, offset, bytes: reader.bytes(length)?.into() }
+            Entry::Data { connection, offset, said, bytes: reader.bytes(length)?.into() }
         }
         FIN => Entry::Fin { connection },
         RESET => Entry::Reset { connection },

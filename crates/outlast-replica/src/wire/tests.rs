@@ -31,8 +31,8 @@ fn entries() -> Vec<Entry> {
     vec![
         Entry::Open(handshake(("10.0.0.1:80", "10.0.0.9:40000"), SynOptions::default())),
         Entry::Open(handshake(("[fd00::1]:443", "[2001:db8::9]:65535"), all)),
-        Entry::Data { connection, offset: 1 << 40, bytes: b"GET /"[..].into() },
-        Entry::Data { connection, offset: 0, bytes: (&[][..]).into() },
+        Entry::Data { connection, offset: 1 << 40, said: 1 << 41, bytes: b"GET /"[..].into() },
+        Entry::Data { connection, offset: 0, said: 0, bytes: (&[][..]).into() },
         Entry::Fin { connection },
         Entry::Reset { connection },
         Entry::End { connection, offset: 9 },

@@ -111,8 +111,8 @@ More than half of all nodes have to run: with three, one may die; with five, two
 Nodes trust each other: only they may reach each other's addresses. A node needs root, or
 CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and nfnetlink_queue. A witness needs no rights.
 
-Exit codes: 0 after SIGTERM or drain; 2 usage, or the group file; 7 the system refused, or the server of
-this node has ended: the others go on without it.";
+Exit codes: 0 after SIGTERM or drain; 130 after Ctrl-C; 2 usage, or the group file; 7 the system refused,
+or the server of this node has ended: the others go on without it. A second signal ends it at once.";
 
 /// Runs a node, or asks one.
 pub fn run(args: &ReplicateArgs, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {

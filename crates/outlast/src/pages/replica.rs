@@ -5,7 +5,7 @@ use crate::exit::clean;
 use crate::narrate::{grouped, seconds};
 use comfy_table::CellAlignment;
 use outlast_admin::Status;
-use outlast_admin::replica::{Node, Replica};
+use outlast_admin::replica::{Earlier, Node, Replica};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -21,10 +21,13 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
         status.pid
     );
     if let Some(waits) = &page.waits {
+        let earlier =
+            waits.were_members.iter().map(|Earlier { node, epoch }| format!("{node} (view {epoch})"));
         let all = [
-            ("not there", &waits.absent),
-            ("server not ready", &waits.not_ready),
-            ("ran before", &waits.were_members),
+            ("not there", waits.absent.clone()),
+            ("server not ready", waits.not_ready.clone()),
+            ("ran before", earlier.collect()),
+            ("in a group that does not let this node in yet", waits.in_group.clone()),
         ];
         for (what, nodes) in all.into_iter().filter(|(_, nodes)| !nodes.is_empty()) {
             text.push_str(&format!("  {what}: {}\n", clean(&nodes.join(", "))));
@@ -64,6 +67,7 @@ fn role(page: &Replica) -> &'static str {
     match page {
         Replica { waits: Some(_), .. } => "waits for the group to begin",
         Replica { server_lost: true, .. } => "its server takes no connections any more",
+        Replica { server_hangs: true, .. } => "its server does not answer as the others do",
         Replica { excluded: true, .. } => "out of the group, its data are old; it has a vote",
         Replica { serving: true, .. } => "primary, serves clients",
         Replica { server, .. } if server.is_empty() => "witness",

@@ -2,7 +2,9 @@
 
 use crate::admin::Administered;
 use outlast_admin::exchange::Matching;
-use outlast_admin::replica::{Disagreement, Drains, Evicted, Node as ShownNode, Replica, Switched, Waits};
+use outlast_admin::replica::{
+    Disagreement, Drains, Earlier, Evicted, Node as ShownNode, Replica, Switched, Waits,
+};
 use outlast_admin::{Answer, Page, Request, Status};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::{self, Error, Node};
@@ -45,7 +47,8 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         absent: waits.absent,
         not_ready: waits.not_ready,
         disagree: waits.disagree.into_iter().map(|(node, what)| Disagreement { node, what }).collect(),
-        were_members: waits.were_members,
+        were_members: waits.were_members.into_iter().map(|(node, epoch)| Earlier { node, epoch }).collect(),
+        in_group: waits.in_group,
     });
     let nodes = nodes.into_iter().map(|node| ShownNode {
         name: node.name,
@@ -68,6 +71,7 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         serving: facts.is_serving,
         excluded: facts.is_excluded,
         server_lost: facts.is_server_lost,
+        server_hangs: facts.is_server_hanging,
         connections: facts.connections as u64,
         last_index: facts.last,
         delivered_index: facts.delivered,

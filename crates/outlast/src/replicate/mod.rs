@@ -76,9 +76,9 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
         (_, true, false) => None,
         (false, false, true) => {
             let server = args.server.unwrap_or((Ipv4Addr::LOCALHOST, group.portal.port()).into());
-            if server == group.portal {
+            if server.ip() == group.portal.ip() {
                 return Err(Failure::usage(format!(
-                    "{server} is the portal: a server has an address of its own"
+                    "{server} has the address of the portal, which moves: a server has one of its own"
                 )));
             }
             let device = match &args.device {
@@ -89,7 +89,7 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
         }
     };
     let folder = args.state_folder.clone().unwrap_or_else(|| PathBuf::from(MEMORY_FOLDER));
-    let memory = folder.join(format!("replica-{}-{name}.json", group.name));
+    let memory = folder.join("replicas").join(&group.name).join(format!("{name}.json"));
     let server = portal.as_ref().map(|portal| portal.server);
     let is_new_group = args.new_group;
     Ok((Settings { group, name: name.clone(), portal, memory: Some(memory), is_new_group }, server))
@@ -131,10 +131,13 @@ async fn attend(
         None => None,
     };
     let (group, name) = (settings.group.clone(), settings.name.clone());
-    let node = Node::start(settings).await.map_err(|error| cannot_start(&group, server_address, error))?;
     if let (Some(address), [program, ..]) = (server_address, args.program.as_slice()) {
-        wait_until_free(address, program).await?;
+        tokio::select! {
+            free = wait_until_free(address, program) => free?,
+            request = signals.next() => return Ok(code_of(request)),
+        }
     }
+    let node = Node::start(settings).await.map_err(|error| cannot_start(&group, server_address, error))?;
     let mut server = Server::start(&args.program)?;
     let instance = Arc::new(Instance::new(node, &group, server_address));
     let mut tasks = JoinSet::new();
@@ -154,18 +157,32 @@ async fn attend(
         }
     };
     let code = match &end {
-        End::Signal(Request::Now(code)) => Ok(*code),
-        End::Signal(Request::Drain) | End::Drain => Ok(Code::Ok),
+        End::Signal(request) => Ok(code_of(*request)),
+        End::Drain => Ok(Code::Ok),
         End::Node(ended) => Err(has_ended(ended, &group, server_address)),
         End::Server(status) => Err(server_ended(&group, &name, server.as_ref(), status)),
     };
     narrator.say(&format!("node {name} leaves the group {}", group.name));
     tasks.shutdown().await;
-    instance.node().stop().await;
-    if let Some(server) = &mut server {
-        server.stop().await;
+    let ending = async {
+        instance.node().stop().await;
+        if let Some(server) = &mut server {
+            server.stop().await;
+        }
+    };
+    tokio::select! {
+        () = ending => {}
+        // Asked again: the server is killed, and the others will take this node for dead.
+        _ = signals.next() => {}
     }
     code
+}
+
+fn code_of(request: Request) -> Code {
+    match request {
+        Request::Now(code) => code,
+        Request::Drain => Code::Ok,
+    }
 }
 
 /// A server that an earlier run has started may need a moment to end.
@@ -203,28 +220,46 @@ fn cannot_start(group: &Group, server: Option<SocketAddr>, error: Error) -> anyh
     match error {
         Error::Group(what) => Failure::usage(what),
         Error::System { what, error } => {
-            let hint = match (error.kind(), server) {
-                (std::io::ErrorKind::AddrInUse, Some(server)) if server.port() == group.portal.port() => {
-                    "; a server that listens at all addresses has that of the portal, too: have it listen at 127.0.0.1, or at \
-                     another port (--server)"
-                }
-                (std::io::ErrorKind::AddrNotAvailable, _) => "; is it another node's machine (--node)?",
+            let hint = match error.kind() {
+                std::io::ErrorKind::AddrNotAvailable => "; is it another node's machine (--node)?",
                 _ => "",
             };
             Failure::system(format!("{what}: {}{hint}", plain(&error)))
+        }
+        Error::Portal { portal, error } => {
+            let hint = match (error.kind(), server) {
+                (std::io::ErrorKind::PermissionDenied, _) => {
+                    "; this needs root, or CAP_NET_ADMIN and CAP_NET_RAW"
+                }
+                (std::io::ErrorKind::AddrInUse, Some(server)) if server.port() == group.portal.port() => {
+                    "; a server that listens at all addresses has that of the portal, too: have it listen at 127.0.0.1, or at \
+                     another port (--server); or another `outlast replicate` has this portal"
+                }
+                (std::io::ErrorKind::AddrInUse, _) => "; does another `outlast replicate` have it?",
+                _ => "",
+            };
+            Failure::system(format!("cannot listen at the portal {portal}: {}{hint}", plain(&error)))
         }
         Error::Consensus(error) => Failure::new(Code::Internal, error.to_string()).into(),
     }
 }
 
 fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow::Error {
-    Failure::system(match (ended, server) {
-        (Ended::ServerLost, Some(server)) => format!(
-            "the server at {server} takes no connections any more: this node leaves the group {}, and the others go on",
-            group.name
-        ),
-        (Ended::Portal(what), _) => format!("the portal {} cannot go on here: {what}", group.portal),
-        (Ended::ServerLost, None) => format!("this node is out of the group {}", group.name),
+    let server = server.map(|server| server.to_string()).unwrap_or_default();
+    let name = &group.name;
+    let leaves = format!("this node leaves the group {name}, and the others go on");
+    Failure::system(match ended {
+        Ended::ServerLost => {
+            format!("the server at {server} takes no connections any more, or was started anew: {leaves}")
+        }
+        Ended::ServerHangs => {
+            format!("the server at {server} does not answer as the others do (see the log): {leaves}")
+        }
+        Ended::Portal(what) => format!("the portal {} cannot go on here: {what}", group.portal),
+        Ended::Memory(what) => {
+            format!("cannot note that this node is in the group {name} (--state-folder): {what}; {leaves}")
+        }
+        Ended::Consensus => format!("the consensus of the group {name} has failed here: {leaves}"),
     })
 }
 
@@ -240,7 +275,7 @@ fn server_ended(
         Err(error) => plain(error),
     };
     Failure::system(format!(
-        "{program} has ended ({how}): node {name} leaves the group {}, and the others go on. If it could not listen: the portal has \
+        "{program} has ended ({how}; it has to run in the foreground): node {name} leaves the group {}, and the others go on. If it could not listen: the portal has \
          port {} of {}, so have the server listen at 127.0.0.1, or at another port (--server)",
         group.name,
         group.portal.port(),

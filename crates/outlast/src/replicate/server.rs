@@ -7,6 +7,7 @@ use outlast_session::relay::dial::plain;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tokio::process::Child;
@@ -29,6 +30,8 @@ impl Server {
         let name = program.to_string_lossy().into_owned();
         let mut command = Command::new(program);
         command.args(arguments).stdin(std::process::Stdio::null());
+        // Ctrl-C is for this process, which ends it when the others go on.
+        command.process_group(0);
         end_with_us(libc::SIGTERM, &mut command);
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn().map_err(|error| {
             let what = format!("cannot start {name}: {}", plain(&error));

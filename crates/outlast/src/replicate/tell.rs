@@ -1,9 +1,9 @@
 //! What people are told while a node runs: changes, each once.
 
 use crate::narrate::Narrator;
-use outlast_replica::node::Status;
 use outlast_replica::node::group::Group;
 use outlast_replica::node::meeting::Waits;
+use outlast_replica::node::{Status, StatusOfNode};
 
 /// Compares what is with what was told.
 pub struct Teller<'a> {
@@ -14,7 +14,8 @@ pub struct Teller<'a> {
     epoch: u64,
     was_serving: bool,
     was_excluded: bool,
-    was_enough: bool,
+    was_alone: bool,
+    was_without_data: bool,
 }
 
 impl<'a> Teller<'a> {
@@ -27,7 +28,8 @@ impl<'a> Teller<'a> {
             epoch: 0,
             was_serving: false,
             was_excluded: false,
-            was_enough: true,
+            was_alone: false,
+            was_without_data: false,
         }
     }
 
@@ -71,22 +73,28 @@ impl<'a> Teller<'a> {
             ));
         }
         let members = status.nodes.iter().filter(|node| node.is_member).count();
-        let is_enough = status.epoch == 0 || members > 1 || self.group.nodes.len() == 1;
-        if is_enough != self.was_enough {
-            self.was_enough = is_enough;
-            if !is_enough && facts.is_serving {
-                narrator.warn(&format!(
-                    "node {name} has the only replica that is left of the group {}",
-                    self.group.name
-                ));
-            }
+        let is_alone = status.epoch > 0 && members == 1 && self.group.nodes.len() > 1 && facts.is_serving;
+        if is_alone && !std::mem::replace(&mut self.was_alone, is_alone) {
+            narrator.warn(&format!(
+                "node {name} has the only replica that is left of the group {}",
+                self.group.name
+            ));
+        }
+        let is_own = |node: &&StatusOfNode| node.name == name;
+        let is_member = status.nodes.iter().find(is_own).is_some_and(|node| node.is_member);
+        let has_no_data = status.epoch > 0 && !is_member && !facts.is_excluded && status.waits.is_none();
+        if has_no_data && !std::mem::replace(&mut self.was_without_data, has_no_data) {
+            narrator.warn(&format!(
+                "node {name} has a vote in the group {}, and no data of it: its server is given nothing (docs/replica.md)",
+                self.group.name
+            ));
         }
     }
 }
 
 /// Why there is no group yet.
 fn lines(waits: &Waits, group: &Group) -> Vec<String> {
-    let Waits { absent, not_ready, disagree, were_members } = waits;
+    let Waits { absent, not_ready, disagree, were_members, in_group } = waits;
     let mut lines = Vec::new();
     if !absent.is_empty() {
         lines.push(format!("waits for {}", absent.join(", ")));
@@ -98,11 +106,20 @@ fn lines(waits: &Waits, group: &Group) -> Vec<String> {
         lines.push(format!("{node} has another group file: {what}"));
     }
     if !were_members.is_empty() && absent.is_empty() {
+        let all: Vec<String> =
+            were_members.iter().map(|(node, epoch)| format!("{node} (until view {epoch})")).collect();
         lines.push(format!(
-            "{} of the group {} ran before, so their data may differ: make the data of all servers equal, and start each node \
-             with --new-group",
-            were_members.join(", "),
+            "{} of the group {} ran before, so their data may differ: give all servers the data of the one with the highest view, and start \
+             each node once with --new-group",
+            all.join(", "),
             group.name
+        ));
+    }
+    if !in_group.is_empty() {
+        lines.push(format!(
+            "waits for the group of {} to let it in: more than half of the nodes that were in it have to run; if no server is left, start those \
+             again as well",
+            in_group.join(", ")
         ));
     }
     lines

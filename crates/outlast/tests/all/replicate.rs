@@ -349,7 +349,7 @@ fn clients_go_on_when_the_server_of_the_primary_dies_and_when_a_node_is_told_to_
 
     // It has a vote again, and no data: nobody takes it for a replica.
     let mut again = machines.start(&second, &[]);
-    again.outlast.wait_for("is the primary");
+    again.outlast.wait_for("has a vote in the group db, and no data of it");
     let role = machines.role(&second);
     assert!(role.starts_with("no member, its server has no data of the group"), "{role}");
     let (_, status) = machines.ask(&second, &["status"]);
@@ -406,7 +406,7 @@ fn a_group_that_was_down_as_a_whole_is_not_founded_as_if_nothing_had_been() {
     let mut nodes: Vec<Node> = ["a", "b", "w"].into_iter().map(|name| machines.start(name, &[])).collect();
     for node in &mut nodes {
         let line = node.outlast.wait_for("ran before");
-        assert!(line.contains("a, b of the group db ran before"), "{line}");
+        assert!(line.contains("a (until view 1), b (until view 1) of the group db ran before"), "{line}");
     }
     drop(nodes);
     let _nodes = machines.start_all(&["--new-group"]);

@@ -38,7 +38,7 @@ fn instances_of_other_versions_are_shown_as_far_as_they_are_known() {
     instance(
         folder.path(),
         1_000_002,
-        r#"{"format":7,"version":"9.0.0","pid":1000002,"kind":"replica","up_ms":1,"view":{"number":3}}"#,
+        r#"{"format":7,"version":"9.0.0","pid":1000002,"kind":"balance","up_ms":1,"view":{"number":3}}"#,
     );
     instance(
         folder.path(),

@@ -213,7 +213,10 @@ impl Node {
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
-                Action::TooFar { .. } | Action::Lags { .. } | Action::ServerHangs => {}
+                Action::TooFar { .. }
+                | Action::Lags { .. }
+                | Action::ServerHangs
+                | Action::ServerDiffers { .. } => {}
             }
         }
         verdicts::check(self)
