@@ -10,6 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// Of nfnetlink, which numbers its messages within each part.
 const SUBSYSTEM: u16 = 3 << 8;
@@ -42,6 +43,9 @@ const FIXED_BYTES: usize = 4;
 const VERDICT_BYTES: usize = HEADER_LEN + FIXED_BYTES + 4 + 8;
 /// Said at a time: a message must fit into what a socket may send at least (`net.core.wmem_default` is 212,992 bytes).
 const VERDICTS_MAX: usize = 1_024;
+/// Where the kernel has no memory for a message, it is tried so often, after so long each time.
+const TRIES_MAX: u32 = 1_000;
+const AGAIN: Duration = Duration::from_micros(100);
 /// Of a packet's message, beside the packet.
 const BESIDE_BYTES: usize = 512;
 
@@ -203,10 +207,13 @@ impl Queue {
     pub fn flush(&mut self) -> io::Result<()> {
         // A whole number of verdicts, which are all as long.
         for piece in self.verdicts.chunks(VERDICT_BYTES * VERDICTS_MAX) {
+            let mut tries = 0;
             while let Err(error) = rustix::net::send(&self.socket, piece, SendFlags::empty()) {
+                tries += 1;
                 match error {
-                    // The kernel works on a message before it takes the next one: it has room again at once.
-                    Errno::INTR | Errno::AGAIN | Errno::NOBUFS => std::thread::yield_now(),
+                    Errno::INTR => {}
+                    // The kernel works on a message before it takes the next one: only memory can be short.
+                    Errno::AGAIN | Errno::NOBUFS if tries < TRIES_MAX => std::thread::sleep(AGAIN),
                     error => return Err(error.into()),
                 }
             }

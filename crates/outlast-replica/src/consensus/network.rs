@@ -27,7 +27,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Whoever is at that address: it is not known which run of the node.
 pub(super) const ANYONE: NodeId = NodeId(0);
 /// A connection on which nothing is asked for so long is closed: its other end may be gone.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_secs(30);
 
 /// A connection to another node. A request that was not answered to its end takes the connection with it.
 #[derive(Debug)]

@@ -40,6 +40,8 @@ const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 /// A node that leaves waits so long for the others to go on without it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A node that keeps the others waiting is taken out; if that is not decided, it is tried again.
+const EVICT_AGAIN: Duration = Duration::from_millis(500);
 /// Of the promise so many heartbeats.
 const HEARTBEATS_IN_PROMISE: u64 = 5;
 /// On a machine that has something else to do.
@@ -289,7 +291,10 @@ fn run_machine(
     let settings = machine::Settings {
         me,
         lease: consensus.lease_check(),
-        limits: Limits::default(),
+        limits: Limits {
+            lag_timeout_ms: Limits::default().lag_timeout_ms.max(group.promise_ms),
+            ..Limits::default()
+        },
         delivery: group.delivery,
         protocol: group.protocol,
         portal: at,
@@ -392,11 +397,12 @@ impl Shared {
     }
 
     /// Tells the portal who takes part, and looks whether it goes on.
-    async fn follow(&self, mut remembered: Remembered) {
+    async fn follow(&self, remembered: Remembered) {
+        let remembered = Arc::new(Mutex::new(remembered));
         let mut decided = self.consensus.decided();
         let (mut others, mut view) = (BTreeMap::new(), None);
         let mut was_member = false;
-        let mut evicting: Option<tokio::task::JoinHandle<bool>> = None;
+        let mut evicting: Option<tokio::task::JoinHandle<()>> = None;
         let mut looks = tokio::time::interval(LOOK);
         loop {
             tokio::select! {
@@ -411,23 +417,16 @@ impl Shared {
             if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
                 self.log(&newest, &members);
                 let is_member = newest.has(self.me) && self.machine.is_some();
-                // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
-                if is_member && !was_member {
-                    remembered = match self.note(remembered, newest.epoch).await {
-                        Ok(remembered) => remembered,
-                        Err(error) => return self.end(Ended::Memory(error)),
-                    };
+                if is_member {
+                    let noting = self.note(remembered.clone(), newest.epoch);
+                    // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
+                    if !was_member && let Err(error) = noting.await {
+                        return self.end(Ended::Memory(error.to_string()));
+                    }
                     was_member = true;
                 }
                 if was_member && let Some(machine) = &self.machine {
                     machine.tell(Command::View(newest.clone()));
-                }
-                // Which of two has been there longer is only worth knowing.
-                if is_member {
-                    remembered = match self.note(remembered, newest.epoch).await {
-                        Ok(remembered) => remembered,
-                        Err(error) => return self.end(Ended::Memory(error)),
-                    };
                 }
                 view = Some(newest);
             }
@@ -446,7 +445,12 @@ impl Shared {
                 && let Some(next) = view.as_ref().and_then(|view| self.without_lagging(view, &facts))
             {
                 let consensus = self.consensus.clone();
-                evicting = Some(tokio::spawn(async move { consensus.propose(&next).await.is_ok() }));
+                evicting = Some(tokio::spawn(async move {
+                    if let Err(error) = consensus.propose(&next).await {
+                        tracing::debug!(%error, "it is not taken out yet");
+                    }
+                    tokio::time::sleep(EVICT_AGAIN).await;
+                }));
             }
             if facts.is_server_lost {
                 return self.end(Ended::ServerLost);
@@ -472,18 +476,22 @@ impl Shared {
         self.ended.send_if_modified(|ended| ended.is_none().then(|| *ended = Some(how)).is_some());
     }
 
-    /// On disk, which may take long: votes and the lease do not wait for it.
-    async fn note(&self, mut remembered: Remembered, epoch: u64) -> Result<Remembered, String> {
+    /// On disk, which may take long: votes and the lease do not wait for it. What is noted later is only worth knowing: nobody has to wait for
+    /// it, either.
+    fn note(
+        &self,
+        remembered: Arc<Mutex<Remembered>>,
+        epoch: u64,
+    ) -> impl Future<Output = io::Result<()>> + use<> {
         let (group, name) = (self.group.name.clone(), self.name.clone());
         let noting = tokio::task::spawn_blocking(move || {
-            let noted = remembered.note(&group, &name, epoch);
-            (remembered, noted)
+            let noted = remembered.lock().note(&group, &name, epoch);
+            if let Err(error) = &noted {
+                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view");
+            }
+            noted
         });
-        match noting.await {
-            Ok((remembered, Ok(()))) => Ok(remembered),
-            Ok((_, Err(error))) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
+        async { noting.await.map_err(io::Error::other)? }
     }
 
     fn log(&self, view: &View, members: &BTreeMap<NodeId, Member>) {

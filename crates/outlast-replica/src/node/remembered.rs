@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Remembered {
     path: Option<PathBuf>,
     written: Option<Membership>,
+    /// That is of this run.
+    is_own: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +33,7 @@ impl Remembered {
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => None,
             Some(bytes) => Some(serde_json::from_slice(&bytes?)?),
         };
-        Ok(Self { path: path.map(Path::to_owned), written })
+        Ok(Self { path: path.map(Path::to_owned), written, is_own: false })
     }
 
     /// The last view of which an earlier run was a member, if it was in a group.
@@ -56,6 +58,13 @@ impl Remembered {
     /// # Errors
     /// It cannot be written.
     pub(super) fn note(&mut self, group: &str, node: &str, epoch: u64) -> io::Result<()> {
+        if self
+            .written
+            .as_ref()
+            .is_some_and(|written| written.group == group && written.epoch > epoch && self.is_own)
+        {
+            return Ok(());
+        }
         let membership = Membership { group: group.to_owned(), node: node.to_owned(), epoch };
         if let Some(path) = &self.path
             && self.written.as_ref() != Some(&membership)
@@ -70,6 +79,7 @@ impl Remembered {
             File::open(folder)?.sync_all()?;
         }
         self.written = Some(membership);
+        self.is_own = true;
         Ok(())
     }
 }

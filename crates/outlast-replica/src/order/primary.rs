@@ -5,6 +5,7 @@ use super::{NotTaken, Order, Output, Weigh};
 use crate::is_mutant;
 use crate::log::Ordered;
 use crate::view::NodeId;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 /// How far another node is.
@@ -97,6 +98,16 @@ impl<E: Clone + Weigh> Order<E> {
         true
     }
 
+    /// Members that have acknowledged nothing for too long, while there is something to acknowledge.
+    #[must_use]
+    pub fn lagging(&self, now_ms: u64) -> BTreeSet<NodeId> {
+        let is_late = |peer: &Progress| {
+            let behind = peer.behind_since_ms.filter(|_| peer.required);
+            behind.is_some_and(|since_ms| now_ms >= since_ms + self.limits.lag_timeout_ms)
+        };
+        self.peers.iter().filter(|(_, peer)| is_late(peer)).map(|(node, _)| *node).collect()
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
@@ -165,7 +176,12 @@ impl<E: Clone + Weigh> Order<E> {
     }
 
     /// This node serves again in the same view: what it has given an index before counts as that of an earlier primary.
-    pub(crate) fn lead_again(&mut self) {
+    pub(crate) fn lead_again(&mut self, now_ms: u64) {
+        // Meanwhile nobody may have been heard.
+        for peer in self.peers.values_mut() {
+            peer.behind_since_ms = peer.behind_since_ms.map(|_| now_ms);
+            peer.told_lag = false;
+        }
         if self.is_primary() && !is_mutant!(self, LeadsAgainEarly) {
             self.inherited = self.log.last();
         }

@@ -6,7 +6,7 @@ use super::clients::Client;
 use super::peers::{News, Peers};
 use super::raw::Raw;
 use super::repair;
-use super::server_process::ServerProcess;
+use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
 use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
@@ -352,9 +352,8 @@ impl Machine {
                 Command::View(view) => {
                     // Before there are clients: looking for it may take some milliseconds.
                     if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
-                        self.server_process.lives();
+                        self.server_process.lives(Ask::Now);
                     }
-                    self.known.lagging.clear();
                     self.replica.handle_view(view, self.now_ms());
                 }
                 Command::Others(others) => self.peers.set_others(others),
@@ -383,7 +382,7 @@ impl Machine {
         }
         if self.server_looked_at.elapsed() >= LOOK_AT_SERVER && self.replica.order().view().epoch > 0 {
             self.server_looked_at = Instant::now();
-            self.is_server_lost();
+            self.is_server_lost(Ask::Rarely);
         }
         self.look_at_clients();
         self.look_at_servers();
@@ -482,7 +481,7 @@ impl Machine {
 
     fn accept(&mut self) {
         while let Ok((socket, client)) = self.listener.accept() {
-            if self.replica.is_serving() {
+            if self.replica.is_serving() && !self.ends {
                 self.add_client(socket, client);
             } else if let Err(error) = repair::close_silently(std::os::fd::OwnedFd::from(socket).into()) {
                 // The kernel had it whole before this node stopped to serve.
@@ -531,7 +530,7 @@ impl Machine {
                     tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
                     self.known.is_server_hanging = true;
                 }
-                Action::Lags { node } => _ = self.known.lagging.insert(node),
+                Action::Lags { node } => tracing::debug!(?node, "a node keeps the others waiting"),
             }
         }
         Ok(())
@@ -571,6 +570,8 @@ impl Machine {
     }
 
     fn forget_clients(&mut self) {
+        // Those that the kernel has, and nobody has asked for yet.
+        self.accept();
         for (_, client) in std::mem::take(&mut self.clients) {
             client.close_silently();
         }
@@ -607,6 +608,9 @@ impl Machine {
     fn publish(&mut self) {
         self.known.is_serving = self.replica.is_serving();
         self.known.last = self.replica.order().last();
+        // Without the lease nobody may be heard, and all seem late.
+        let lagging = self.known.is_serving.then(|| self.replica.order().lagging(self.now_ms()));
+        self.known.lagging = lagging.unwrap_or_default();
         if self.known.view.as_ref() != Some(self.replica.order().view()) {
             self.known.view = Some(self.replica.order().view().clone());
         }

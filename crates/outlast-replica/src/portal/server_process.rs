@@ -11,8 +11,20 @@ use std::time::{Duration, Instant};
 /// A server that is not on this machine has so long to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Such a server is asked so often at the most.
+/// Such a server is asked so often, and when a connection has ended, so often at the most.
 const ASK_ELSEWHERE: Duration = Duration::from_secs(5);
+const ASK_ELSEWHERE_MIN: Duration = Duration::from_millis(100);
+/// So often in a row it may be late.
+const LATE_MAX: u32 = 2;
+
+/// Why it is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// It has ended a connection.
+    Now,
+    /// For no reason.
+    Rarely,
+}
 
 /// Looks for it.
 #[derive(Debug)]
@@ -38,30 +50,41 @@ impl ServerProcess {
 
     /// Whether it lives. Its connections may have ended a moment ago, and its listening socket be about to: a process that dies
     /// gives its memory back before any of its files is closed (Linux: `do_exit`), so that is looked at.
-    pub(super) fn lives(&mut self) -> bool {
+    pub(super) fn lives(&mut self, asks: Ask) -> bool {
+        // A list that changes while it is made may lack something.
+        self.seems_to_live(asks) || self.seems_to_live(asks)
+    }
+
+    fn seems_to_live(&mut self, asks: Ask) -> bool {
         // What cannot be listed is taken for healthy.
         let Ok(listening) = tcp::listening(&mut self.sockets) else { return true };
         let listening: Vec<Listening> = listening.into_iter().filter(|one| is_it(one, self.server)).collect();
-        if listening.is_empty() {
-            return self.lives_elsewhere();
-        }
         let inodes: Vec<u32> = listening.iter().map(|one| one.inode).collect();
+        let is_known = !self.inodes.is_empty();
         let is_same = inodes.iter().any(|inode| self.inodes.contains(inode));
-        // Started anew: what it had in memory is gone.
-        if !self.inodes.is_empty() && !is_same {
+        let owner_lives = self.owners.iter().any(|owner| has_memory(*owner));
+        if inodes.is_empty() {
+            if !is_known {
+                return self.lives_elsewhere(asks);
+            }
+            // It may be about to open its sockets anew. One that stops to listen, and ends connections, is about to end.
+            self.refused += 1;
+            return owner_lives && asks == Ask::Rarely && self.refused < 2 * LATE_MAX;
+        }
+        if is_known {
+            self.refused = 0;
+        }
+        if is_known && !is_same && !owner_lives {
+            // Started anew: what it had in memory is gone. In another PID namespace its processes cannot be looked at.
             return false;
         }
-        // One of several may have been closed already.
-        let was_found = !self.owners.is_empty() && is_same;
-        if self.is_hidden && is_same {
-            return true;
-        }
-        if was_found && self.owners.iter().any(|owner| has_memory(*owner)) {
+        if is_same && (owner_lives || self.is_hidden) {
+            self.inodes = inodes;
             return true;
         }
         // It may have gone into the background meanwhile.
         let owners = owners(&inodes);
-        if was_found && owners.is_empty() {
+        if is_same && !self.owners.is_empty() && owners.is_empty() {
             return false;
         }
         // In another PID namespace nobody can be found.
@@ -71,16 +94,25 @@ impl ServerProcess {
         lives
     }
 
-    /// A server that is not on this machine. Asked rarely, as it takes a connection each time; and once is none.
-    fn lives_elsewhere(&mut self) -> bool {
-        if !self.inodes.is_empty() || self.server.ip().is_loopback() {
+    /// A server that is not on this machine. Each question takes a connection.
+    fn lives_elsewhere(&mut self, asks: Ask) -> bool {
+        if self.server.ip().is_loopback() {
             return false;
         }
-        if self.asked_at.is_none_or(|at| at.elapsed() > ASK_ELSEWHERE) {
+        let every = match asks {
+            Ask::Now => ASK_ELSEWHERE_MIN,
+            Ask::Rarely => ASK_ELSEWHERE,
+        };
+        if self.asked_at.is_none_or(|at| at.elapsed() > every) {
+            self.refused = match TcpStream::connect_timeout(&self.server, CONNECT_TIMEOUT) {
+                Ok(_) => 0,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => LATE_MAX,
+                // It may only be late.
+                Err(_) => self.refused + 1,
+            };
             self.asked_at = Some(Instant::now());
-            self.refused = if is_elsewhere(self.server) { 0 } else { self.refused + 1 };
         }
-        self.refused < 2
+        self.refused < LATE_MAX
     }
 }
 
@@ -133,11 +165,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut process = ServerProcess::new(address).unwrap();
-        assert!(process.lives());
+        assert!(process.lives(Ask::Now));
         assert_eq!(process.owners, [std::process::id()]);
-        assert!(process.lives() && is_up(address));
+        assert!(process.lives(Ask::Now) && is_up(address));
         assert!(!has_memory(u32::MAX));
         drop(listener);
-        assert!(!process.lives() && !is_up(address));
+        assert!(!process.lives(Ask::Now) && !is_up(address));
     }
 }

@@ -1,6 +1,7 @@
 //! Connections to the server of this node: one for each client.
 
 use super::machine::Machine;
+use super::server_process::Ask;
 use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
 use mio::Token;
@@ -35,7 +36,7 @@ impl Machine {
                     Server { stream, token, has_said_all: false, is_broken: false, is_closing: false };
                 self.servers.insert(connection, server);
             }
-            Err(_) if self.is_server_lost() => {}
+            Err(_) if self.is_server_lost(Ask::Now) => {}
             Err(error) => {
                 tracing::warn!(%error, server = %self.server, "the server cannot be reached");
                 self.replica.handle_server_reset(connection, self.now_ms());
@@ -89,23 +90,23 @@ impl Machine {
             && at <= now
         {
             self.closing_servers.pop_front();
-            if self.servers.get(&connection).is_some_and(|server| server.is_closing) {
-                // Whether it has worked that off nobody knows.
-                self.drop_server(connection);
-                self.replica.handle_server_left(connection);
+            if self.servers.get(&connection).is_none_or(|server| !server.is_closing) {
+                continue;
+            }
+            if self.replica.awaits_end(connection) {
+                // It may work still on what it has got.
+                self.closing_servers.push_back((now + CLOSE_WITHIN, connection));
+            } else {
+                self.remove_server(connection);
             }
         }
     }
 
     fn remove_server(&mut self, connection: ConnectionId) {
-        self.drop_server(connection);
-        self.replica.handle_server_closed(connection, self.now_ms());
-    }
-
-    fn drop_server(&mut self, connection: ConnectionId) {
         if let Some(server) = self.servers.remove(&connection) {
             self.forget_token(server.token);
         }
+        self.replica.handle_server_closed(connection, self.now_ms());
     }
 
     fn flush_server(&mut self, connection: ConnectionId) {
@@ -133,8 +134,10 @@ impl Machine {
     }
 
     /// A server that dies ends all its connections, and means none of it: nobody is told of that, and the others go on with their servers.
-    pub(super) fn is_server_lost(&mut self) -> bool {
-        if !self.known.is_server_lost && !self.server_process.lives() {
+    pub(super) fn is_server_lost(&mut self, asks: Ask) -> bool {
+        // What becomes of one that is out is nobody's business, and it keeps its vote.
+        let matters = !self.known.is_server_lost && !self.known.is_excluded;
+        if matters && !self.server_process.lives(asks) {
             tracing::error!(server = %self.server, "the server takes no connections any more: the others go on without this node");
             self.known.is_server_lost = true;
         }
@@ -156,14 +159,14 @@ impl Machine {
                 }
                 Input::End => {
                     server.has_said_all = true;
-                    if !self.is_server_lost() {
+                    if !self.is_server_lost(Ask::Now) {
                         self.replica.handle_answer_end(connection, now_ms);
                     }
                 }
                 Input::Broken | Input::Nothing => {
                     (server.has_said_all, server.is_broken) = (true, true);
                     let waiting = server.stream.waiting_bytes();
-                    if !self.is_server_lost() {
+                    if !self.is_server_lost(Ask::Now) {
                         self.replica.handle_server_took(connection, waiting);
                         self.replica.handle_server_reset(connection, now_ms);
                     }

@@ -31,6 +31,8 @@ pub(crate) enum Questions {
         open: u64,
         /// Replies to what was passed: they come first.
         owed: u64,
+        /// One has come, since something was passed last.
+        is_paid: bool,
     },
     #[cfg(test)]
     Counted {
@@ -42,9 +44,13 @@ impl Questions {
     pub(crate) fn new(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Raw => Self::Raw { is_open: false },
-            Protocol::Redis => {
-                Self::Redis { requests: Requests::default(), replies: Replies::default(), open: 0, owed: 0 }
-            }
+            Protocol::Redis => Self::Redis {
+                requests: Requests::default(),
+                replies: Replies::default(),
+                open: 0,
+                owed: 0,
+                is_paid: false,
+            },
             #[cfg(test)]
             Protocol::Counted => Self::Counted { open: 1 },
         }
@@ -61,7 +67,11 @@ impl Questions {
     pub(crate) fn pass(&mut self) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { open, owed, .. } => *owed += core::mem::take(open),
+            Self::Redis { open, owed, is_paid, .. } => {
+                let more = core::mem::take(open);
+                // Redis answers in order: what has not come before that never will, as after SUBSCRIBE.
+                *owed = if core::mem::take(is_paid) { 0 } else { *owed + more };
+            }
             #[cfg(test)]
             Self::Counted { open } => *open = 0,
         }
@@ -84,12 +94,14 @@ impl Questions {
     pub(crate) fn answer(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { replies, open, owed, .. } => match replies.count(bytes) {
+            Self::Redis { replies, open, owed, is_paid, .. } => match replies.count(bytes) {
                 // It says more where a client has subscribed to something.
                 Some(count) => {
                     let late = count.min(*owed);
                     *owed -= late;
                     *open = open.saturating_sub(count - late);
+                    // When all is answered, what was paid was right.
+                    *is_paid = (*is_paid || late > 0) && *open > 0;
                 }
                 None => *self = Self::Raw { is_open: false },
             },
@@ -139,6 +151,16 @@ mod tests {
         questions.ask(b"ping\r\n");
         questions.answer(b"*2\r\n+q\r\n+x\r\n");
         assert!(!questions.are_answered());
+        questions.answer(b"+PONG\r\n");
+        assert!(questions.are_answered());
+        // Nothing ever answers that: it delays no more than the next one.
+        questions.ask(b"subscribe x\r\n");
+        questions.pass();
+        questions.ask(b"ping\r\n");
+        questions.answer(b">3\r\n+subscribe\r\n+x\r\n:1\r\n+PONG\r\n");
+        assert!(!questions.are_answered());
+        questions.pass();
+        questions.ask(b"ping\r\n");
         questions.answer(b"+PONG\r\n");
         assert!(questions.are_answered());
         questions.ask(b"*x\r\n");

@@ -5,12 +5,11 @@
 //! client (a lock, an empty queue), would keep all waiting: after a time the primary passes it, which has a place in the order of entries, so
 //! that all nodes do.
 
-use super::{Action, MISSED_MS, Replica, Role};
-use crate::connection::Connection;
+use super::{Action, GAP_MS, MISSED_MS, Replica, Role};
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
-use crate::protocol::Questions;
-use alloc::collections::{BTreeSet, VecDeque};
+use crate::protocol::{Protocol, Questions};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A backup whose server is so many times what the log may hold behind does not keep up.
 const BACKLOG_LOGS: usize = 4;
@@ -34,8 +33,6 @@ struct Working {
     since_ms: u64,
     /// It has got the end of the stream, or is to close the connection: an answer is not enough.
     awaits_end: bool,
-    /// At the primary: that it is passed has a place in the order, or will have.
-    is_passed: bool,
 }
 
 /// What waits for its turn.
@@ -61,6 +58,12 @@ pub(super) struct Deliveries {
     waiting: VecDeque<Waiting>,
     /// Bytes of all that waits.
     bytes: usize,
+    /// Since when the first that waits has been the first.
+    first_since_ms: u64,
+    /// At the primary: that this entry is passed has a place in the order, or will have.
+    passing: Option<u64>,
+    /// So much the server has said on each connection that it has.
+    said: BTreeMap<ConnectionId, u64>,
     working: Option<Working>,
     /// Entries that wait, and are not waited for once the server has them.
     passed: BTreeSet<u64>,
@@ -85,19 +88,27 @@ impl Deliveries {
         self.working = self.working.filter(|working| working.connection != connection);
     }
 
-    /// The next one that the server may have now; it has said so much on a connection.
-    fn next(&mut self, produced: impl FnOnce(ConnectionId) -> u64) -> Option<Waiting> {
-        let Waiting { connection, after, .. } = self.waiting.front()?;
+    /// The next one that the server may have now.
+    fn next(&mut self, now_ms: u64) -> Option<Waiting> {
+        let Waiting { index, connection, after, .. } = self.waiting.front()?;
         let is_free = self.working.is_none_or(|working| working.connection == *connection);
-        let is_serial = self.delivery == Delivery::Serial;
         // What a client says in answer to something comes behind it: the server has answered what it was given before.
-        let is_due = self.ended.contains(connection) || produced(*connection) >= *after;
-        if is_serial && !(is_free && is_due) {
+        let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
+        let is_due = said >= *after || self.ended.contains(connection) || self.passed.contains(index);
+        if self.delivery == Delivery::Serial && !(is_free && is_due) {
             return None;
         }
         let next = self.waiting.pop_front()?;
+        self.first_since_ms = now_ms;
         self.bytes = self.bytes.saturating_sub(next.bytes());
         Some(next)
+    }
+
+    /// What keeps others waiting: the entry that is worked on, or the first that waits, where that is not due. And since when it does.
+    fn blocking(&self) -> Option<(u64, u64)> {
+        let first = self.waiting.front()?;
+        let blocking = self.working.map_or((first.index, 0), |working| (working.index, working.since_ms));
+        Some((blocking.0, blocking.1.max(self.first_since_ms)))
     }
 
     /// The answer to this entry is not waited for. The connection, if the server has it.
@@ -121,9 +132,14 @@ impl Replica {
         action: Action,
         now_ms: u64,
     ) {
-        let after = if is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
+        // Where replies are counted it is known without that what a request has to wait for; and they may have other lengths.
+        let counts = !matches!(self.protocol, Protocol::Raw);
+        let after = if counts || is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
         let waiting = Waiting { index, after, connection, action };
         self.deliveries.bytes += waiting.bytes();
+        if self.deliveries.waiting.is_empty() {
+            self.deliveries.first_since_ms = now_ms;
+        }
         self.deliveries.waiting.push_back(waiting);
         self.go_on_with_deliveries(now_ms);
         // A backup that does not keep up would keep all of it in memory.
@@ -135,54 +151,61 @@ impl Replica {
 
     /// Gives the server what it may have now.
     pub(super) fn go_on_with_deliveries(&mut self, now_ms: u64) {
-        let connections = &self.connections;
-        let produced = |connection| {
-            let state: Option<&Connection> = connections.get(&connection);
-            state.map_or(u64::MAX, |state| state.answers.produced)
-        };
-        let Some(next) = self.deliveries.next(produced) else { return };
-        self.give_to_server(next, now_ms);
-        self.go_on_with_deliveries(now_ms);
+        while let Some(next) = self.deliveries.next(now_ms) {
+            self.give_to_server(next, now_ms);
+        }
     }
 
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
         let Waiting { index, connection, action, .. } = next;
-        {
-            // One that has ended its stream says nothing more, whatever it gets.
-            let has_ended = self.deliveries.ended.contains(&connection);
-            let (waits, awaits_end) = match &action {
-                Action::ToServer { bytes, .. } => {
-                    let protocol = self.protocol;
-                    let questions =
-                        self.questions.entry(connection).or_insert_with(|| Questions::resumed(protocol));
-                    questions.ask(bytes);
-                    (!has_ended && !questions.are_answered(), false)
-                }
-                // It ends its stream as well, when it has answered all.
-                Action::EndToServer { .. } => (!has_ended, true),
-                Action::CloseServer { .. } => (true, true),
-                _ => (false, false),
-            };
-            let is_passed = self.deliveries.passed.remove(&index);
-            if is_passed && let Some(questions) = self.questions.get_mut(&connection) {
+        // One that has ended its stream says nothing more, whatever it gets.
+        let has_ended = self.deliveries.ended.contains(&connection);
+        let (waits, awaits_end) = match &action {
+            Action::ToServer { bytes, .. } => {
+                let protocol = self.protocol;
+                let questions =
+                    self.questions.entry(connection).or_insert_with(|| Questions::resumed(protocol));
+                questions.ask(bytes);
+                (!has_ended && !questions.are_answered(), false)
+            }
+            // It ends its stream as well, when it has answered all.
+            Action::EndToServer { .. } => (!has_ended, true),
+            Action::CloseServer { .. } => (true, true),
+            _ => (false, false),
+        };
+        let is_passed = self.deliveries.passed.remove(&index);
+        if is_passed {
+            if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
-            self.actions.push_back(action);
-            if waits && !is_passed && !is_mutant!(self, DeliversAtOnce) {
-                self.deliveries.working =
-                    Some(Working { connection, index, since_ms: now_ms, awaits_end, is_passed: false });
-            }
+            self.deliveries.end_work(connection);
+        }
+        self.actions.push_back(action);
+        if waits && !is_passed && !is_mutant!(self, DeliversAtOnce) {
+            self.deliveries.working = Some(Working { connection, index, since_ms: now_ms, awaits_end });
+        }
+    }
+
+    /// The server has had this connection before, and has said so much on it; or has ended it.
+    pub(super) fn resume_server(&mut self, connection: ConnectionId, said: u64, has_ended: bool) {
+        self.deliveries.said.insert(connection, said);
+        if has_ended {
+            self.deliveries.ended.insert(connection);
         }
     }
 
     /// The server is about to have this connection.
     pub(super) fn connect_server(&mut self, connection: ConnectionId) {
         self.questions.insert(connection, Questions::new(self.protocol));
+        self.deliveries.said.insert(connection, 0);
         self.actions.push_back(Action::ConnectServer { connection });
     }
 
     /// The server has said something on this connection.
     pub(super) fn note_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
+        if let Some(said) = self.deliveries.said.get_mut(&connection) {
+            *said += bytes.len() as u64;
+        }
         if let Some(questions) = self.questions.get_mut(&connection) {
             questions.answer(bytes);
             if !questions.are_answered() {
@@ -203,72 +226,80 @@ impl Replica {
         self.go_on_with_deliveries(now_ms);
     }
 
-    /// The shell has [closed](Action::CloseServer) the connection to the server, which has not done so: it may work still on what it has got, so what
-    /// comes on other connections waits, until that is passed.
-    pub fn handle_server_left(&mut self, connection: ConnectionId) {
-        self.questions.remove(&connection);
-        self.deliveries.ended.remove(&connection);
-    }
-
-    /// The shell has [closed](Action::CloseServer) the connection to the server, and the server has done so as well.
+    /// The shell has [closed](Action::CloseServer) the connection to the server, and the server has done so as well; or it has not for some time,
+    /// and nobody [waits](Self::awaits_end) for that.
     pub fn handle_server_closed(&mut self, connection: ConnectionId, now_ms: u64) {
         self.note_server_end(connection, now_ms);
         self.deliveries.ended.remove(&connection);
+        self.deliveries.said.remove(&connection);
         self.take_outputs(now_ms);
+    }
+
+    /// Whether what comes on other connections waits until the server has ended this one: it may work still on what it has got.
+    #[must_use]
+    pub fn awaits_end(&self, connection: ConnectionId) -> bool {
+        self.deliveries.working.is_some_and(|working| working.connection == connection)
     }
 
     /// When the primary passes what its server does not answer.
     pub(super) fn passes_at_ms(&self) -> Option<u64> {
-        let others_wait = self.role == Role::Serving && !self.deliveries.waiting.is_empty();
-        let working = self.deliveries.working.filter(|working| others_wait && !working.is_passed)?;
-        Some(working.since_ms + self.order.limits().answer_timeout_ms)
+        let (index, since_ms) = self.deliveries.blocking().filter(|_| self.role == Role::Serving)?;
+        let is_new = self.deliveries.passing != Some(index);
+        is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
     }
 
-    /// When a backup's server counts as hanging. The primary has been heard not long before: it would have passed what its server does not
+    /// When a backup's server counts as hanging. The primary has been heard all the time: it would have passed what its server does not
     /// answer.
     pub(super) fn hangs_at_ms(&self) -> Option<u64> {
-        let order = &self.order;
-        let is_backup = order.view().has(order.me()) && !order.is_primary();
-        let others_wait = is_backup && !self.deliveries.waiting.is_empty();
-        let working = self.deliveries.working.filter(|_| others_wait)?;
-        Some(working.since_ms.max(self.gap_ms) + order.limits().hang_timeout_ms)
+        let (_, since_ms) = self.deliveries.blocking().filter(|_| self.is_backup())?;
+        Some(since_ms.max(self.gap_ms) + self.order.limits().hang_timeout_ms)
+    }
+
+    /// Whether this node is a member, and another one leads.
+    fn is_backup(&self) -> bool {
+        self.order.view().has(self.order.me()) && !self.order.is_primary()
+    }
+
+    /// Nobody passes anything, and no connection is ended, while the primary is not heard: what was to come then is not late.
+    fn note_gap(&mut self, now_ms: u64) -> bool {
+        let is_gap = now_ms > self.heard_ms + GAP_MS;
+        if is_gap {
+            self.gap_ms = now_ms;
+            self.missed.values_mut().for_each(|at_ms| *at_ms = now_ms);
+        }
+        is_gap
     }
 
     /// The server of a backup may have ended a connection that the primary's server has not.
     pub(super) fn find_differing_server(&mut self, now_ms: u64) {
-        let is_backup = self.order.view().has(self.order.me()) && !self.order.is_primary();
         let late =
             |(connection, at_ms): (&ConnectionId, &u64)| (now_ms >= at_ms + MISSED_MS).then_some(*connection);
-        while let Some(connection) = self.missed.iter().find_map(late) {
+        let Some(connection) = self.missed.iter().find_map(late) else { return };
+        if !self.is_backup() {
             self.missed.remove(&connection);
-            if is_backup {
-                self.actions.push_back(Action::ServerDiffers { connection });
-            }
+        } else if !self.note_gap(now_ms) {
+            self.missed.remove(&connection);
+            self.actions.push_back(Action::ServerDiffers { connection });
         }
     }
 
     pub(super) fn pass_unanswered(&mut self, now_ms: u64) {
-        if self.hangs_at_ms().is_some_and(|at_ms| now_ms >= at_ms)
-            && let Some(working) = &mut self.deliveries.working
-        {
-            working.since_ms = now_ms;
+        if self.hangs_at_ms().is_some_and(|at_ms| now_ms >= at_ms) && !self.note_gap(now_ms) {
+            self.gap_ms = now_ms;
             self.actions.push_back(Action::ServerHangs);
         }
         if self.passes_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
             return;
         }
-        if let Some(working) = &mut self.deliveries.working {
-            working.is_passed = true;
-            let index = working.index;
+        if let Some((index, _)) = self.deliveries.blocking() {
+            self.deliveries.passing = Some(index);
             self.propose(Entry::Proceed { index }, now_ms);
         }
     }
 
     /// That was proposed by a node that leads no more.
     pub(super) fn forget_passing(&mut self) {
-        if let Some(working) = &mut self.deliveries.working {
-            working.is_passed = false;
-        }
+        self.deliveries.passing = None;
     }
 
     /// All nodes go on without the answer to this entry.

@@ -105,7 +105,8 @@ impl Replica {
     /// not work on what comes then: nor may this one, so its connection ends as well.
     fn feed(&mut self, at: (u64, u64), connection: ConnectionId, action: Action, now_ms: u64) {
         let Some(state) = self.connections.get_mut(&connection) else { return };
-        let is_own = state.answers.server_ended && state.answers.end.is_none() || state.answers.server_reset;
+        let is_own =
+            state.answers.end.is_none() && (state.answers.server_ended || state.answers.server_reset);
         if is_own && !state.is_server_closed && !state.is_aborted && matches!(action, Action::ToServer { .. })
         {
             self.missed.entry(connection).or_insert(now_ms);

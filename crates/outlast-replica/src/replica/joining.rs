@@ -61,6 +61,7 @@ impl Replica {
             let newest = replica.by_ends.entry(ends).or_insert(connection);
             *newest = connection.max(*newest);
             replica.connections.insert(connection, Connection::known(known, now_ms));
+            replica.resume_server(connection, known.produced, known.server_ended || known.is_aborted);
             if !known.server_ended && !known.is_aborted {
                 replica.actions.push_back(Action::ReconnectServer { connection });
             }

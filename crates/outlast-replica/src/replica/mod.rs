@@ -28,7 +28,7 @@ pub use take_over::Restore;
 /// A primary that is not heard for so long may be gone, and nobody passes what servers do not answer.
 const GAP_MS: u64 = 1_000;
 /// The end of a connection that the primary's server has ended as well comes within this time.
-const MISSED_MS: u64 = 2_000;
+const MISSED_MS: u64 = 10_000;
 
 /// A packet that waits for a verdict: the number that the kernel has given it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,7 +77,7 @@ pub enum Action {
     },
     /// No client is at the connection to the server of this node any more. Give the server what it has not taken, and the end of the stream; what
     /// it says is for nobody. When it has ended its stream, or has not for some time, close the connection and say
-    /// [`Replica::handle_server_closed`], or [`Replica::handle_server_left`]. A reset would take from the server what it has not read, and servers have to read the same.
+    /// [`Replica::handle_server_closed`]. A reset would take from the server what it has not read, and servers have to read the same.
     CloseServer {
         /// Of which client.
         connection: ConnectionId,
@@ -271,7 +271,7 @@ impl Replica {
         }
         self.has_lease = has_lease;
         if has_lease {
-            self.order.lead_again();
+            self.order.lead_again(now_ms);
         }
         self.handle_role();
         self.take_outputs(now_ms);

@@ -363,8 +363,16 @@ fn a_backup_whose_server_ends_what_the_others_do_not_is_found() {
     group.node(1).handle_input(connection, b"more"[..].into(), 0).unwrap();
     group.settle();
     group.actions(2);
+    // Nothing is late while the primary is not heard.
     let due_ms = group.node(2).poll_timeout().unwrap();
     group.node(2).handle_timeout(due_ms);
+    assert_eq!(group.actions(2), []);
+    group.now_ms = group.node(2).poll_timeout().unwrap();
+    assert!(group.now_ms > due_ms);
+    let now_ms = group.now_ms;
+    group.node(1).handle_timeout(now_ms);
+    group.settle();
+    group.node(2).handle_timeout(now_ms);
     assert_eq!(group.actions(2), [Action::ServerDiffers { connection }]);
 }
 

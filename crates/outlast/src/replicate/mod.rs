@@ -170,10 +170,16 @@ async fn attend(
             server.stop().await;
         }
     };
+    // Asked again: the server is killed, and the others will take this node for dead. Where it ends by itself, the first signal is none of that.
+    let again = async {
+        if !matches!(end, End::Signal(_)) {
+            signals.next().await;
+        }
+        signals.next().await;
+    };
     tokio::select! {
         () = ending => {}
-        // Asked again: the server is killed, and the others will take this node for dead.
-        _ = signals.next() => {}
+        () = again => {}
     }
     code
 }

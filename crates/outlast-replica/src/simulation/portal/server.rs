@@ -11,7 +11,7 @@ extern crate std;
 pub const QUIT: u8 = 255;
 pub const ABORT: u8 = 254;
 /// And this one has no answer.
-pub const SILENT: u8 = 253;
+pub const SILENT: u8 = 198;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
