@@ -38,11 +38,11 @@ pub struct Replica {
     pub last_index: u64,
     /// Log index of the last one that its server was given.
     pub delivered_index: u64,
-    /// It has taken over so often.
+    /// How many times it has become the primary.
     pub take_overs: u64,
     /// How long the last take-over took, in microseconds.
     pub take_over_us: Option<u64>,
-    /// The kernel had no room for packets so often.
+    /// How many times the kernel had no room for packets.
     pub overflows: u64,
 }
 

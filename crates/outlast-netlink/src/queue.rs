@@ -43,7 +43,7 @@ const FIXED_BYTES: usize = 4;
 const VERDICT_BYTES: usize = HEADER_LEN + FIXED_BYTES + 4 + 8;
 /// Said at a time: a message must fit into what a socket may send at least (`net.core.wmem_default` is 212,992 bytes).
 const VERDICTS_MAX: usize = 1_024;
-/// Where the kernel has no memory for a message, it is tried so often, after so long each time.
+/// Where the kernel has no memory for a message: how many times it is tried, and the pause between two tries.
 const TRIES_MAX: u32 = 1_000;
 const AGAIN: Duration = Duration::from_micros(100);
 /// Of a packet's message, beside the packet.

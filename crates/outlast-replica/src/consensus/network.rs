@@ -24,7 +24,7 @@ use tokio::time::timeout;
 /// A node that cannot be reached is tried again so much later.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Whoever is at that address: it is not known which run of the node.
+/// Any run of the node at that address.
 pub(super) const ANYONE: NodeId = NodeId(0);
 /// A connection on which nothing is asked for so long is closed: its other end may be gone.
 const IDLE: Duration = Duration::from_secs(30);

@@ -5,13 +5,14 @@ pub mod group;
 pub mod meeting;
 mod remembered;
 mod status;
+mod views;
 
-use crate::consensus::{self, Consensus, Member};
+use crate::consensus::{self, Consensus};
 use crate::order::Limits;
-use crate::portal::machine::{self, Command, Facts, Handle, Machine};
+use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
-use crate::view::{NodeId, View};
+use crate::view::NodeId;
 use door::{Door, introduce};
 use group::{Group, Listed};
 use meeting::{Introduction, Meeting, Next, Waits};
@@ -19,7 +20,6 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use remembered::Remembered;
 pub use status::{Status, StatusOfNode};
-use std::collections::BTreeMap;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Nodes introduce themselves so often, as long as they have no group.
+/// Between two introductions of a node that has no group.
 const INTRODUCE: Duration = Duration::from_millis(100);
 /// An answer to that which takes longer is not waited for.
 const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -375,186 +375,4 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
             }
         }
     }
-}
-
-impl Shared {
-    /// This node, for the others.
-    fn member(&self) -> Member {
-        let listed = self.group.node(&self.name);
-        let address = listed.map(|listed| listed.address.to_string()).unwrap_or_default();
-        Member { name: self.name.clone(), address, is_witness: self.machine.is_none() }
-    }
-
-    fn view(&self) -> Option<View> {
-        self.consensus.decided().borrow().view.clone()
-    }
-
-    /// What people call this node.
-    fn name_of(&self, node: NodeId, members: &BTreeMap<NodeId, Member>) -> String {
-        members
-            .get(&node)
-            .map_or_else(|| format!("an earlier run ({:x})", node.0), |member| member.name.clone())
-    }
-
-    /// Tells the portal who takes part, and looks whether it goes on.
-    async fn follow(&self, remembered: Remembered) {
-        let remembered = Arc::new(Mutex::new(remembered));
-        let mut decided = self.consensus.decided();
-        let (mut others, mut view) = (BTreeMap::new(), None);
-        let mut was_member = false;
-        let mut evicting: Option<tokio::task::JoinHandle<()>> = None;
-        let mut looks = tokio::time::interval(LOOK);
-        loop {
-            tokio::select! {
-                changed = decided.changed() => if changed.is_err() { return },
-                _ = looks.tick() => {}
-            }
-            if !self.consensus.is_running() {
-                return self.end(Ended::Consensus);
-            }
-            let members = self.consensus.members();
-            let newest = decided.borrow_and_update().view.clone();
-            if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
-                self.log(&newest, &members);
-                let is_member = newest.has(self.me) && self.machine.is_some();
-                if is_member {
-                    let noting = self.note(remembered.clone(), newest.epoch);
-                    // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
-                    if !was_member && let Err(error) = noting.await {
-                        return self.end(Ended::Memory(error.to_string()));
-                    }
-                    was_member = true;
-                }
-                if was_member && let Some(machine) = &self.machine {
-                    machine.tell(Command::View(newest.clone()));
-                }
-                view = Some(newest);
-            }
-            let Some(machine) = &self.machine else { continue };
-            let addresses: BTreeMap<NodeId, SocketAddr> = members
-                .iter()
-                .filter(|(node, member)| **node != self.me && !member.is_witness)
-                .filter_map(|(node, member)| Some((*node, member.address.parse().ok()?)))
-                .collect();
-            if addresses != others {
-                machine.tell(Command::Others(addresses.clone()));
-                others = addresses;
-            }
-            let facts = machine.facts();
-            if evicting.as_ref().is_none_or(|task| task.is_finished())
-                && let Some(next) = view.as_ref().and_then(|view| self.without_lagging(view, &facts))
-            {
-                let consensus = self.consensus.clone();
-                evicting = Some(tokio::spawn(async move {
-                    if let Err(error) = consensus.propose(&next).await {
-                        tracing::debug!(%error, "it is not taken out yet");
-                    }
-                    tokio::time::sleep(EVICT_AGAIN).await;
-                }));
-            }
-            if facts.is_server_lost {
-                return self.end(Ended::ServerLost);
-            }
-            if facts.is_server_hanging {
-                return self.end(Ended::ServerHangs);
-            }
-        }
-    }
-
-    /// At the primary: the view without a member that has acknowledged nothing for a while, though it answers the consensus.
-    fn without_lagging(&self, view: &View, facts: &Facts) -> Option<View> {
-        let lags = |node: &&NodeId| **node != self.me && facts.lagging.contains(node);
-        let late = view.members.iter().find(lags).filter(|_| view.primary == self.me)?;
-        tracing::warn!(
-            node = self.name_of(*late, &self.consensus.members()),
-            "a node keeps the others waiting, and is taken out"
-        );
-        without(view, *late)
-    }
-
-    fn end(&self, how: Ended) {
-        self.ended.send_if_modified(|ended| ended.is_none().then(|| *ended = Some(how)).is_some());
-    }
-
-    /// On disk, which may take long: votes and the lease do not wait for it. What is noted later is only worth knowing: nobody has to wait for
-    /// it, either.
-    fn note(
-        &self,
-        remembered: Arc<Mutex<Remembered>>,
-        epoch: u64,
-    ) -> impl Future<Output = io::Result<()>> + use<> {
-        let (group, name) = (self.group.name.clone(), self.name.clone());
-        let noting = tokio::task::spawn_blocking(move || {
-            let noted = remembered.lock().note(&group, &name, epoch);
-            if let Err(error) = &noted {
-                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view");
-            }
-            noted
-        });
-        async { noting.await.map_err(io::Error::other)? }
-    }
-
-    fn log(&self, view: &View, members: &BTreeMap<NodeId, Member>) {
-        let names: Vec<String> = view.members.iter().map(|node| self.name_of(*node, members)).collect();
-        let primary = self.name_of(view.primary, members);
-        tracing::info!(epoch = view.epoch, primary, members = names.join(", "), "a view is decided");
-    }
-
-    async fn switch_over(&self, to: Option<&str>) -> Result<String, Error> {
-        let members = self.consensus.members();
-        let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
-        let mut others = view.members.iter().filter(|node| **node != view.primary);
-        let next = others.find(|node| to.is_none_or(|to| self.name_of(**node, &members) == to)).copied();
-        let Some(next) = next else {
-            let what = match to {
-                Some(to) if self.name_of(view.primary, &members) == to => {
-                    format!("{to} is the primary already")
-                }
-                Some(to) => format!("{to} is no member of the view: only a member has all data"),
-                None => "there is no other member that could be the primary".to_owned(),
-            };
-            return Err(Error::Group(what));
-        };
-        self.consensus.propose(&View { epoch: view.epoch + 1, primary: next, members: view.members }).await?;
-        Ok(self.name_of(next, &members))
-    }
-
-    async fn evict(&self, name: &str) -> Result<(), Error> {
-        let members = self.consensus.members();
-        let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
-        let node = view.members.iter().find(|node| self.name_of(**node, &members) == name).copied();
-        let node = node.ok_or_else(|| Error::Group(format!("{name} is no member of the view")))?;
-        let next = without(&view, node).ok_or_else(|| Error::Group(format!("{name} is the last member")))?;
-        Ok(self.consensus.propose(&next).await?)
-    }
-
-    /// The others go on without this node, and wait for nothing.
-    async fn leave(&self) {
-        let left = async {
-            while let Some(next) =
-                self.view().filter(|view| view.has(self.me)).and_then(|view| without(&view, self.me))
-            {
-                if let Err(error) = self.consensus.propose(&next).await {
-                    tracing::debug!(%error, "the others do not go on without this node yet");
-                    tokio::time::sleep(LOOK).await;
-                }
-            }
-        };
-        let is_last = self.view().is_some_and(|view| view.members == [self.me]);
-        if is_last && self.group.nodes.len() > 1 {
-            tracing::warn!(
-                "this is the last node that has all data of the group: nobody serves clients any more"
-            );
-        }
-        if self.machine.is_some() && timeout(LEAVE_TIMEOUT, left).await.is_err() {
-            tracing::warn!("the others were not told that this node ends: they will take it for dead");
-        }
-    }
-}
-
-/// The view that has all but this member; none where it is the last one.
-fn without(view: &View, node: NodeId) -> Option<View> {
-    let members: Vec<NodeId> = view.members.iter().copied().filter(|member| *member != node).collect();
-    let primary = if view.primary == node { *members.first()? } else { view.primary };
-    Some(View { epoch: view.epoch + 1, primary, members })
 }

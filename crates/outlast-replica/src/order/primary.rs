@@ -102,7 +102,8 @@ impl<E: Clone + Weigh> Order<E> {
     #[must_use]
     pub fn lagging(&self, now_ms: u64) -> BTreeSet<NodeId> {
         let is_late = |peer: &Progress| {
-            let behind = peer.behind_since_ms.filter(|_| peer.required);
+            // Told: others were heard before that.
+            let behind = peer.behind_since_ms.filter(|_| peer.required && peer.told_lag);
             behind.is_some_and(|since_ms| now_ms >= since_ms + self.limits.lag_timeout_ms)
         };
         self.peers.iter().filter(|(_, peer)| is_late(peer)).map(|(node, _)| *node).collect()

@@ -14,7 +14,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client that is silent for so long is asked whether it is there, and then so often; after nine times without an answer it is gone (tcp(7)).
+/// A client that is silent for the first time is asked whether it is there, and then again after the second; after nine times without an answer
+/// it is gone (tcp(7)).
 const KEEPALIVE_TIME: Duration = Duration::from_secs(120);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 

@@ -3,6 +3,7 @@
 
 use super::announce::Portal;
 use super::clients::Client;
+pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
 use super::peers::{News, Peers};
 use super::raw::Raw;
 use super::repair;
@@ -11,10 +12,8 @@ use super::servers::Server;
 use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
-use crate::order::Limits;
-use crate::protocol::Protocol;
-use crate::replica::{Action, Delivery, PacketId, Replica, Restore};
-use crate::view::{NodeId, View};
+use crate::replica::{Action, PacketId, Replica, Restore};
+use crate::view::View;
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
@@ -22,9 +21,9 @@ use outlast_netlink::queue::{Hook, Queue, Received, Verdict};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,117 +36,12 @@ const FIRST: usize = 10;
 const BACKLOG: i32 = 4096;
 /// Sockets are looked at so often for what their clients have acknowledged, and restored ones are got going.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
-/// Whether the server lives is looked at so often, besides when it ends a connection.
+/// Between two looks whether the server lives, besides those when it ends a connection.
 const LOOK_AT_SERVER: Duration = Duration::from_secs(1);
-/// A primary that waits for the lease asks for it so often.
+/// Between two questions of a primary that waits for the lease.
 const ASK_LEASE: Duration = Duration::from_millis(1);
 /// The address is announced again, where an earlier primary may have said late that it is there.
 const ANNOUNCE: Duration = Duration::from_millis(500);
-
-/// Says at any instant whether this node may serve as the primary of the view of this epoch. No other one may then.
-pub struct LeaseCheck(Box<dyn Fn(u64) -> bool + Send>);
-
-impl LeaseCheck {
-    /// By this function, which is called for every packet or two: it has to be fast.
-    pub fn new(may_serve: impl Fn(u64) -> bool + Send + 'static) -> Self {
-        Self(Box::new(may_serve))
-    }
-}
-
-impl std::fmt::Debug for LeaseCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LeaseCheck")
-    }
-}
-
-/// How a node is to be.
-#[derive(Debug)]
-pub struct Settings {
-    /// This one.
-    pub me: NodeId,
-    /// Who may serve.
-    pub lease: LeaseCheck,
-    /// Of the order.
-    pub limits: Limits,
-    /// When servers get what clients send: the same at all nodes.
-    pub delivery: Delivery,
-    /// What clients and servers speak: the same at all nodes.
-    pub protocol: Protocol,
-    /// Where clients connect to.
-    pub portal: SocketAddr,
-    /// The device that has the portal's address.
-    pub device: String,
-    /// The mark of packets that pass the rules.
-    pub mark: u32,
-    /// This node's server.
-    pub server: SocketAddr,
-}
-
-/// What a node is told by other threads.
-#[derive(Debug)]
-pub enum Command {
-    /// Consensus has decided about a view.
-    View(View),
-    /// These are the other nodes that have a server, and where each listens.
-    Others(BTreeMap<NodeId, SocketAddr>),
-    /// Another node has connected to this one, and both have said who they are ([`hello`](super::peers::hello)).
-    Link(NodeId, TcpStream),
-    /// It ends, and leaves all to the others.
-    Stop,
-}
-
-/// What is known of a running node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// It serves clients.
-    pub is_serving: bool,
-    /// The view that it knows.
-    pub view: Option<View>,
-    /// So many entries have come here.
-    pub last: u64,
-    /// It has taken over so often.
-    pub take_overs: u64,
-    /// Connections that it knows.
-    pub connections: usize,
-    /// Entries that were delivered.
-    pub delivered: u64,
-    /// Nodes that keep the others waiting: the next view should be without them.
-    pub lagging: BTreeSet<NodeId>,
-    /// The nodes that it has links to.
-    pub linked: BTreeSet<NodeId>,
-    /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.
-    pub is_server_lost: bool,
-    /// Its server takes connections, and does not answer, or ends what the others' servers do not.
-    pub is_server_hanging: bool,
-    /// It was a member, and is none any more.
-    pub is_excluded: bool,
-    /// How long it took to restore all connections, the last time.
-    pub restored_in: Option<Duration>,
-    /// The kernel had no room for so many packets at a time, or more.
-    pub overflows: u64,
-}
-
-/// To tell a node something, and to ask how it is.
-#[derive(Clone, Debug)]
-pub struct Handle {
-    commands: Sender<Command>,
-    waker: Arc<Waker>,
-    facts: Arc<Mutex<Facts>>,
-}
-
-impl Handle {
-    /// Tells it this. One that has ended hears nothing.
-    pub fn tell(&self, command: Command) {
-        let _ = self.commands.send(command);
-        let _ = self.waker.wake();
-    }
-
-    /// How it is.
-    #[must_use]
-    pub fn facts(&self) -> Facts {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// A node.
 #[derive(Debug)]
@@ -402,7 +296,7 @@ impl Machine {
     /// Whether no other node may serve now. Asked right before anything leaves.
     fn has_lease(&mut self) -> bool {
         let order = self.replica.order();
-        let has_lease = order.is_primary() && (self.lease.0)(order.view().epoch);
+        let has_lease = order.is_primary() && self.lease.may_serve(order.view().epoch);
         self.replica.handle_lease(has_lease, self.now_ms());
         has_lease
     }

@@ -3,6 +3,7 @@
 
 pub mod announce;
 mod clients;
+mod handle;
 pub mod machine;
 pub mod peers;
 pub mod raw;

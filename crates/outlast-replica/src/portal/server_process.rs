@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 /// A server that is not on this machine has so long to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Such a server is asked so often, and when a connection has ended, so often at the most.
+/// Between two questions to such a server: for no reason, and at the least when a connection has ended.
 const ASK_ELSEWHERE: Duration = Duration::from_secs(5);
-const ASK_ELSEWHERE_MIN: Duration = Duration::from_millis(100);
-/// So often in a row it may be late.
+const ASK_ELSEWHERE_MIN: Duration = Duration::from_millis(2);
+/// A server that is late as many times in a row is lost.
 const LATE_MAX: u32 = 2;
 
 /// Why it is looked for.
@@ -107,8 +107,8 @@ impl ServerProcess {
             self.refused = match TcpStream::connect_timeout(&self.server, CONNECT_TIMEOUT) {
                 Ok(_) => 0,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => LATE_MAX,
-                // It may only be late.
-                Err(_) => self.refused + 1,
+                // It may only be late: where many connect at once, as they do when others have ended.
+                Err(_) => self.refused + u32::from(asks == Ask::Rarely),
             };
             self.asked_at = Some(Instant::now());
         }

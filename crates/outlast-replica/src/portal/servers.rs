@@ -73,6 +73,7 @@ impl Machine {
                 server.stream.end();
                 self.closing_servers.push_back((now + CLOSE_WITHIN, connection));
                 self.dirty_servers.insert(connection);
+                self.flush_server(connection);
             }
             None => self.remove_server(connection),
         }

@@ -104,11 +104,13 @@ impl Deliveries {
         Some(next)
     }
 
-    /// What keeps others waiting: the entry that is worked on, or the first that waits, where that is not due. And since when it does.
+    /// What keeps others waiting: the entry that is worked on, or the first that waits, where that is not due. And since when it has had no answer.
     fn blocking(&self) -> Option<(u64, u64)> {
         let first = self.waiting.front()?;
-        let blocking = self.working.map_or((first.index, 0), |working| (working.index, working.since_ms));
-        Some((blocking.0, blocking.1.max(self.first_since_ms)))
+        Some(
+            self.working
+                .map_or((first.index, self.first_since_ms), |working| (working.index, working.since_ms)),
+        )
     }
 
     /// The answer to this entry is not waited for. The connection, if the server has it.
@@ -252,6 +254,8 @@ impl Replica {
     /// answer.
     pub(super) fn hangs_at_ms(&self) -> Option<u64> {
         let (_, since_ms) = self.deliveries.blocking().filter(|_| self.is_backup())?;
+        // The primary passes it when others wait, and not before.
+        let since_ms = since_ms.max(self.deliveries.first_since_ms);
         Some(since_ms.max(self.gap_ms) + self.order.limits().hang_timeout_ms)
     }
 
@@ -261,7 +265,7 @@ impl Replica {
     }
 
     /// Nobody passes anything, and no connection is ended, while the primary is not heard: what was to come then is not late.
-    fn note_gap(&mut self, now_ms: u64) -> bool {
+    pub(super) fn note_gap(&mut self, now_ms: u64) -> bool {
         let is_gap = now_ms > self.heard_ms + GAP_MS;
         if is_gap {
             self.gap_ms = now_ms;

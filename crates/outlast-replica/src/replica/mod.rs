@@ -303,9 +303,7 @@ impl Replica {
     /// Another node says something.
     pub fn handle_message(&mut self, from: NodeId, message: Message<Entry>, now_ms: u64) {
         if from == self.order.view().primary {
-            if now_ms > self.heard_ms + GAP_MS {
-                self.gap_ms = now_ms;
-            }
+            self.note_gap(now_ms);
             self.heard_ms = now_ms;
         }
         self.order.handle_message(from, message, now_ms);

@@ -1,0 +1,122 @@
+//! How a node's portal is to be, what it is told, and what is known of it.
+
+use crate::order::Limits;
+use crate::protocol::Protocol;
+use crate::replica::Delivery;
+use crate::view::{NodeId, View};
+use mio::Waker;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Says at any instant whether this node may serve as the primary of the view of this epoch. No other one may then.
+pub struct LeaseCheck(Box<dyn Fn(u64) -> bool + Send>);
+
+impl LeaseCheck {
+    /// By this function, which is called for every packet or two: it has to be fast.
+    pub fn new(may_serve: impl Fn(u64) -> bool + Send + 'static) -> Self {
+        Self(Box::new(may_serve))
+    }
+
+    /// Whether it may now.
+    pub(super) fn may_serve(&self, epoch: u64) -> bool {
+        (self.0)(epoch)
+    }
+}
+
+impl std::fmt::Debug for LeaseCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LeaseCheck")
+    }
+}
+
+/// How a node is to be.
+#[derive(Debug)]
+pub struct Settings {
+    /// This one.
+    pub me: NodeId,
+    /// Who may serve.
+    pub lease: LeaseCheck,
+    /// Of the order.
+    pub limits: Limits,
+    /// When servers get what clients send: the same at all nodes.
+    pub delivery: Delivery,
+    /// What clients and servers speak: the same at all nodes.
+    pub protocol: Protocol,
+    /// Where clients connect to.
+    pub portal: SocketAddr,
+    /// The device that has the portal's address.
+    pub device: String,
+    /// The mark of packets that pass the rules.
+    pub mark: u32,
+    /// This node's server.
+    pub server: SocketAddr,
+}
+
+/// What a node is told by other threads.
+#[derive(Debug)]
+pub enum Command {
+    /// Consensus has decided about a view.
+    View(View),
+    /// These are the other nodes that have a server, and where each listens.
+    Others(BTreeMap<NodeId, SocketAddr>),
+    /// Another node has connected to this one, and both have said who they are ([`hello`](super::peers::hello)).
+    Link(NodeId, TcpStream),
+    /// It ends, and leaves all to the others.
+    Stop,
+}
+
+/// What is known of a running node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// It serves clients.
+    pub is_serving: bool,
+    /// The view that it knows.
+    pub view: Option<View>,
+    /// So many entries have come here.
+    pub last: u64,
+    /// How many times it has become the primary.
+    pub take_overs: u64,
+    /// Connections that it knows.
+    pub connections: usize,
+    /// Entries that were delivered.
+    pub delivered: u64,
+    /// Nodes that keep the others waiting: the next view should be without them.
+    pub lagging: BTreeSet<NodeId>,
+    /// The nodes that it has links to.
+    pub linked: BTreeSet<NodeId>,
+    /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.
+    pub is_server_lost: bool,
+    /// Its server takes connections, and does not answer, or ends what the others' servers do not.
+    pub is_server_hanging: bool,
+    /// It was a member, and is none any more.
+    pub is_excluded: bool,
+    /// How long it took to restore all connections, the last time.
+    pub restored_in: Option<Duration>,
+    /// The kernel had no room for so many packets at a time, or more.
+    pub overflows: u64,
+}
+
+/// To tell a node something, and to ask how it is.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(super) commands: Sender<Command>,
+    pub(super) waker: Arc<Waker>,
+    pub(super) facts: Arc<Mutex<Facts>>,
+}
+
+impl Handle {
+    /// Tells it this. One that has ended hears nothing.
+    pub fn tell(&self, command: Command) {
+        let _ = self.commands.send(command);
+        let _ = self.waker.wake();
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
