@@ -139,6 +139,10 @@ impl Meeting {
         }
         let all = voters.len() == self.group.nodes.len();
         let all = all && waits.were_members.is_empty() && waits.not_ready.is_empty() && with_group.is_empty();
+        if !with_group.is_empty() {
+            // It will be let in: nothing is founded.
+            waits.were_members.clear();
+        }
         let founder =
             self.group.nodes.iter().filter(|listed| !listed.is_witness).map(|listed| &listed.name).min();
         if all && founder == Some(&self.me.name) { Next::Found(voters) } else { Next::Wait(waits) }

@@ -415,7 +415,9 @@ impl Machine {
                 Action::TakeOver { epoch } => self.take_over(epoch)?,
                 Action::Fence => self.fence(),
                 Action::Excluded { .. } => self.known.is_excluded = true,
-                Action::TooFar { node } => tracing::warn!(?node, "a node is too far behind"),
+                Action::TooFar { node } => {
+                    tracing::debug!(?node, "a node without data wants what is not kept any more")
+                }
                 Action::ServerHangs => {
                     tracing::error!(server = %self.server, "the server of this backup does not answer, or does not keep up");
                     self.known.is_server_hanging = true;

@@ -161,7 +161,9 @@ fn fill(socket: &Socket, mut bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn go_on(socket: &Socket) -> io::Result<()> {
-    set(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, &[TCP_REPAIR_OFF_NO_PROBE])
+    set(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, &[TCP_REPAIR_OFF_NO_PROBE])?;
+    // What is left of it when it has ended would keep the next run of this program from listening. Leaving repair mode has taken that away.
+    socket.set_reuse_address(true)
 }
 
 /// The timestamp that the kernel would send now.

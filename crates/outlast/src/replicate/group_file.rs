@@ -54,7 +54,7 @@ pub fn read(path: &Path) -> Result<Group> {
     let mut text = String::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
-        .map_err(|error| unreadable("group file", path, &error))?;
+        .map_err(|error| unreadable("group", path, &error))?;
     parse(&text).map_err(|what| Failure::usage(format!("{}: {what}", path.display())))
 }
 

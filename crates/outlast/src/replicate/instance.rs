@@ -81,6 +81,13 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
     }
 }
 
+/// Whether nobody else has the data of the group.
+fn is_last(status: &node::Status) -> bool {
+    let members = status.nodes.iter().filter(|node| node.is_member);
+    let names: Vec<&str> = members.map(|node| node.name.as_str()).collect();
+    status.nodes.len() > 1 && names == [status.name.as_str()]
+}
+
 fn refused(error: &Error) -> Answer {
     Answer::refused(error.to_string())
 }
@@ -103,6 +110,9 @@ impl Administered for Instance {
                 Ok(()) => Answer::Evicted(Evicted { evicted: node }),
                 Err(error) => refused(&error),
             },
+            Request::Drain {} if is_last(&self.node.status()) => Answer::refused(
+                "it is the last member, and nobody would serve clients any more: stop it with SIGTERM if that is meant",
+            ),
             Request::Drain {} => {
                 self.drains.notify_one();
                 Answer::Drains(Drains { drains: self.node.status().name })

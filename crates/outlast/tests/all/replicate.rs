@@ -231,6 +231,11 @@ impl Counters {
                     assert!(line.starts_with(':'), "{line}");
                     total.fetch_add(1, Ordering::Relaxed);
                 }
+                // The server ends the connection.
+                stream.write_all(b"quit\r\n").unwrap();
+                line.clear();
+                answers.read_to_string(&mut line).unwrap();
+                assert_eq!(line, "+OK\r\n");
                 (at, longest)
             })
         });
@@ -354,6 +359,12 @@ fn clients_go_on_when_the_server_of_the_primary_dies_and_when_a_node_is_told_to_
     assert!(role.starts_with("no member, its server has no data of the group"), "{role}");
     let (_, status) = machines.ask(&second, &["status"]);
     assert_eq!(status.matches(" yes ").count(), 5, "{status}");
+
+    // Nor is the address in use by what is left of connections that it had taken over, and that the server has ended.
+    let mut last = take(&mut nodes, living[0]);
+    last.outlast.signal("TERM");
+    assert_eq!(last.outlast.ended().code(), Some(0));
+    machines.start(living[0], &[]).outlast.wait_for("has a vote in the group db, and no data of it");
 }
 
 #[test]
@@ -395,6 +406,12 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     are_equal(&machines, &[others[0], next]);
     let (done, said) = machines.ask(others[0], &["drain"]);
     assert!(done && said.contains("leaves the group"), "{said}");
+    eventually("it is there", || {
+        let (_, status) = machines.ask(next, &["status"]);
+        (status.matches(" out").count() == 2).then_some(())
+    });
+    let (done, said) = machines.ask(next, &["drain"]);
+    assert!(!done && said.contains("it is the last member"), "{said}");
 }
 
 #[test]
