@@ -78,6 +78,8 @@ pub(crate) enum Mutant {
     ServerHearsMore,
     /// A node that joins does not get the answers that clients may lack.
     SnapshotForgetsAnswers,
+    /// A node that joins takes for done what the copied server was not given.
+    SnapshotIsAhead,
     /// A node that joins does not know the connections that were there.
     SnapshotForgetsConnections,
     /// Connections that are over are forgotten at once.

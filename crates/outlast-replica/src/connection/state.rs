@@ -114,7 +114,7 @@ impl Connection {
         answers.produced = known.produced;
         answers.acked = known.produced.saturating_sub(known.unacked.len() as u64);
         answers.kept = known.unacked.iter().copied().collect();
-        (answers.server_ended, answers.end) = (known.server_ended, known.end);
+        (answers.server_ended, answers.end) = (known.resume.is_none(), known.end);
         answers.ended_first = known.ended_first;
         state.forget_proposals();
         state
@@ -124,6 +124,11 @@ impl Connection {
     pub(crate) fn is_lost(&self) -> bool {
         let answers = &self.answers;
         answers.server_reset && answers.end.is_none_or(|end| answers.produced.max(answers.acked) < end)
+    }
+
+    /// The server of this node says nothing more: it has ended its stream, or the connection to it was closed.
+    pub(crate) fn has_server_ended(&self) -> bool {
+        self.answers.server_ended || self.answers.server_reset || self.is_aborted || self.is_server_closed
     }
 
     /// Whether this is the SYN-ACK of this connection.

@@ -1,7 +1,7 @@
 //! A member that does not lead, or a node that wants to become one.
 
 use super::message::Message;
-use super::{Order, Weigh};
+use super::{Order, Output, Weigh};
 use crate::is_mutant;
 use crate::log::Ordered;
 use crate::view::NodeId;
@@ -44,6 +44,12 @@ impl<E: Clone + Weigh> Order<E> {
         }
         self.learn_stable(stable);
         self.send(from, Message::Ack { epoch, index: self.confirmed });
+    }
+
+    pub(super) fn outdated(&mut self, from: NodeId, epoch: u64) {
+        if self.is_from_primary(from, epoch) && !self.view.has(self.me) {
+            self.outputs.push_back(Output::Outdated);
+        }
     }
 
     pub(super) fn entries(

@@ -38,6 +38,11 @@ pub enum Message<E> {
         /// Index of the last entry.
         index: u64,
     },
+    /// From the primary, to a node that is no member: what follows on what that has is not kept any more.
+    Outdated {
+        /// Of the view.
+        epoch: u64,
+    },
     /// To the primary: what was sent does not follow on this.
     Missing {
         /// Of the view.

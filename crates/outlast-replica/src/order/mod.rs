@@ -92,6 +92,8 @@ pub enum Output<E> {
         /// Which node.
         node: NodeId,
     },
+    /// This node, which is no member, needs entries that are no longer kept: it has to begin with a newer snapshot.
+    Outdated,
     /// The member keeps the others waiting: the next view should be without it.
     Lags {
         /// Which member.
@@ -280,6 +282,7 @@ impl<E: Clone + Weigh> Order<E> {
             Message::Hello { epoch, last } => self.hello(from, epoch, last),
             Message::Ack { epoch, index } => self.acked(from, epoch, index, now_ms),
             Message::Missing { epoch, after } => self.missing(from, epoch, after),
+            Message::Outdated { epoch } => self.outdated(from, epoch),
             Message::Start { epoch, stable } => self.start(from, epoch, stable),
             Message::Entries { epoch, first, entries, stable } => {
                 self.entries(from, epoch, first, entries, stable);

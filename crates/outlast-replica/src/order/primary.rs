@@ -204,7 +204,7 @@ impl<E: Clone + Weigh> Order<E> {
         }
         if !self.peers.contains_key(&from) {
             if self.is_too_far(last) {
-                self.outputs.push_back(Output::TooFar { node: from });
+                self.tell_outdated(from);
                 return;
             }
             self.peers.insert(from, Progress { heard: false, ..Progress::new(last, false) });
@@ -260,8 +260,14 @@ impl<E: Clone + Weigh> Order<E> {
     fn give_up(&mut self, node: NodeId) {
         if self.peers.get(&node).is_some_and(|peer| !peer.required) {
             self.peers.remove(&node);
+            self.tell_outdated(node);
         }
+    }
+
+    fn tell_outdated(&mut self, node: NodeId) {
         self.outputs.push_back(Output::TooFar { node });
+        let epoch = self.view.epoch;
+        self.send(node, Message::Outdated { epoch });
     }
 
     /// Nodes that catch up must not hold everybody up.

@@ -393,9 +393,9 @@ impl Machine {
                     let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
                     self.verdicts.push((packet.0, verdict));
                 }
-                Action::ConnectServer { connection } | Action::ReconnectServer { connection } => {
-                    self.connect_server(connection);
-                }
+                Action::ConnectServer { connection } => self.connect_server(connection),
+                Action::ReconnectServer { connection, .. } => self.connect_server(connection),
+                Action::Outdated => {}
                 Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
                 Action::EndToServer { connection } => self.end_to_server(connection),
                 Action::CloseServer { connection } => self.close_server(connection),

@@ -3,8 +3,11 @@
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod redis;
+mod session;
 
 use redis::{Replies, Requests};
+pub use session::Resume;
+use session::Session;
 
 /// Which protocol clients and the server speak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +31,7 @@ pub(crate) enum Questions {
     Redis {
         requests: Requests,
         replies: Replies,
+        session: Session,
         open: u64,
         /// Replies to what was passed: they come first.
         owed: u64,
@@ -47,6 +51,7 @@ impl Questions {
             Protocol::Redis => Self::Redis {
                 requests: Requests::default(),
                 replies: Replies::default(),
+                session: Session::default(),
                 open: 0,
                 owed: 0,
                 is_paid: false,
@@ -56,11 +61,28 @@ impl Questions {
         }
     }
 
-    /// Of a connection that the server has had before.
-    pub(crate) fn resumed(protocol: Protocol) -> Self {
+    /// Of a connection that was brought into this state.
+    pub(crate) fn resumed(protocol: Protocol, resume: &Resume) -> Self {
         let mut questions = Self::new(protocol);
         questions.pass();
+        if let Self::Redis { requests, session, .. } = &mut questions {
+            // It is known that it can be understood.
+            let _ = requests.take(&mut &*resume.partial);
+            *session = Session::resumed(resume);
+        }
         questions
+    }
+
+    /// How another server is brought into the state that this one has for the connection, where nothing is under way; none: it cannot be.
+    pub(crate) fn resume(&self) -> Option<Resume> {
+        match self {
+            Self::Raw { .. } => None,
+            // What was passed may come yet: a client waits for it.
+            Self::Redis { session, open: 0, owed: 0, .. } => session.resume(),
+            Self::Redis { .. } => None,
+            #[cfg(test)]
+            Self::Counted { .. } => Some(Resume::default()),
+        }
     }
 
     /// What is open is not waited for.
@@ -81,10 +103,17 @@ impl Questions {
     pub(crate) fn ask(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw { is_open } => *is_open = true,
-            Self::Redis { requests, open, .. } => match requests.count(bytes) {
-                Some(count) => *open += count,
-                None => *self = Self::Raw { is_open: true },
-            },
+            Self::Redis { requests, session, open, .. } => {
+                let mut rest = bytes;
+                while !rest.is_empty() {
+                    let before = rest;
+                    let Some(ends) = requests.take(&mut rest) else {
+                        *self = Self::Raw { is_open: true };
+                        return;
+                    };
+                    *open += session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+                }
+            }
             #[cfg(test)]
             Self::Counted { open } => *open += 3 * bytes.len() as u64,
         }
@@ -154,10 +183,10 @@ mod tests {
         questions.answer(b"+PONG\r\n");
         assert!(questions.are_answered());
         // Nothing ever answers that: it delays no more than the next one.
-        questions.ask(b"subscribe x\r\n");
+        questions.ask(b"client reply off\r\n");
         questions.pass();
         questions.ask(b"ping\r\n");
-        questions.answer(b">3\r\n+subscribe\r\n+x\r\n:1\r\n+PONG\r\n");
+        questions.answer(b">3\r\n+message\r\n+x\r\n:1\r\n+PONG\r\n");
         assert!(!questions.are_answered());
         questions.pass();
         questions.ask(b"ping\r\n");

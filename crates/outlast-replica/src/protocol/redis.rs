@@ -57,28 +57,40 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// How many requests end in these bytes; none: it is no such protocol.
-    pub(crate) fn count(&mut self, mut bytes: &[u8]) -> Option<u64> {
-        let mut count = 0;
+    /// Takes bytes up to the end of a request. Whether one has ended, or there are no more bytes; none: it is no such protocol.
+    pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Option<bool> {
         while !bytes.is_empty() {
-            if skip(&mut self.skips, &mut bytes) {
-                count += u64::from(self.skips == 0 && self.values == 0);
+            if skip(&mut self.skips, bytes) {
+                if self.skips == 0 && self.values == 0 {
+                    return Some(true);
+                }
                 continue;
             }
-            let Some(line) = self.line.take(&mut bytes)? else { break };
+            let Some(line) = self.line.take(bytes)? else { break };
             match (self.values, line.split_first()) {
                 (0, Some((b'*', text))) => {
                     self.values = length(text)?;
                 }
                 // Redis answers nothing to an empty line.
                 (0, None) => {}
-                (0, Some(_)) => count += u64::from(!line.trim_ascii().is_empty()),
+                (0, Some(_)) if line.trim_ascii().is_empty() => {}
+                (0, Some(_)) => return Some(true),
                 (_, Some((b'$', text))) => {
                     self.values -= 1;
                     self.skips = length(text)?.checked_add(2)?;
                 }
                 _ => return None,
             }
+        }
+        Some(false)
+    }
+
+    /// How many requests end in these bytes; none: it is no such protocol.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn count(&mut self, mut bytes: &[u8]) -> Option<u64> {
+        let mut count = 0;
+        while self.take(&mut bytes)? {
+            count += 1;
         }
         Some(count)
     }
@@ -106,14 +118,25 @@ pub(crate) struct Replies {
     is_push: bool,
     /// What comes next belongs to the reply behind it.
     is_attribute: bool,
+    /// The first part of what comes unasked is to come: its kind.
+    awaits_name: bool,
+    name: Vec<u8>,
 }
+
+/// What comes unasked, of these kinds, is a reply in truth: to SUBSCRIBE, UNSUBSCRIBE and the like.
+const CONFIRMATION: &[u8] = b"subscribe";
+const NAME_BYTES_MAX: usize = 32;
 
 impl Replies {
     /// How many replies end in these bytes; none: it is no such protocol.
     pub(crate) fn count(&mut self, mut bytes: &[u8]) -> Option<u64> {
         let mut count = 0;
         while !bytes.is_empty() {
+            let before = bytes;
             if skip(&mut self.skips, &mut bytes) {
+                if self.awaits_name {
+                    self.name_is(before.get(..before.len() - bytes.len()).unwrap_or_default());
+                }
                 if self.skips == 0 {
                     count += self.end_one();
                 }
@@ -121,6 +144,9 @@ impl Replies {
             }
             let Some(line) = self.line.take(&mut bytes)? else { break };
             let (kind, text) = line.split_first()?;
+            if self.awaits_name && *kind == b'+' {
+                self.name_is(text);
+            }
             match kind {
                 b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(' => count += self.end_one(),
                 b'$' | b'!' | b'=' => match number(text)? {
@@ -138,6 +164,7 @@ impl Replies {
     fn begin(&mut self, kind: u8, parts: u64) -> Option<u64> {
         if self.open.is_empty() {
             (self.is_push, self.is_attribute) = (kind == b'>', kind == b'|');
+            (self.awaits_name, self.name) = (self.is_push, Vec::new());
         } else if kind == b'|' {
             // One within another reply belongs to a part of it, and is no part itself.
             return None;
@@ -149,8 +176,16 @@ impl Replies {
         (self.open.len() <= DEPTH_MAX).then_some(0)
     }
 
+    fn name_is(&mut self, bytes: &[u8]) {
+        let room = NAME_BYTES_MAX.saturating_sub(self.name.len());
+        self.name.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+    }
+
     /// A reply has ended, or a part of one: how many replies of their own.
     fn end_one(&mut self) -> u64 {
+        if core::mem::take(&mut self.awaits_name) {
+            self.is_push = !self.name.trim_ascii_end().ends_with(CONFIRMATION);
+        }
         while let Some(parts) = self.open.last_mut() {
             *parts -= 1;
             if *parts > 0 {
@@ -209,6 +244,7 @@ mod tests {
             (b"*2\r\n*1\r\n:1\r\n$1\r\na\r\n*0\r\n", Some(2)),
             (b"%1\r\n+a\r\n:1\r\n~1\r\n:1\r\n=5\r\ntxt:a\r\n!3\r\nERR\r\n", Some(4)),
             (b">2\r\n+message\r\n+x\r\n:1\r\n", Some(1)),
+            (b">3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n>3\r\n+sunsubscribe\r\n+x\r\n:0\r\n", Some(2)),
             (b"|1\r\n+ttl\r\n:3\r\n+OK\r\n", Some(1)),
             (b"*2\r\n:1\r\n", Some(0)),
             (b"HTTP/1.1\r\n", None),

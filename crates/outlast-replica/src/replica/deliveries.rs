@@ -8,7 +8,7 @@
 use super::{Action, GAP_MS, MISSED_MS, Replica, Role};
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
-use crate::protocol::{Protocol, Questions};
+use crate::protocol::{Protocol, Questions, Resume};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A backup whose server is so many times what the log may hold behind does not keep up.
@@ -166,7 +166,7 @@ impl Replica {
             Action::ToServer { bytes, .. } => {
                 let protocol = self.protocol;
                 let questions =
-                    self.questions.entry(connection).or_insert_with(|| Questions::resumed(protocol));
+                    self.questions.entry(connection).or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
                 questions.ask(bytes);
                 (!has_ended && !questions.are_answered(), false)
             }
@@ -188,12 +188,15 @@ impl Replica {
         }
     }
 
-    /// The server has had this connection before, and has said so much on it; or has ended it.
-    pub(super) fn resume_server(&mut self, connection: ConnectionId, said: u64, has_ended: bool) {
+    /// Another server has had this connection before, and has said so much on it; or has ended it.
+    pub(super) fn resume_server(&mut self, connection: ConnectionId, said: u64, resume: Option<&Resume>) {
         self.deliveries.said.insert(connection, said);
-        if has_ended {
+        let Some(resume) = resume else {
             self.deliveries.ended.insert(connection);
-        }
+            return;
+        };
+        self.questions.insert(connection, Questions::resumed(self.protocol, resume));
+        self.actions.push_back(Action::ReconnectServer { connection, resume: resume.clone() });
     }
 
     /// The server is about to have this connection.
@@ -319,8 +322,8 @@ impl Replica {
         self.go_on_with_deliveries(now_ms);
     }
 
-    /// Whether the server has answered all that this node was to give it: then its data are those of the last entry that was
-    /// delivered, and can be copied.
+    /// Whether the server has answered all that this node was to give it: then its data are those of the last entry that was worked on here,
+    /// and can be copied.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.deliveries.are_done()

@@ -13,8 +13,9 @@ impl Replica {
         while let Some(output) = self.order.poll_output() {
             match output {
                 Output::Send { to, message } => self.actions.push_back(Action::Send { to, message }),
-                Output::Deliver { index, entry } => self.deliver(index, entry, now_ms),
+                Output::Deliver { index, entry } => self.deliver_or_hold(index, entry, now_ms),
                 Output::Excluded { epoch } => self.actions.push_back(Action::Excluded { epoch }),
+                Output::Outdated => self.actions.push_back(Action::Outdated),
                 Output::TooFar { node } => self.actions.push_back(Action::TooFar { node }),
                 Output::Lags { node } => self.actions.push_back(Action::Lags { node }),
             }
@@ -25,7 +26,8 @@ impl Replica {
         self.begin_take_over();
     }
 
-    fn deliver(&mut self, index: u64, entry: Entry, now_ms: u64) {
+    pub(super) fn deliver(&mut self, index: u64, entry: Entry, now_ms: u64) {
+        self.worked_on = index;
         match entry {
             Entry::Open(handshake) => {
                 let connection = ConnectionId(index);

@@ -5,13 +5,32 @@
 //! protocol is understood (a login, a chosen database). A connection whose state cannot be told has to end before the snapshot is made
 //! ([`Replica::handle_abort`]): a server that has missed what came there has other data.
 
-use super::{Action, LastAck, Replica};
+use super::{Action, Delivery, LastAck, Replica};
 use crate::connection::{Connection, Handshake};
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
+use crate::protocol::{Protocol, Resume};
 use crate::view::{NodeId, View};
-use crate::{Limits, Order};
+use crate::{Limits, Order, Weigh};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+/// Clients are not read any more when this part of what the log may hold waits.
+const HELD_PART: usize = 4;
+
+/// Entries that are stable, and wait until the server's data are copied.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    entries: VecDeque<(u64, Entry)>,
+    bytes: usize,
+}
+
+impl Holding {
+    /// Whether no more may come.
+    pub(super) fn is_full(&self, limits: &Limits) -> bool {
+        self.bytes > limits.log_bytes_max / HELD_PART
+    }
+}
 
 /// Where the order was when the server's data were copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +39,8 @@ pub struct Snapshot {
     pub index: u64,
     /// The connections that were open then.
     pub connections: Vec<Known>,
-    /// Those that had ended not long before, and whose clients may not know.
-    pub closed: Vec<LastAck>,
+    /// Those that had ended not long before, and whose clients may not know, and for how long each had been open.
+    pub closed: Vec<(LastAck, u64)>,
 }
 
 /// A connection that is older than a snapshot.
@@ -41,8 +60,8 @@ pub struct Known {
     pub produced: u64,
     /// The last bytes of that, which the client may not have.
     pub unacked: Vec<u8>,
-    /// The server had said all.
-    pub server_ended: bool,
+    /// How another server is brought into the state that this one had; none: the server had said all.
+    pub resume: Option<Resume>,
     /// Where the answers end, if that was stable.
     pub end: Option<u64>,
     /// The server had ended its stream before the client had.
@@ -54,26 +73,81 @@ pub struct Known {
 impl Replica {
     /// A node that has restored this snapshot. It catches up, until the primary [promotes](Self::promote) it.
     #[must_use]
-    pub fn join(me: NodeId, snapshot: &Snapshot, view: View, limits: Limits, now_ms: u64) -> Self {
-        let mut replica = Self::after(Order::new(me, snapshot.index, view, limits));
+    pub fn join(
+        me: NodeId,
+        snapshot: &Snapshot,
+        view: View,
+        limits: Limits,
+        (delivery, protocol): (Delivery, Protocol),
+        now_ms: u64,
+    ) -> Self {
+        let mut replica = Self::after(Order::new(me, snapshot.index, view, limits)).with(delivery, protocol);
         for known in &snapshot.connections {
             let (connection, ends) = (known.connection, known.handshake.ends);
             let newest = replica.by_ends.entry(ends).or_insert(connection);
             *newest = connection.max(*newest);
             replica.connections.insert(connection, Connection::known(known, now_ms));
-            replica.resume_server(connection, known.produced, known.server_ended || known.is_aborted);
-            if !known.server_ended && !known.is_aborted {
-                replica.actions.push_back(Action::ReconnectServer { connection });
+            replica.resume_server(connection, known.produced, known.resume.as_ref());
+            if known.ended && known.resume.is_some() {
+                replica.actions.push_back(Action::EndToServer { connection });
             }
         }
-        for last_ack in &snapshot.closed {
-            replica.closed.remember(*last_ack, now_ms);
+        for (last_ack, age_ms) in &snapshot.closed {
+            let opened_at_ms = now_ms.saturating_sub(*age_ms);
+            replica.closed.remember(LastAck { opened_at_ms, ..*last_ack }, now_ms);
         }
         replica
     }
 
-    /// What a node has to know that begins with a copy of this one's server. To be asked when the server has worked off all that it was given,
-    /// and all that it has said was handed in.
+    /// From now on the server of this node gets nothing that becomes stable, nor does any client hear of that: so it comes to an end with what
+    /// it has got ([`is_settled`](Self::is_settled)), and its data can be copied. Another view, or another word about the lease, ends this.
+    pub fn hold(&mut self) {
+        self.holding.get_or_insert_default();
+    }
+
+    /// Whether it is so.
+    #[must_use]
+    pub fn is_holding(&self) -> bool {
+        self.holding.is_some()
+    }
+
+    /// All goes on.
+    pub fn release(&mut self, now_ms: u64) {
+        let Some(holding) = self.holding.take() else { return };
+        for (index, entry) in holding.entries {
+            self.deliver(index, entry, now_ms);
+        }
+        self.take_outputs(now_ms);
+    }
+
+    pub(super) fn deliver_or_hold(&mut self, index: u64, entry: Entry, now_ms: u64) {
+        let Some(holding) = &mut self.holding else { return self.deliver(index, entry, now_ms) };
+        match entry {
+            // The server may be busy with something that it never answers, for others that have not come to it.
+            Entry::Proceed { index } if index <= self.worked_on => self.proceed(index, now_ms),
+            entry => {
+                holding.bytes += entry.weight_bytes();
+                holding.entries.push_back((index, entry));
+            }
+        }
+    }
+
+    /// Connections whose state at the server cannot be told to another one at present. They have to be over
+    /// ([`handle_abort`](Self::handle_abort)) before a [snapshot](Self::snapshot) is of use.
+    #[must_use]
+    pub fn untold(&self) -> Vec<ConnectionId> {
+        let is_untold = |(id, state): &(&ConnectionId, &Connection)| {
+            state.is_open && !state.has_server_ended() && self.resume(**id).is_none()
+        };
+        self.connections.iter().filter(is_untold).map(|(id, _)| *id).collect()
+    }
+
+    fn resume(&self, connection: ConnectionId) -> Option<Resume> {
+        self.questions.get(&connection)?.resume()
+    }
+
+    /// What a node has to know that begins with a copy of this one's server. To be asked when the server has worked off all that it was given
+    /// ([`is_settled`](Self::is_settled)), and all that it has said was handed in.
     #[must_use]
     pub fn snapshot(&self, now_ms: u64) -> Snapshot {
         let forgets = is_mutant!(self, SnapshotForgetsConnections);
@@ -90,13 +164,14 @@ impl Replica {
             } else {
                 state.answers.kept.iter().copied().collect()
             },
-            server_ended: state.answers.server_ended || state.answers.server_reset,
+            resume: if state.has_server_ended() { None } else { self.resume(*connection) },
             end: state.answers.end,
             ended_first: state.answers.ended_first,
             is_aborted: state.is_aborted,
         });
-        let closed = self.closed.all().collect();
-        Snapshot { index: self.order.delivered(), connections: connections.collect(), closed }
+        let index = if is_mutant!(self, SnapshotIsAhead) { self.order.delivered() } else { self.worked_on };
+        let closed = self.closed.all().map(|last| (last, now_ms.saturating_sub(last.opened_at_ms)));
+        Snapshot { index, connections: connections.collect(), closed: closed.collect() }
     }
 
     /// At the primary: ends a connection on all nodes, with a reset for its client.

@@ -12,7 +12,7 @@ mod tests;
 
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
-use crate::protocol::{Protocol, Questions};
+use crate::protocol::{Protocol, Questions, Resume};
 use crate::view::{NodeId, View};
 use crate::{Limits, Message, NotTaken, Order, is_mutant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,6 +21,7 @@ use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
 use deliveries::Deliveries;
+use joining::Holding;
 pub use deliveries::Delivery;
 pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
@@ -61,6 +62,8 @@ pub enum Action {
     ReconnectServer {
         /// For this client.
         connection: ConnectionId,
+        /// What the server is told for that.
+        resume: Resume,
     },
     /// Give these bytes of a client to the server of this node, in the order in which they come, across all clients, and say when it has
     /// taken them: [`Replica::handle_server_took`].
@@ -128,6 +131,8 @@ pub enum Action {
         /// Which node.
         node: NodeId,
     },
+    /// This node, which is no member, needs entries that are no longer kept: it has to begin with a newer snapshot.
+    Outdated,
     /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits; or too much of that waits. This node
     /// should not be a member.
     ServerHangs,
@@ -200,6 +205,10 @@ pub struct Replica {
     heard_ms: u64,
     /// When it had not heard the primary for a while before.
     gap_ms: u64,
+    /// What is stable waits, so that the server has nothing to do ([`hold`](Self::hold)).
+    holding: Option<Holding>,
+    /// Index of the last entry that was worked on here.
+    worked_on: u64,
     /// Connections that the portal's kernel has not accepted yet, and when each is given up, oldest first.
     unaccepted: VecDeque<(u64, ConnectionId)>,
     actions: VecDeque<Action>,
@@ -224,6 +233,7 @@ impl Replica {
     }
 
     fn after(order: Order<Entry>) -> Self {
+        let worked_on = order.delivered();
         Self {
             order,
             role: Role::Backup,
@@ -244,6 +254,8 @@ impl Replica {
             missed: BTreeMap::new(),
             heard_ms: 0,
             gap_ms: 0,
+            holding: None,
+            worked_on,
             unaccepted: VecDeque::new(),
             actions: VecDeque::new(),
             #[cfg(test)]
@@ -274,6 +286,7 @@ impl Replica {
             self.order.lead_again(now_ms);
         }
         self.handle_role();
+        self.release(now_ms);
         self.take_outputs(now_ms);
     }
 
@@ -281,6 +294,7 @@ impl Replica {
     pub fn handle_view(&mut self, view: View, now_ms: u64) {
         // Another node may have led in one that this node has not heard of, and clients may have more of it.
         let skips = view.epoch > self.order.view().epoch + 1;
+        self.release(now_ms);
         self.order.handle_view(view);
         if skips {
             self.step_down();

@@ -55,7 +55,8 @@ impl Replica {
         let Some(state) = self.connections.get_mut(&connection).filter(|_| self.role == Role::Serving) else {
             return Err(NotTaken::NotPrimary(bytes));
         };
-        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX {
+        let is_held = self.holding.as_ref().is_some_and(|holding| holding.is_full(self.order.limits()));
+        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX || is_held {
             return Err(NotTaken::Full(bytes));
         }
         if bytes.len() > DATA_BYTES_MAX {

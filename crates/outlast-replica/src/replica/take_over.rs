@@ -96,7 +96,7 @@ impl Replica {
     /// A primary begins to restore when all is stable that the one before it may have shown to anybody.
     pub(super) fn begin_take_over(&mut self) {
         let is_due = self.order.delivered() >= self.order.inherited() || is_mutant!(self, TakesOverEarly);
-        if self.role == Role::Waiting && is_due {
+        if self.role == Role::Waiting && is_due && self.holding.is_none() {
             self.role = Role::Restoring;
             self.forget_proposals();
             self.actions.push_back(Action::TakeOver { epoch: self.order.view().epoch });

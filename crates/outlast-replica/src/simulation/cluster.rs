@@ -254,7 +254,7 @@ impl Cluster {
                 }
                 Output::Deliver { index, entry } => self.watch.delivered(node, index, entry)?,
                 Output::Excluded { .. } => state.excluded = true,
-                Output::TooFar { .. } | Output::Lags { .. } => {}
+                Output::TooFar { .. } | Output::Outdated | Output::Lags { .. } => {}
             }
         }
         Ok(())

@@ -23,6 +23,7 @@ const START: u8 = 2;
 const ENTRIES: u8 = 3;
 const ACK: u8 = 4;
 const MISSING: u8 = 5;
+const OUTDATED: u8 = 6;
 
 /// Why bytes are no message. The link is of no use any more: nobody knows where the next message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub fn encode(message: &Message<Entry>, out: &mut Vec<u8>) {
         Message::Start { epoch, stable } => pair(out, START, *epoch, *stable),
         Message::Ack { epoch, index } => pair(out, ACK, *epoch, *index),
         Message::Missing { epoch, after } => pair(out, MISSING, *epoch, *after),
+        Message::Outdated { epoch } => pair(out, OUTDATED, *epoch, 0),
         Message::Entries { epoch, first, entries, stable } => {
             pair(out, ENTRIES, *epoch, *first);
             out.extend(stable.to_be_bytes());
@@ -85,6 +87,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Message<Entry>, usize)>, NoMessage>
         START => Message::Start { epoch, stable: number },
         ACK => Message::Ack { epoch, index: number },
         MISSING => Message::Missing { epoch, after: number },
+        OUTDATED if number == 0 => Message::Outdated { epoch },
+        OUTDATED => return Err(NoMessage::Value),
         ENTRIES => {
             let (stable, mut entries) = (reader.u64()?, Vec::new());
             while !reader.is_empty() {

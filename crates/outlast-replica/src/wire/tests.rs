@@ -58,6 +58,7 @@ fn messages() -> Vec<(&'static str, Message<Entry>)> {
         ("hello", Message::Hello { epoch: 1, last: 2 }),
         ("start", Message::Start { epoch: u64::MAX, stable: 0 }),
         ("ack", Message::Ack { epoch: 2, index: u64::MAX }),
+        ("outdated", Message::Outdated { epoch: 3 }),
         ("missing", Message::Missing { epoch: 2, after: 1 }),
         ("no_entries", ordered(Vec::new())),
         ("entries", ordered(entries())),

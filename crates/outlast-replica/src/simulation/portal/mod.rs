@@ -32,7 +32,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 19] = [
+const MUTANTS: [(Mutant, &[&str]); 20] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -43,6 +43,7 @@ const MUTANTS: [(Mutant, &[&str]); 19] = [
     (Mutant::ClientIsNotTold, &["progress"]),
     (Mutant::ServerHearsMore, &["same answers", "clients", "same input"]),
     (Mutant::SnapshotForgetsAnswers, &["progress", "clients"]),
+    (Mutant::SnapshotIsAhead, &["same answers", "same input", "progress", "clients"]),
     (Mutant::SnapshotForgetsConnections, &["progress", "clients", "same input", "same answers"]),
     (Mutant::KeepsUnopened, &["progress", "clients", "same answers", "same input"]),
     (Mutant::KeepsProposed, &["progress", "clients"]),

@@ -53,6 +53,8 @@ pub struct Node {
     /// It knows so many of the views.
     pub views: usize,
     pub excluded: bool,
+    /// It was told that it needs a newer snapshot.
+    pub outdated: bool,
     /// Nobody else serves.
     has_lease: bool,
     sockets: BTreeMap<Ends, Socket>,
@@ -75,7 +77,8 @@ impl Node {
     /// With a copy of this one's server, which has worked off all that it was given.
     pub fn join(&self, me: NodeId, (view, views): (View, usize), limits: Limits, now_ms: u64) -> Self {
         let snapshot = self.replica.snapshot(now_ms);
-        let replica = Replica::join(me, &snapshot, view, limits, now_ms);
+        let how = (Delivery::Serial, Protocol::Counted);
+        let replica = Replica::join(me, &snapshot, view, limits, how, now_ms);
         Self { views, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
     }
 
@@ -89,6 +92,7 @@ impl Node {
             out: Out::default(),
             views: 1,
             excluded: false,
+            outdated: false,
             has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
@@ -103,6 +107,15 @@ impl Node {
     /// Its server has not worked off all that it was given, or does what no other does.
     pub fn is_busy(&self) -> bool {
         !self.server.is_idle() || !self.replica.is_settled() || self.may_differ() || self.excluded
+    }
+
+    /// Has its server come to an end with what it has got, or go on.
+    pub fn hold(&mut self, now_ms: u64) {
+        if self.replica.is_holding() {
+            self.replica.release(now_ms);
+        } else {
+            self.replica.hold();
+        }
     }
 
     /// What its server has done is not stable.
@@ -213,6 +226,7 @@ impl Node {
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
+                Action::Outdated => self.outdated = true,
                 Action::TooFar { .. }
                 | Action::Lags { .. }
                 | Action::ServerHangs

@@ -52,6 +52,7 @@ enum Action {
     Lease,
     Promote,
     Join,
+    Hold,
     Kill,
     Restore,
     Timeout,
@@ -60,7 +61,7 @@ enum Action {
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
 struct Character {
-    weights: [(u64, Action); 20],
+    weights: [(u64, Action); 21],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
     lost: u64,
     twice: u64,
@@ -88,6 +89,7 @@ impl Character {
             (6, Action::Lease),
             (20, Action::Promote),
             (6, Action::Join),
+            (6, Action::Hold),
             (4, Action::Kill),
             (60, Action::Restore),
             (40, Action::Timeout),
@@ -221,6 +223,7 @@ impl World {
             Action::Lease => self.lease(node),
             Action::Promote => self.promote(),
             Action::Join => self.join(node),
+            Action::Hold => self.replica(node, Node::hold),
             Action::DecideView => {
                 self.decide_view();
                 Ok(())
@@ -463,13 +466,25 @@ impl World {
         Ok(())
     }
 
-    /// A new node begins with a snapshot of this one, if its server has worked off all.
+    /// A node begins with a snapshot of this one, if its server has worked off all: a new one, or one that is out and has no links for now.
     fn join(&mut self, donor: NodeId) -> Result<(), Violation> {
-        if self.nodes_made >= NODES_MAX || self.nodes.get(&donor).is_none_or(|node| node.is_busy()) {
+        if self.nodes.get(&donor).is_none_or(|node| node.is_busy()) {
             return Ok(());
         }
-        self.nodes_made += 1;
-        let me = NodeId(self.nodes_made);
+        let is_out = |node: &&Node| node.me != donor && (node.excluded || node.outdated);
+        let out: Vec<NodeId> = self.nodes.values().filter(is_out).map(|node| node.me).collect();
+        let back = if self.below(2) == 0 { self.pick(&out) } else { None };
+        let me = match back {
+            Some(node) => {
+                self.kill(node);
+                node
+            }
+            None if self.nodes_made >= NODES_MAX => return Ok(()),
+            None => {
+                self.nodes_made += 1;
+                NodeId(self.nodes_made)
+            }
+        };
         let leading =
             self.nodes.values().filter(|node| node.replica.order().is_primary()).map(|node| node.me);
         for primary in leading.collect::<Vec<_>>() {

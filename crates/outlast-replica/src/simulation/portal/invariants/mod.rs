@@ -43,6 +43,7 @@ pub struct Watch {
 impl Watch {
     /// A node has begun with a copy of another one's server.
     pub fn join(&mut self, node: NodeId, donor: NodeId) {
+        self.positions.retain(|(at, _), _| *at != node);
         let copied = self.positions.iter().filter(|((at, _), _)| *at == donor);
         let copied: Vec<_> = copied.map(|((_, connection), at)| ((node, *connection), *at)).collect();
         self.positions.extend(copied);

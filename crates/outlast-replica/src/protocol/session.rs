@@ -1,0 +1,267 @@
+//! What a server of Redis keeps for a connection, beside the data: a client that has logged in, has chosen a database, or is in the middle of
+//! a transaction. Another server that is to go on with the connection is told the same.
+
+use alloc::vec::Vec;
+
+/// Of a request that has not come as a whole, of a transaction, and of all that is said again of a connection. What is longer cannot be told.
+const PARTIAL_BYTES_MAX: usize = 1 << 20;
+const QUEUED_BYTES_MAX: usize = 1 << 20;
+const SETUP_BYTES_MAX: usize = 64 << 10;
+/// A longer word is no name of a request that matters here.
+const WORD_BYTES_MAX: usize = 24;
+
+/// What brings a new connection to a server into the state of another one, in this order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resume {
+    /// Requests whose replies the client has had.
+    pub setup: Vec<u8>,
+    /// A transaction that has begun, and what belongs to it: each has one line as its reply, which the client has had.
+    pub queued: Vec<u8>,
+    /// So many requests.
+    pub queued_count: u64,
+    /// The beginning of a request.
+    pub partial: Vec<u8>,
+}
+
+/// Of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    /// Requests that are said again, each once, in the order in which they came last.
+    setup: Vec<Vec<u8>>,
+    /// A transaction has begun.
+    is_queuing: bool,
+    queued: Vec<u8>,
+    queued_count: u64,
+    /// What it had to keep was too long.
+    queued_is_long: bool,
+    /// Keys are watched: whether one has changed meanwhile, only this server knows.
+    watches: bool,
+    /// It is in a state that no request tells.
+    is_untold: bool,
+    partial: Vec<u8>,
+    partial_is_long: bool,
+}
+
+impl Session {
+    /// One that was brought into the state of another one.
+    pub(crate) fn resumed(resume: &Resume) -> Self {
+        let mut session = Self::default();
+        for part in [&resume.setup, &resume.queued] {
+            let (mut requests, mut rest) = (super::redis::Requests::default(), part.as_slice());
+            while let before = rest
+                && requests.take(&mut rest) == Some(true)
+            {
+                session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), true);
+            }
+        }
+        session.partial.clone_from(&resume.partial);
+        session
+    }
+
+    /// How it is brought about at another server; none: it cannot be.
+    pub(crate) fn resume(&self) -> Option<Resume> {
+        if self.is_untold || self.watches || self.queued_is_long || self.partial_is_long {
+            return None;
+        }
+        Some(Resume {
+            setup: self.setup.concat(),
+            queued: self.queued.clone(),
+            queued_count: self.queued_count,
+            partial: self.partial.clone(),
+        })
+    }
+
+    /// The server is given these bytes of a request, and the end of it, or not. So many replies it has.
+    pub(crate) fn take(&mut self, bytes: &[u8], ends: bool) -> u64 {
+        if self.partial.is_empty() && ends {
+            return self.note(bytes, false);
+        }
+        let room = PARTIAL_BYTES_MAX.saturating_sub(self.partial.len());
+        self.partial_is_long |= bytes.len() > room;
+        self.partial.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        if !ends {
+            return 0;
+        }
+        let request = core::mem::take(&mut self.partial);
+        let is_long = core::mem::take(&mut self.partial_is_long);
+        self.note(&request, is_long)
+    }
+
+    /// A whole request; or the first part of it, where it is long.
+    fn note(&mut self, request: &[u8], is_long: bool) -> u64 {
+        let mut words = Words::new(request);
+        let Some(word) = words.next() else { return 1 };
+        match word.as_slice() {
+            b"EXEC" | b"DISCARD" => {
+                (self.is_queuing, self.queued_is_long, self.watches) = (false, false, false);
+                self.queued.clear();
+                self.queued_count = 0;
+            }
+            b"RESET" => *self = Self::default(),
+            b"MULTI" if !self.is_queuing => {
+                self.is_queuing = true;
+                self.queue(request, is_long);
+            }
+            b"SELECT" | b"AUTH" | b"HELLO" | b"READONLY" | b"READWRITE" => self.remember(request, is_long),
+            b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE" | b"UNSUBSCRIBE" | b"PUNSUBSCRIBE" | b"SUNSUBSCRIBE" => {
+                self.remember(request, is_long);
+                return if self.is_queuing { 1 } else { words.count().max(1) };
+            }
+            b"CLIENT" => match words.next().as_deref() {
+                Some(b"SETNAME" | b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH") => self.remember(request, is_long),
+                Some(b"REPLY" | b"TRACKING" | b"CACHING") => self.is_untold = true,
+                _ => self.queue(request, is_long),
+            },
+            b"MONITOR" | b"SYNC" | b"PSYNC" | b"REPLCONF" => self.is_untold = true,
+            b"WATCH" if !self.is_queuing => self.watches = true,
+            b"UNWATCH" if !self.is_queuing => self.watches = false,
+            _ => self.queue(request, is_long),
+        }
+        1
+    }
+
+    /// It belongs to a transaction, if there is one.
+    fn queue(&mut self, request: &[u8], is_long: bool) {
+        if !self.is_queuing {
+            return;
+        }
+        self.queued_count += 1;
+        if is_long || self.queued.len() + request.len() > QUEUED_BYTES_MAX {
+            self.queued_is_long = true;
+            self.queued.clear();
+        } else if !self.queued_is_long {
+            self.queued.extend_from_slice(request);
+        }
+    }
+
+    fn remember(&mut self, request: &[u8], is_long: bool) {
+        // Whether it takes effect is known at the end of the transaction.
+        if self.is_queuing || is_long {
+            self.is_untold = true;
+            return;
+        }
+        self.setup.retain(|before| before != request);
+        self.setup.push(request.to_vec());
+        if self.setup.iter().map(Vec::len).sum::<usize>() > SETUP_BYTES_MAX {
+            self.setup.clear();
+            self.is_untold = true;
+        }
+    }
+}
+
+/// The words of a whole request, in capital letters, and the first bytes of long ones.
+struct Words<'a> {
+    rest: &'a [u8],
+    is_array: bool,
+}
+
+impl<'a> Words<'a> {
+    fn new(request: &'a [u8]) -> Self {
+        let mut words = Self { rest: request, is_array: false };
+        loop {
+            words.rest = words.rest.trim_ascii_start();
+            if words.rest.first() != Some(&b'*') {
+                return words;
+            }
+            // An array of nothing may be in front.
+            let count = words.line();
+            words.is_array = !matches!(count.strip_prefix(b"*").map(<[u8]>::first), Some(Some(b'0' | b'-')));
+            if words.is_array {
+                return words;
+            }
+        }
+    }
+
+    fn line(&mut self) -> &'a [u8] {
+        let at = self.rest.iter().position(|byte| *byte == b'\n').map_or(self.rest.len(), |at| at + 1);
+        let (line, rest) = self.rest.split_at(at);
+        self.rest = rest;
+        line.trim_ascii()
+    }
+
+    fn count(self) -> u64 {
+        Iterator::count(self) as u64
+    }
+}
+
+impl Iterator for Words<'_> {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let word = if self.is_array {
+            let length = core::str::from_utf8(self.line().strip_prefix(b"$")?).ok()?.parse().ok()?;
+            let (word, rest) = self.rest.split_at_checked(length).unwrap_or((self.rest, &[]));
+            self.rest = rest.get(2..).unwrap_or_default();
+            word
+        } else {
+            self.rest = self.rest.trim_ascii_start();
+            let end = self.rest.iter().position(u8::is_ascii_whitespace).unwrap_or(self.rest.len());
+            let (word, rest) = self.rest.split_at(end);
+            self.rest = rest;
+            (!word.is_empty()).then_some(word)?
+        };
+        // Redis takes quotes in a line.
+        let word = word.strip_prefix(b"\"").and_then(|word| word.strip_suffix(b"\"")).unwrap_or(word);
+        Some(word.get(..WORD_BYTES_MAX).unwrap_or(word).to_ascii_uppercase())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+mod tests {
+    use super::*;
+    use crate::protocol::redis::Requests;
+
+    fn session(all: &[u8], piece_bytes: usize) -> (Session, u64) {
+        let (mut session, mut requests, mut replies) = (Session::default(), Requests::default(), 0);
+        for mut rest in all.chunks(piece_bytes) {
+            while !rest.is_empty() {
+                let before = rest;
+                let ends = requests.take(&mut rest).unwrap();
+                replies += session.take(&before[..before.len() - rest.len()], ends);
+            }
+        }
+        (session, replies)
+    }
+
+    #[test]
+    fn a_connection_is_brought_into_the_same_state() {
+        for (all, setup, queued, partial, replies) in [
+            (&b"ping\r\nset a b\r\n"[..], &b""[..], &b""[..], &b""[..], 2),
+            (b"select 3\r\nselect 5\r\nselect 3\r\nget a\r\n", b"select 5\r\nselect 3\r\n", b"", b"", 4),
+            (b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n*1\r\n$4\r\nPI", b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n", b"", b"*1\r\n$4\r\nPI", 1),
+            (b"auth x\r\nmulti\r\nincr a\r\nin", b"auth x\r\n", b"multi\r\nincr a\r\n", b"in", 3),
+            (b"multi\r\nincr a\r\nexec\r\n", b"", b"", b"", 3),
+            (b"client setname x\r\nclient id\r\nsubscribe a b\r\n", b"client setname x\r\nsubscribe a b\r\n", b"", b"", 4),
+            (b"watch a\r\nmulti\r\nget a\r\ndiscard\r\n", b"", b"", b"", 4),
+            (b"select 3\r\nreset\r\n", b"", b"", b"", 2),
+        ] {
+            for piece_bytes in [1, 3, all.len()] {
+                let (session, counted) = session(all, piece_bytes);
+                let resume = session.resume().unwrap();
+                assert_eq!((&*resume.setup, &*resume.queued, &*resume.partial, counted), (setup, queued, partial, replies));
+                assert_eq!(Session::resumed(&resume).resume(), Some(resume));
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_known() {
+        for all in [
+            &b"watch a\r\n"[..],
+            b"monitor\r\n",
+            b"CLIENT REPLY OFF\r\n",
+            b"*3\r\n$6\r\nclient\r\n$8\r\ntracking\r\n$2\r\non\r\n",
+            b"multi\r\nselect 3\r\nexec\r\n",
+        ] {
+            assert_eq!(session(all, all.len()).0.resume(), None, "{:?}", core::str::from_utf8(all));
+        }
+        let long = [&b"set a "[..], &[b'x'; 40_000]].concat();
+        assert!(session(&long, 1_000).0.resume().is_some());
+        let longer = [&b"*2\r\n$3\r\nget\r\n$2000000\r\n"[..], &[b'x'; PARTIAL_BYTES_MAX]].concat();
+        let (mut longer, _) = session(&longer, 1 << 16);
+        assert_eq!(longer.resume(), None);
+        longer.take(b"x", true);
+        assert!(longer.resume().is_some());
+    }
+}
