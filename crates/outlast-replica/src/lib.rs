@@ -48,7 +48,7 @@ pub mod wire;
 pub mod fuzzing {
     pub use crate::connection::fuzzing::packet;
     pub use crate::protocol::fuzzing::redis;
-    pub use crate::wire::fuzzing::order;
+    pub use crate::wire::fuzzing::{order, snapshot};
 }
 pub use connection::{
     Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,

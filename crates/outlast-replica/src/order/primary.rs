@@ -98,6 +98,11 @@ impl<E: Clone + Weigh> Order<E> {
         true
     }
 
+    /// Nodes that catch up, and have said so in this view.
+    pub fn learners(&self) -> impl Iterator<Item = NodeId> {
+        self.peers.iter().filter(|(_, peer)| !peer.required && peer.heard).map(|(node, _)| *node)
+    }
+
     /// Members that have acknowledged nothing for too long, while there is something to acknowledge.
     #[must_use]
     pub fn lagging(&self, now_ms: u64) -> BTreeSet<NodeId> {

@@ -2,7 +2,8 @@
 
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::Delivery;
+use super::copying::{Joins, Rests, Taken};
+use crate::replica::{Delivery, Snapshot};
 use crate::view::{NodeId, View};
 use mio::Waker;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,6 +65,14 @@ pub enum Command {
     Others(BTreeMap<NodeId, SocketAddr>),
     /// Another node has connected to this one, and both have said who they are ([`hello`](super::peers::hello)).
     Link(NodeId, TcpStream),
+    /// That other node wants a copy of the data of this one's server: the server is to come to a rest.
+    Copy(NodeId, Rests),
+    /// The data are those of this moment.
+    Copied(Taken),
+    /// The server is about to get other data: all that was known of the group is forgotten.
+    Reset,
+    /// The server has the data of this snapshot: the node catches up from there.
+    Join(Box<Snapshot>, View),
     /// It ends, and leaves all to the others.
     Stop,
 }
@@ -85,6 +94,10 @@ pub struct Facts {
     pub delivered: u64,
     /// Nodes that keep the others waiting: the next view should be without them.
     pub lagging: BTreeSet<NodeId>,
+    /// Nodes that have caught up, and may be members of the next view. Nothing is stable without them.
+    pub promoted: BTreeSet<NodeId>,
+    /// How far it is, where it begins with a copy of another node's data.
+    pub joins: Joins,
     /// The nodes that it has links to.
     pub linked: BTreeSet<NodeId>,
     /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.

@@ -3,6 +3,7 @@
 
 use super::announce::Portal;
 use super::clients::Client;
+use super::copying::Copying;
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
 use super::peers::{News, Peers};
 use super::raw::Raw;
@@ -12,8 +13,10 @@ use super::servers::Server;
 use super::stream::READ_BYTES;
 use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
-use crate::replica::{Action, PacketId, Replica, Restore};
-use crate::view::View;
+use crate::order::Limits;
+use crate::protocol::Protocol;
+use crate::replica::{Action, Delivery, PacketId, Replica, Restore};
+use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
@@ -32,6 +35,8 @@ const QUEUE: Token = Token(1);
 const LISTENER: Token = Token(2);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
+/// Clocks of nodes begin here: a node that joins knows connections that are older than itself.
+const CLOCK_BEGINS_MS: u64 = 1 << 40;
 /// Clients that wait to be accepted: as many as Linux allows by default.
 const BACKLOG: i32 = 4096;
 /// Sockets are looked at so often for what their clients have acknowledged, and restored ones are got going.
@@ -54,6 +59,10 @@ pub struct Machine {
     pub(super) clients: BTreeMap<ConnectionId, Client>,
     pub(super) servers: BTreeMap<ConnectionId, Server>,
     pub(super) server: SocketAddr,
+    pub(super) settings: Plan,
+    /// Another node is getting a copy of the server's data.
+    pub(super) copying: Option<Copying>,
+    pub(super) resumes_since: Instant,
     /// Connections to the server that are being closed, and until when, the oldest first.
     pub(super) closing_servers: VecDeque<(Instant, ConnectionId)>,
     pub(super) server_process: ServerProcess,
@@ -71,7 +80,7 @@ pub struct Machine {
     queue: Queue,
     listener: TcpListener,
     portal: Portal,
-    peers: Peers,
+    pub(super) peers: Peers,
     commands: Receiver<Command>,
     facts: Arc<Mutex<Facts>>,
     pub(super) known: Facts,
@@ -82,6 +91,15 @@ pub struct Machine {
     ends: bool,
     /// For what is read.
     pub(super) room: Vec<u8>,
+}
+
+/// How its replica is made, again where it joins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) me: NodeId,
+    pub(super) limits: Limits,
+    pub(super) delivery: Delivery,
+    pub(super) protocol: Protocol,
 }
 
 /// A socket that listens where clients connect to, whichever machine has the address now.
@@ -117,9 +135,17 @@ impl Machine {
         let (commands, receiver) = channel();
         let facts = Arc::new(Mutex::new(Facts::default()));
         let handle = Handle { commands, waker, facts: facts.clone() };
+        let plan = Plan {
+            me: settings.me,
+            limits: settings.limits,
+            delivery: settings.delivery,
+            protocol: settings.protocol,
+        };
         let machine = Self {
-            replica: Replica::new(settings.me, View::none(), settings.limits)
-                .with(settings.delivery, settings.protocol),
+            replica: Replica::new(plan.me, View::none(), plan.limits).with(plan.delivery, plan.protocol),
+            settings: plan,
+            copying: None,
+            resumes_since: Instant::now(),
             raw: Raw::open(settings.mark)?,
             lease: settings.lease,
             verdicts: Vec::new(),
@@ -155,7 +181,7 @@ impl Machine {
 
     /// In milliseconds since the node began.
     pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+        CLOCK_BEGINS_MS + u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX / 2)
     }
 
     /// How this connection is made again.
@@ -210,7 +236,9 @@ impl Machine {
     }
 
     fn next_look(&mut self, now: Instant) -> Option<Instant> {
-        let timeout = self.replica.poll_timeout().map(|at_ms| self.begun + Duration::from_millis(at_ms));
+        let timeout = self.replica.poll_timeout().map(|at_ms| {
+            self.begun + Duration::from_millis(at_ms.saturating_sub(CLOCK_BEGINS_MS))
+        });
         let peers = self.peers.connect(self.poll.registry(), now);
         let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
         let lease = self.replica.order().is_primary().then(|| {
@@ -219,7 +247,8 @@ impl Machine {
         });
         let server = self.replica.order().view().epoch > 0;
         let server = server.then(|| self.server_looked_at + LOOK_AT_SERVER);
-        [timeout, peers, looks, lease, server, self.announce_at, self.closes_at()].into_iter().flatten().min()
+        let more = [self.announce_at, self.closes_at(), self.copies_at()];
+        [timeout, peers, looks, lease, server].into_iter().chain(more).flatten().min()
     }
 
     fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
@@ -252,6 +281,10 @@ impl Machine {
                 }
                 Command::Others(others) => self.peers.set_others(others),
                 Command::Link(node, socket) => self.peers.adopt(node, socket, self.poll.registry()),
+                Command::Copy(node, rests) => self.begin_copy(node, rests),
+                Command::Copied(taken) => self.end_copy(taken),
+                Command::Reset => self.reset(),
+                Command::Join(snapshot, view) => self.join(&snapshot, view)?,
                 Command::Stop => self.ends = true,
             }
         }
@@ -281,6 +314,9 @@ impl Machine {
         self.look_at_clients();
         self.look_at_servers();
         self.close_late_servers();
+        self.look_at_resumed();
+        self.go_on_with_copy();
+        self.promote();
         self.replica.flush(self.now_ms());
         self.act()?;
         self.say_verdicts()?;
@@ -291,6 +327,21 @@ impl Machine {
         self.replica.flush(self.now_ms());
         self.act()?;
         self.say_verdicts()
+    }
+
+    /// Nodes that have caught up become necessary, and are told of.
+    fn promote(&mut self) {
+        let view = self.replica.order().view();
+        self.known.promoted.retain(|node| !view.has(*node));
+        if !self.replica.is_serving() {
+            return self.known.promoted.clear();
+        }
+        let learners: Vec<NodeId> = self.replica.order().learners().collect();
+        for node in learners.into_iter().filter(|node| self.known.linked.contains(node)) {
+            if self.replica.promote(node) {
+                self.known.promoted.insert(node);
+            }
+        }
     }
 
     /// Whether no other node may serve now. Asked right before anything leaves.
@@ -394,8 +445,8 @@ impl Machine {
                     self.verdicts.push((packet.0, verdict));
                 }
                 Action::ConnectServer { connection } => self.connect_server(connection),
-                Action::ReconnectServer { connection, .. } => self.connect_server(connection),
-                Action::Outdated => {}
+                Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
+                Action::Outdated => self.join_fails("the others have gone on, and no longer keep what it lacks"),
                 Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
                 Action::EndToServer { connection } => self.end_to_server(connection),
                 Action::CloseServer { connection } => self.close_server(connection),
@@ -457,7 +508,7 @@ impl Machine {
     }
 
     /// This node does not lead any more: no client hears anything of it.
-    fn fence(&mut self) {
+    pub(super) fn fence(&mut self) {
         self.announce_at = None;
         self.forget_clients();
         if let Err(error) = self.portal.give_up() {

@@ -3,6 +3,7 @@
 
 pub mod announce;
 mod clients;
+pub mod copying;
 mod handle;
 pub mod machine;
 pub mod peers;

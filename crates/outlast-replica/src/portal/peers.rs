@@ -99,6 +99,12 @@ impl Peers {
         self.others = others.map(|(node, address)| (node, (address, again(node)))).collect();
     }
 
+    /// Ends all links. They are made again.
+    pub(super) fn unlink_all(&mut self) {
+        self.links.clear();
+        self.by_node.clear();
+    }
+
     /// Another node has connected to this one, and both have said who they are.
     pub(super) fn adopt(&mut self, node: NodeId, socket: std::net::TcpStream, registry: &Registry) {
         // Others have no business here.

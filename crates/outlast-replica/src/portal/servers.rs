@@ -1,11 +1,13 @@
 //! Connections to the server of this node: one for each client.
 
 use super::machine::Machine;
-use super::server_process::Ask;
+use super::server_process::{Ask, ServerProcess};
 use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
+use crate::protocol::{Resume, Resumes};
 use mio::Token;
 use mio::net::TcpStream;
+use std::io;
 use std::time::{Duration, Instant};
 
 /// A server that has got the end of a stream has so long to end its own.
@@ -15,11 +17,13 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) stream: Stream,
-    token: Token,
+    pub(super) token: Token,
     has_said_all: bool,
     is_broken: bool,
     /// Nobody is at its other end any more.
     is_closing: bool,
+    /// It is being brought into the state that another server had.
+    pub(super) resumes: Option<Resumes>,
 }
 
 impl Machine {
@@ -32,8 +36,14 @@ impl Machine {
         });
         match stream {
             Ok((stream, token)) => {
-                let server =
-                    Server { stream, token, has_said_all: false, is_broken: false, is_closing: false };
+                let server = Server {
+                    stream,
+                    token,
+                    has_said_all: false,
+                    is_broken: false,
+                    is_closing: false,
+                    resumes: None,
+                };
                 self.servers.insert(connection, server);
             }
             Err(_) if self.is_server_lost(Ask::Now) => {}
@@ -42,6 +52,20 @@ impl Machine {
                 self.replica.handle_server_reset(connection, self.now_ms());
             }
         }
+    }
+
+    /// This node has a copy of another one's data, and its server gets the connection of a client that was there before.
+    pub(super) fn reconnect_server(&mut self, connection: ConnectionId, resume: &Resume) {
+        self.connect_server(connection);
+        let Some(server) = self.servers.get_mut(&connection) else {
+            return self.join_fails("the server cannot be reached");
+        };
+        for part in [&resume.setup, &resume.queued, &resume.partial] {
+            server.stream.push(part);
+        }
+        let resumes = Resumes::new(self.settings.protocol, resume);
+        server.resumes = (!resumes.are_over()).then_some(resumes);
+        self.flush_server(connection);
     }
 
     /// The client has sent this.
@@ -120,6 +144,9 @@ impl Machine {
             server.is_broken = true;
             self.dirty_servers.insert(connection);
         }
+        if server.is_broken && server.resumes.is_some() {
+            return self.join_fails("the server has ended a connection that others have");
+        }
         let took = if server.is_broken { had } else { had - server.stream.waiting_bytes() };
         if took > 0 {
             self.replica.handle_server_took(connection, took);
@@ -132,6 +159,13 @@ impl Machine {
             self.flush_server(connection);
             self.read_server(connection);
         }
+    }
+
+    /// The server may be another one than before: it was given other data.
+    pub(super) fn begin_with_server(&mut self) -> io::Result<()> {
+        self.server_process = ServerProcess::new(self.server)?;
+        self.server_process.lives(Ask::Now);
+        Ok(())
     }
 
     /// A server that dies ends all its connections, and means none of it: nobody is told of that, and the others go on with their servers.
@@ -151,10 +185,23 @@ impl Machine {
             let is_closing = server.is_closing;
             match server.stream.read(&mut self.room) {
                 Input::Bytes(count) => {
-                    let bytes = self.room.get(..count).unwrap_or_default();
+                    let mut bytes = self.room.get(..count).unwrap_or_default();
+                    if let Some(resumes) = &mut server.resumes {
+                        let taken = resumes.take(bytes);
+                        bytes = bytes.get(taken..).unwrap_or_default();
+                        if resumes.are_over() {
+                            server.resumes = None;
+                        }
+                    }
+                    if bytes.is_empty() {
+                        continue;
+                    }
                     self.replica.handle_answer(connection, bytes, now_ms);
                 }
                 Input::Nothing if !server.is_broken => return,
+                Input::End | Input::Broken | Input::Nothing if server.resumes.is_some() => {
+                    return self.join_fails("the server has ended a connection that others have");
+                }
                 Input::End | Input::Broken | Input::Nothing if is_closing => {
                     return self.remove_server(connection);
                 }

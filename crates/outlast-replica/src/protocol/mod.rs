@@ -150,9 +150,53 @@ impl Questions {
     }
 }
 
+/// Replies to what brings a connection into its state ([`Resume`]): the client has had them.
+#[derive(Debug)]
+pub(crate) struct Resumes(Questions);
+
+impl Resumes {
+    pub(crate) fn new(protocol: Protocol, resume: &Resume) -> Self {
+        let mut questions = Questions::new(protocol);
+        questions.ask(&resume.setup);
+        questions.ask(&resume.queued);
+        Self(questions)
+    }
+
+    /// How many of these bytes belong to them.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> usize {
+        let mut count = 0;
+        while !self.are_over()
+            && let Some(byte) = bytes.get(count..=count)
+        {
+            self.0.answer(byte);
+            count += 1;
+        }
+        count
+    }
+
+    pub(crate) fn are_over(&self) -> bool {
+        self.0.are_answered()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replies_that_the_client_has_had_end_where_the_next_one_begins() {
+        let resume = Resume {
+            setup: b"hello 3\r\nsubscribe a b\r\n".to_vec(),
+            queued: b"multi\r\nget a\r\n".to_vec(),
+            queued_count: 2,
+            partial: b"ge".to_vec(),
+        };
+        let replies = b"%1\r\n+proto\r\n:3\r\n>3\r\n+subscribe\r\n+a\r\n:1\r\n>3\r\n+subscribe\r\n+b\r\n:2\r\n+OK\r\n+QUEUED\r\n";
+        let mut resumes = Resumes::new(Protocol::Redis, &resume);
+        assert_eq!(resumes.take(&[&replies[..], b"+more\r\n"].concat()), replies.len());
+        assert!(resumes.are_over());
+        assert!(Resumes::new(Protocol::Redis, &Resume::default()).are_over());
+    }
 
     #[test]
     fn any_bytes_answer_what_is_not_understood() {

@@ -23,6 +23,8 @@ const HELD_PART: usize = 4;
 pub(super) struct Holding {
     entries: VecDeque<(u64, Entry)>,
     bytes: usize,
+    /// Connections to the server of this node are brought into their states.
+    resumes: bool,
 }
 
 impl Holding {
@@ -71,7 +73,8 @@ pub struct Known {
 }
 
 impl Replica {
-    /// A node that has restored this snapshot. It catches up, until the primary [promotes](Self::promote) it.
+    /// A node that has restored this snapshot. It catches up, until the primary [promotes](Self::promote) it; its server is given nothing new
+    /// before [`handle_resumed`](Self::handle_resumed).
     #[must_use]
     pub fn join(
         me: NodeId,
@@ -92,6 +95,8 @@ impl Replica {
                 replica.actions.push_back(Action::EndToServer { connection });
             }
         }
+        // A message to subscribers would else be lost, if one of them is not there yet.
+        replica.holding = Some(Holding { resumes: true, ..Holding::default() });
         for (last_ack, age_ms) in &snapshot.closed {
             let opened_at_ms = now_ms.saturating_sub(*age_ms);
             replica.closed.remember(LastAck { opened_at_ms, ..*last_ack }, now_ms);
@@ -113,6 +118,17 @@ impl Replica {
 
     /// All goes on.
     pub fn release(&mut self, now_ms: u64) {
+        if self.holding.as_ref().is_some_and(|holding| !holding.resumes) {
+            self.go_on(now_ms);
+        }
+    }
+
+    /// At a node that joins: all connections to its server are in their states ([`Action::ReconnectServer`]).
+    pub fn handle_resumed(&mut self, now_ms: u64) {
+        self.go_on(now_ms);
+    }
+
+    fn go_on(&mut self, now_ms: u64) {
         let Some(holding) = self.holding.take() else { return };
         for (index, entry) in holding.entries {
             self.deliver(index, entry, now_ms);
@@ -170,7 +186,10 @@ impl Replica {
             is_aborted: state.is_aborted,
         });
         let index = if is_mutant!(self, SnapshotIsAhead) { self.order.delivered() } else { self.worked_on };
-        let closed = self.closed.all().map(|last| (last, now_ms.saturating_sub(last.opened_at_ms)));
+        let closed = self.closed.all().map(|last| {
+            let age_ms = now_ms.saturating_sub(last.opened_at_ms);
+            (LastAck { opened_at_ms: 0, ..last }, age_ms)
+        });
         Snapshot { index, connections: connections.collect(), closed: closed.collect() }
     }
 

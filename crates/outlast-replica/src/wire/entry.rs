@@ -89,7 +89,7 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     })
 }
 
-fn encode_handshake(handshake: &Handshake, out: &mut Vec<u8>) {
+pub(super) fn encode_handshake(handshake: &Handshake, out: &mut Vec<u8>) {
     encode_address(handshake.ends.portal, out);
     encode_address(handshake.ends.client, out);
     out.extend(handshake.client.0.to_be_bytes());
@@ -98,7 +98,7 @@ fn encode_handshake(handshake: &Handshake, out: &mut Vec<u8>) {
     encode_options(&handshake.server_options, out);
 }
 
-fn parse_handshake(reader: &mut Reader<'_>) -> Result<Handshake, NoMessage> {
+pub(super) fn parse_handshake(reader: &mut Reader<'_>) -> Result<Handshake, NoMessage> {
     Ok(Handshake {
         ends: Ends { portal: parse_address(reader)?, client: parse_address(reader)? },
         client: InitialSequence(reader.u32()?),

@@ -4,6 +4,7 @@ mod entry;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod reader;
+pub mod snapshot;
 #[cfg(test)]
 mod tests;
 

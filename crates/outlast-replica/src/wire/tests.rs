@@ -1,11 +1,12 @@
 //! Messages of every kind, and changes to them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is the message of a test")]
 
-use super::fuzzing::order;
+use super::fuzzing::{order, snapshot};
+use super::snapshot as copies;
 use super::{FRAME_BYTES_MAX, LENGTH_BYTES, NoMessage, encode, parse};
 use crate::connection::{Ends, Handshake, InitialSequence, SynOptions};
 use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
-use crate::{Limits, Message, Ordered, Weigh};
+use crate::{Known, LastAck, Limits, Message, Ordered, Resume, Snapshot, Weigh};
 use alloc::vec;
 use alloc::vec::Vec;
 extern crate std;
@@ -114,11 +115,52 @@ fn what_is_no_message_is_refused() {
     assert_eq!(parse(&longer), Err(NoMessage::Length));
 }
 
+fn snapshots() -> Vec<(&'static str, Snapshot)> {
+    let handshake = handshake(("10.0.0.1:80", "[fd00::1]:40000"), SynOptions::default());
+    let resume =
+        Resume { setup: b"select 3\r\n".to_vec(), queued: b"multi\r\n".to_vec(), queued_count: 1, partial: b"g".to_vec() };
+    let known = |connection: u64, resume: Option<Resume>| Known {
+        connection: ConnectionId(connection),
+        handshake,
+        age_ms: 1 << 40,
+        delivered: 5,
+        ended: resume.is_none(),
+        produced: 9,
+        unacked: b"+OK".to_vec(),
+        end: resume.is_none().then_some(9),
+        resume,
+        ended_first: connection > 7,
+        is_aborted: connection > 8,
+    };
+    let closed = vec![(LastAck { handshake, sequence: 1, ack: 2, opened_at_ms: 0 }, 77)];
+    let connections = vec![known(7, Some(resume)), known(8, Some(Resume::default())), known(9, None)];
+    vec![
+        ("nothing", Snapshot { index: 0, connections: Vec::new(), closed: Vec::new() }),
+        ("all", Snapshot { index: u64::MAX, connections, closed }),
+    ]
+}
+
+#[test]
+fn snapshots_come_back_and_changes_to_them_mislead_nobody() {
+    let messages = snapshots().into_iter().map(|(name, of)| {
+        let mut bytes = Vec::new();
+        copies::encode(&of, &mut bytes);
+        assert_eq!(copies::parse(&bytes), Ok(of));
+        (name, bytes)
+    });
+    check_corpus("snapshot", messages.collect(), snapshot);
+}
+
 #[test]
 fn the_corpus_has_all_seeds_and_changes_to_them_mislead_nobody() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/order");
-    for (name, message) in messages() {
-        let (path, bytes) = (folder.join(name), bytes(&message));
+    let messages = messages().into_iter().map(|(name, message)| (name, bytes(&message)));
+    check_corpus("order", messages.collect(), order);
+}
+
+fn check_corpus(target: &str, seeds: Vec<(&'static str, Vec<u8>)>, check: fn(&[u8])) {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    for (name, bytes) in seeds {
+        let path = folder.join(name);
         if std::env::var_os("OUTLAST_WRITE_CORPUS").is_some() {
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(&path, &bytes).unwrap();
@@ -127,12 +169,12 @@ fn the_corpus_has_all_seeds_and_changes_to_them_mislead_nobody() {
     }
     for entry in std::fs::read_dir(&folder).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        order(&bytes);
+        check(&bytes);
         for at in 0..bytes.len() {
             for value in 0..=255 {
                 let mut changed = bytes.clone();
                 changed[at] = value;
-                order(&changed);
+                check(&changed);
             }
         }
     }

@@ -474,8 +474,11 @@ impl World {
         let is_out = |node: &&Node| node.me != donor && (node.excluded || node.outdated);
         let out: Vec<NodeId> = self.nodes.values().filter(is_out).map(|node| node.me).collect();
         let back = if self.below(2) == 0 { self.pick(&out) } else { None };
+        // It knows of the view without it, whatever the other one knows.
+        let mut views = self.nodes.get(&donor).map_or(1, |node| node.views);
         let me = match back {
             Some(node) => {
+                views = views.max(self.nodes.get(&node).map_or(1, |node| node.views));
                 self.kill(node);
                 node
             }
@@ -491,11 +494,13 @@ impl World {
             self.replica(primary, |node, _| _ = node.replica.expect(me))?;
         }
         let Some(state) = self.nodes.get(&donor) else { return Ok(()) };
-        let view = state.replica.order().view().clone();
-        let node = state.join(me, (view, state.views), LIMITS, self.now_ms);
+        let Some(view) = self.views.get(views - 1).cloned() else { return Ok(()) };
+        let node = state.join(me, (view, views), LIMITS, self.now_ms);
         self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
         self.watch.join(me, donor);
         self.nodes.insert(me, node);
+        // The copy of the server has its connections.
+        self.replica(me, |node, now_ms| node.replica.handle_resumed(now_ms))?;
         self.replica(me, |node, now_ms| node.set_lease(true, now_ms))?;
         let others: Vec<NodeId> = self.nodes.keys().copied().filter(|other| *other != me).collect();
         for other in others {

@@ -1,0 +1,219 @@
+//! A copy of this node's server for another one: the server comes to a rest, its data are copied, and all goes on. And the other side: a node that
+//! begins with such a copy.
+
+use super::machine::{LOOK, Machine};
+use crate::entry::ConnectionId;
+use crate::replica::{Replica, Snapshot};
+use crate::view::{NodeId, View};
+use crate::wire;
+use std::io;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// A server that has not answered all that it was given by then is asked again later.
+const REST_WITHIN: Duration = Duration::from_secs(5);
+/// Connections whose state cannot be told to another server have so long to come into one that can. Then they are reset.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Clients wait for a copy so long at the most.
+const HOLD_MAX: Duration = Duration::from_secs(10);
+/// Connections to the server of a node that joins are in their states by then.
+const RESUME_WITHIN: Duration = Duration::from_secs(30);
+
+/// Whoever wants a copy hears by this that the server rests, or why it does not.
+pub type Rests = oneshot::Sender<Result<(), String>>;
+/// And by this, when the data are those of this moment, what the other node has to know (PROTOCOL 12.8).
+pub type Taken = oneshot::Sender<Result<Vec<u8>, String>>;
+
+/// What is done for a copy.
+#[derive(Debug)]
+pub(super) struct Copying {
+    begun: Instant,
+    /// The server was last told to come to a rest.
+    held_at: Instant,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// It is to come to a rest, or connections are in the way.
+    Waits(Rests),
+    /// It rests.
+    Rests,
+}
+
+/// How far a node is that begins with a copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Joins {
+    /// It does not.
+    #[default]
+    No,
+    /// Connections to its server are brought into their states.
+    Resumes,
+    /// It catches up with what has happened since.
+    CatchesUp,
+    /// It has to begin again, and why.
+    Failed(String),
+}
+
+impl Machine {
+    /// Another node wants a copy.
+    pub(super) fn begin_copy(&mut self, node: NodeId, rests: Rests) {
+        let refusal = match () {
+            () if !self.replica.is_serving() => "this node serves no clients at present",
+            () if self.copying.is_some() => "another node is getting a copy",
+            () if self.replica.expect(node).is_none() => "this node does not lead",
+            () => {
+                let now = Instant::now();
+                self.copying = Some(Copying { begun: now, held_at: now, stage: Stage::Waits(rests) });
+                self.replica.hold();
+                return self.go_on_with_copy();
+            }
+        };
+        let _ = rests.send(Err(refusal.to_owned()));
+    }
+
+    /// Looks whether the server rests.
+    pub(super) fn go_on_with_copy(&mut self) {
+        let now = Instant::now();
+        let Some(Copying { begun, held_at, stage }) = self.copying.take() else { return };
+        let is_serving = self.replica.is_serving();
+        let rests = match stage {
+            Stage::Rests if !self.replica.is_holding() => return,
+            Stage::Rests if held_at.elapsed() > HOLD_MAX => {
+                tracing::warn!("a copy of the server's data took too long: clients do not wait for it any more");
+                return self.release_all();
+            }
+            Stage::Rests => {
+                self.copying = Some(Copying { begun, held_at, stage });
+                return;
+            }
+            Stage::Waits(rests) => rests,
+        };
+        let is_over = rests.is_closed() || begun.elapsed() > REST_WITHIN + TOLD_WITHIN;
+        if !is_serving || is_over {
+            self.release_all();
+            let why = if is_serving { "its server is busy with one request" } else { "this node serves no clients any more" };
+            let _ = rests.send(Err(why.to_owned()));
+            return;
+        }
+        if !self.replica.is_holding() {
+            // Connections were in the way.
+            self.replica.hold();
+        }
+        let mut held_at = held_at;
+        if self.replica.is_settled() {
+            let untold = self.replica.untold();
+            if untold.is_empty() {
+                self.copying = Some(Copying { begun, held_at: now, stage: Stage::Rests });
+                let _ = rests.send(Ok(()));
+                return;
+            }
+            self.release_all();
+            if begun.elapsed() > TOLD_WITHIN {
+                self.reset_untold(&untold);
+            }
+            held_at = now;
+        }
+        self.copying = Some(Copying { begun, held_at, stage: Stage::Waits(rests) });
+    }
+
+    fn reset_untold(&mut self, untold: &[ConnectionId]) {
+        let now_ms = self.now_ms();
+        for connection in untold {
+            tracing::warn!(
+                client = self.client_of(*connection),
+                "the state of a connection cannot be told to another server: it is reset, so that a node can join"
+            );
+            self.replica.handle_abort(*connection, now_ms);
+        }
+    }
+
+    fn client_of(&self, connection: ConnectionId) -> String {
+        self.restore(connection).map(|restore| restore.ends.client.to_string()).unwrap_or_default()
+    }
+
+    /// The data are those of this moment.
+    pub(super) fn end_copy(&mut self, taken: Taken) {
+        let rests = self.copying.take().is_some_and(|copying| matches!(copying.stage, Stage::Rests));
+        if !rests || !self.replica.is_holding() || !self.replica.is_serving() {
+            self.release_all();
+            let _ = taken.send(Err("it took too long, or another node leads now".to_owned()));
+            return;
+        }
+        // What the server has said unasked belongs to the time before.
+        for server in self.servers.values_mut() {
+            server.stream.note_ready(true, false);
+        }
+        self.dirty_servers.extend(self.servers.keys().copied());
+        self.look_at_servers();
+        let mut bytes = Vec::new();
+        wire::snapshot::encode(&self.replica.snapshot(self.now_ms()), &mut bytes);
+        self.release_all();
+        let _ = taken.send(Ok(bytes));
+    }
+
+    fn release_all(&mut self) {
+        let now_ms = self.now_ms();
+        self.replica.release(now_ms);
+    }
+
+    /// When it is looked at again.
+    pub(super) fn copies_at(&self) -> Option<Instant> {
+        let joins = self.known.joins == Joins::Resumes;
+        (self.copying.is_some() || joins).then(|| Instant::now() + LOOK)
+    }
+
+    /// Forgets all that this node knew of the group: its server is about to get other data.
+    pub(super) fn reset(&mut self) {
+        self.fence();
+        for (_, server) in std::mem::take(&mut self.servers) {
+            self.forget_token(server.token);
+        }
+        self.dirty_servers.clear();
+        self.closing_servers.clear();
+        self.replica = Replica::new(self.settings.me, View::none(), self.settings.limits)
+            .with(self.settings.delivery, self.settings.protocol);
+        // What is under way on them was for the replica of before.
+        self.peers.unlink_all();
+        self.known.linked.clear();
+        (self.known.is_excluded, self.known.is_server_hanging, self.known.joins) = (false, false, Joins::No);
+    }
+
+    /// The server has the data of this snapshot.
+    pub(super) fn join(&mut self, snapshot: &Snapshot, view: View) -> io::Result<()> {
+        self.reset();
+        // Under the same number it was another one, which others may have waited for.
+        if view.has(self.settings.me) {
+            self.join_fails("it is a member of the view");
+            return Ok(());
+        }
+        let settings = &self.settings;
+        let how = (settings.delivery, settings.protocol);
+        self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, self.now_ms());
+        self.resumes_since = Instant::now();
+        self.known.joins = Joins::Resumes;
+        self.begin_with_server()?;
+        self.act()?;
+        self.look_at_resumed();
+        Ok(())
+    }
+
+    /// Whether all connections to the server are in their states.
+    pub(super) fn look_at_resumed(&mut self) {
+        if self.known.joins != Joins::Resumes {
+            return;
+        }
+        if self.servers.values().all(|server| server.resumes.is_none()) {
+            self.known.joins = Joins::CatchesUp;
+            let now_ms = self.now_ms();
+            self.replica.handle_resumed(now_ms);
+        } else if self.resumes_since.elapsed() > RESUME_WITHIN {
+            self.join_fails("the server does not answer what brings connections into the states that others have");
+        }
+    }
+
+    pub(super) fn join_fails(&mut self, why: &str) {
+        self.reset();
+        self.known.joins = Joins::Failed(why.to_owned());
+    }
+}

@@ -1,0 +1,127 @@
+//! What a node gets to know that begins with a copy of another one's data, as bytes. PROTOCOL 12.8.
+
+use super::entry::{encode_handshake, parse_handshake};
+use super::{NoMessage, Reader};
+use crate::connection::Handshake;
+use crate::entry::ConnectionId;
+use crate::protocol::Resume;
+use crate::replica::{Known, LastAck, Snapshot};
+use alloc::vec::Vec;
+
+/// Bits of a connection.
+const ENDED: u8 = 1;
+const ENDED_FIRST: u8 = 2;
+const ABORTED: u8 = 4;
+const HAS_END: u8 = 8;
+const RESUMES: u8 = 16;
+
+/// Appends it.
+pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
+    out.extend(snapshot.index.to_be_bytes());
+    out.extend(count_of(snapshot.connections.len()));
+    for known in &snapshot.connections {
+        encode_known(known, out);
+    }
+    out.extend(count_of(snapshot.closed.len()));
+    for (last_ack, age_ms) in &snapshot.closed {
+        encode_handshake(&last_ack.handshake, out);
+        out.extend(last_ack.sequence.to_be_bytes());
+        out.extend(last_ack.ack.to_be_bytes());
+        out.extend(age_ms.to_be_bytes());
+    }
+}
+
+/// From these bytes, and no others.
+///
+/// # Errors
+/// They are none.
+pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
+    let mut reader = Reader::new(bytes);
+    let index = reader.u64()?;
+    let (mut connections, mut closed) = (Vec::new(), Vec::new());
+    for _ in 0..reader.u32()? {
+        connections.push(parse_known(&mut reader)?);
+    }
+    for _ in 0..reader.u32()? {
+        let handshake = parse_handshake(&mut reader)?;
+        let (sequence, ack) = (reader.u32()?, reader.u32()?);
+        closed.push((LastAck { handshake, sequence, ack, opened_at_ms: 0 }, reader.u64()?));
+    }
+    if !reader.is_empty() {
+        return Err(NoMessage::Length);
+    }
+    Ok(Snapshot { index, connections, closed })
+}
+
+fn count_of(count: usize) -> [u8; 4] {
+    u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes()
+}
+
+fn encode_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    out.extend(count_of(bytes.len()));
+    out.extend_from_slice(bytes);
+}
+
+fn parse_bytes(reader: &mut Reader<'_>) -> Result<Vec<u8>, NoMessage> {
+    let length = usize::try_from(reader.u32()?).map_err(|_| NoMessage::Length)?;
+    Ok(reader.bytes(length)?.to_vec())
+}
+
+fn encode_known(known: &Known, out: &mut Vec<u8>) {
+    out.extend(known.connection.0.to_be_bytes());
+    encode_handshake(&known.handshake, out);
+    for number in [known.age_ms, known.delivered, known.produced] {
+        out.extend(number.to_be_bytes());
+    }
+    let bit = |is_so: bool, bit: u8| if is_so { bit } else { 0 };
+    out.push(
+        bit(known.ended, ENDED)
+            | bit(known.ended_first, ENDED_FIRST)
+            | bit(known.is_aborted, ABORTED)
+            | bit(known.end.is_some(), HAS_END)
+            | bit(known.resume.is_some(), RESUMES),
+    );
+    out.extend(known.end.into_iter().flat_map(u64::to_be_bytes));
+    encode_bytes(&known.unacked, out);
+    if let Some(Resume { setup, queued, queued_count, partial }) = &known.resume {
+        encode_bytes(setup, out);
+        encode_bytes(queued, out);
+        out.extend(queued_count.to_be_bytes());
+        encode_bytes(partial, out);
+    }
+}
+
+fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
+    let connection = ConnectionId(reader.u64()?);
+    let handshake: Handshake = parse_handshake(reader)?;
+    let (age_ms, delivered, produced) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let bits = reader.u8()?;
+    if bits & !(ENDED | ENDED_FIRST | ABORTED | HAS_END | RESUMES) != 0 {
+        return Err(NoMessage::Value);
+    }
+    let has = |bit: u8| bits & bit != 0;
+    let end = has(HAS_END).then(|| reader.u64()).transpose()?;
+    let unacked = parse_bytes(reader)?;
+    if unacked.len() as u64 > produced {
+        return Err(NoMessage::Value);
+    }
+    let resume = if has(RESUMES) {
+        let (setup, queued) = (parse_bytes(reader)?, parse_bytes(reader)?);
+        Some(Resume { setup, queued, queued_count: reader.u64()?, partial: parse_bytes(reader)? })
+    } else {
+        None
+    };
+    Ok(Known {
+        connection,
+        handshake,
+        age_ms,
+        delivered,
+        ended: has(ENDED),
+        produced,
+        unacked,
+        resume,
+        end,
+        ended_first: has(ENDED_FIRST),
+        is_aborted: has(ABORTED),
+    })
+}
