@@ -1,7 +1,7 @@
 //! What can be asked, and what is answered.
 
 use crate::Status;
-use crate::replica::{Drains, Evicted, Switched};
+use crate::replica::{Drains, Evicted, Joins, Switched};
 use crate::upgrade::{UpgradeAnswer, UpgradeOutcome};
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,8 @@ pub enum Request {
     },
     /// To leave the group, and end: [`Drains`].
     Drain {},
+    /// To replace the data of its server, which is out of the group, by those of another one, and to take part again: [`Joins`].
+    Join {},
     /// That the upgrade of this number is no longer wanted, and the old program goes on: [`Withdrawn`].
     Withdraw {
         /// As above.
@@ -72,6 +74,8 @@ pub enum Answer {
     Evicted(Evicted),
     /// To [`Request::Drain`].
     Drains(Drains),
+    /// To [`Request::Join`].
+    Joins(Joins),
     /// To anything.
     Refused(Refused),
 }
@@ -130,6 +134,7 @@ mod tests {
             (Request::Switchover { to: None }, r#"{"do":"switchover"}"#),
             (Request::Evict { node: "b".to_owned() }, r#"{"do":"evict","node":"b"}"#),
             (Request::Drain {}, r#"{"do":"drain"}"#),
+            (Request::Join {}, r#"{"do":"join"}"#),
             (Request::Withdraw { wish: 3 }, r#"{"do":"withdraw","wish":3}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

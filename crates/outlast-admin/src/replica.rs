@@ -16,6 +16,8 @@ pub struct Replica {
     pub server: String,
     /// Why there is no group yet; none: there is one.
     pub waits: Option<Waits>,
+    /// How it comes back into the group; none: it does not.
+    pub joining: Option<Joining>,
     /// Number of the view; 0 before the first.
     pub epoch: u64,
     /// The primary of the view.
@@ -60,6 +62,20 @@ pub struct Waits {
     pub were_members: Vec<Earlier>,
     /// These are in a group, and do not let this node in yet.
     pub in_group: Vec<String>,
+}
+
+/// How far a node is that comes back into the group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Joining {
+    /// Its server gets the data of this node.
+    pub from: Option<String>,
+    /// So much has come.
+    pub copied_bytes: u64,
+    /// It has all, and catches up with what has happened since.
+    pub catching_up: bool,
+    /// Why the last try has failed.
+    pub failed: Option<String>,
 }
 
 /// A node that was in the group before.
@@ -112,6 +128,13 @@ pub struct Switched {
 pub struct Evicted {
     /// Which one.
     pub evicted: String,
+}
+
+/// This node gets the data of another one: [`Replica::joining`] says how far it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joins {
+    /// Its name.
+    pub joins: String,
 }
 
 /// This node leaves the group, and ends.

@@ -24,6 +24,8 @@ extern crate alloc;
 mod connection;
 #[cfg(feature = "io")]
 pub mod consensus;
+#[cfg(feature = "io")]
+pub mod copy;
 mod election;
 mod entry;
 mod lease;

@@ -167,7 +167,7 @@ impl Administered for Instance {
             Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => {
                 Answer::refused("it runs no program")
             }
-            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} => {
+            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {} => {
                 Answer::refused("it is no node of a group of replicas")
             }
         }

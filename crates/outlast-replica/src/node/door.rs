@@ -1,6 +1,7 @@
 //! Where other nodes connect to this one: to introduce themselves, for the consensus, or with a link for entries of the order. The first eight
 //! bytes say which.
 
+use super::joining::{self, Copies};
 use super::meeting;
 use super::meeting::Introduction;
 use crate::consensus::{self, Consensus, receive, send};
@@ -31,6 +32,7 @@ pub(super) struct Door {
     pub(super) consensus: Arc<Consensus>,
     /// None: a witness.
     pub(super) machine: Option<Handle>,
+    pub(super) copies: Option<Arc<Copies>>,
     /// What this node says of itself, but for whether it has a group.
     pub(super) introduction: watch::Receiver<Introduction>,
     /// Of the list. Others get half of the places.
@@ -78,6 +80,10 @@ impl Door {
                 let node = NodeId(stream.read_u64().await?);
                 stream.write_all(&peers::hello(self.me)).await?;
                 machine.tell(Command::Link(node, stream.into_std()?));
+            }
+            joining::MAGIC => {
+                let Some(copies) = self.copies.clone() else { return Ok(()) };
+                tokio::spawn(async move { copies.give(stream).await });
             }
             meeting::MAGIC => {
                 let _: Option<Introduction> = receive(&mut stream).await?;

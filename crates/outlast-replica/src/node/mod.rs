@@ -2,12 +2,14 @@
 
 mod door;
 pub mod group;
+mod joining;
 pub mod meeting;
 mod remembered;
 mod status;
 mod views;
 
 use crate::consensus::{self, Consensus};
+use crate::copy::Copying;
 use crate::order::Limits;
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
@@ -15,6 +17,8 @@ pub use crate::portal::server_process::is_up;
 use crate::view::NodeId;
 use door::{Door, introduce};
 use group::{Group, Listed};
+use joining::Copies;
+pub use joining::Joining;
 use meeting::{Introduction, Meeting, Next, Waits};
 use parking_lot::Mutex;
 use rand::RngExt;
@@ -25,6 +29,7 @@ use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -40,8 +45,8 @@ const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 /// A node that leaves waits so long for the others to go on without it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A node that keeps the others waiting is taken out; if that is not decided, it is tried again.
-const EVICT_AGAIN: Duration = Duration::from_millis(500);
+/// A view that a node wants and that is not decided is proposed again.
+const CHANGE_AGAIN: Duration = Duration::from_millis(500);
 /// Of the promise so many heartbeats.
 const HEARTBEATS_IN_PROMISE: u64 = 5;
 /// On a machine that has something else to do.
@@ -60,6 +65,8 @@ pub struct Settings {
     pub memory: Option<PathBuf>,
     /// It is known that all servers have the same data, whatever was before.
     pub is_new_group: bool,
+    /// Whenever it is out, it replaces the data of its server by those of the group, and takes part again.
+    pub joins: bool,
 }
 
 /// Of a node that has a server.
@@ -69,6 +76,8 @@ pub struct Portal {
     pub device: String,
     /// This node's server.
     pub server: SocketAddr,
+    /// How its data are copied, and how it gets those of another one. None: it cannot, and has none to give.
+    pub copying: Option<Copying>,
 }
 
 /// Why a node cannot be one, or has ended.
@@ -128,6 +137,12 @@ struct Shared {
     machine: Option<Handle>,
     server: Option<SocketAddr>,
     waits: Mutex<Option<Waits>>,
+    copying: Option<Copying>,
+    /// One try at a time.
+    joining: tokio::sync::Mutex<()>,
+    joins: Mutex<Joining>,
+    /// The portal is told of views.
+    takes_part: AtomicBool,
     ended: watch::Sender<Option<Ended>>,
 }
 
@@ -145,7 +160,7 @@ impl Node {
     /// # Errors
     /// The list makes no sense, an address is in use, or this process may not do what it has to.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        let Settings { group, name, portal, memory, is_new_group } = settings;
+        let Settings { group, name, portal, memory, is_new_group, joins } = settings;
         group.check().map_err(Error::Group)?;
         let listed =
             group.node(&name).ok_or_else(|| Error::Group(format!("the group has no node {name}")))?;
@@ -179,6 +194,7 @@ impl Node {
         let consensus = Arc::new(Consensus::start(settings).await?);
         let (ended, _) = watch::channel(None);
         let server = portal.as_ref().map(|portal| portal.server);
+        let copying = portal.as_ref().and_then(|portal| portal.copying.clone());
         let (machine, thread) = match portal {
             Some(portal) => {
                 let (handle, thread) = run_machine(&group, me, portal, &consensus, ended.clone())?;
@@ -188,20 +204,44 @@ impl Node {
         };
         let meeting = Meeting::new(group.clone(), &name, me, last_epoch);
         let (introduction, _) = watch::channel(meeting.introduction());
+        let copies = machine.clone().map(|machine| Copies {
+            me,
+            consensus: consensus.clone(),
+            machine,
+            copying: copying.clone(),
+            busy: tokio::sync::Mutex::default(),
+        });
         let door = Door {
             me,
             consensus: consensus.clone(),
             machine: machine.clone(),
+            copies: copies.map(Arc::new),
             introduction: introduction.subscribe(),
             listed: group.nodes.iter().map(|node| node.address.ip().to_canonical()).collect(),
         };
-        let shared =
-            Arc::new(Shared { group, name, me, consensus, machine, server, waits: Mutex::new(None), ended });
+        let shared = Arc::new(Shared {
+            group,
+            name,
+            me,
+            consensus,
+            machine,
+            server,
+            waits: Mutex::new(None),
+            copying,
+            joining: tokio::sync::Mutex::default(),
+            joins: Mutex::default(),
+            takes_part: AtomicBool::new(false),
+            ended,
+        });
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::new(door).attend(listener));
         tasks.spawn(meet(shared.clone(), meeting, introduction));
         let follows = shared.clone();
         tasks.spawn(async move { follows.follow(remembered).await });
+        if joins && shared.machine.is_some() {
+            let joins = shared.clone();
+            tasks.spawn(async move { joins.join_always().await });
+        }
         Ok(Self { shared, tasks: tokio::sync::Mutex::new(tasks), machine: Mutex::new(thread) })
     }
 
@@ -238,6 +278,27 @@ impl Node {
     /// There is no such member, it is the last one, or the others do not agree.
     pub async fn evict(&self, name: &str) -> Result<(), Error> {
         self.shared.evict(name).await
+    }
+
+    /// Begins to replace the data of this node's server, which is out, by a copy of the primary's, and to take part again.
+    /// [`Status::joining`] says how far it is.
+    ///
+    /// # Errors
+    /// It is a member, or it is not known how that is done.
+    pub fn begin_to_join(&self) -> Result<(), Error> {
+        self.shared.may_join().map_err(Error::Group)?;
+        *self.shared.joins.lock() = Joining::Asks;
+        let shared = self.shared.clone();
+        let joining = async move {
+            if let Err(why) = shared.join().await {
+                tracing::warn!(why, "this node cannot join");
+            }
+        };
+        match self.tasks.try_lock() {
+            Ok(mut tasks) => _ = tasks.spawn(joining),
+            Err(_) => return Err(Error::Group("this node ends".to_owned())),
+        }
+        Ok(())
     }
 
     /// Leaves the group, and ends: the others go on at once.

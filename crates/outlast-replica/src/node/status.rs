@@ -1,7 +1,7 @@
 //! What is known of a node and its group.
 
-use super::Shared;
 use super::meeting::Waits;
+use super::{Joining, Shared};
 use crate::portal::machine::Facts;
 
 /// How a node is.
@@ -13,6 +13,8 @@ pub struct Status {
     pub name: String,
     /// It has no group yet, and this is why.
     pub waits: Option<Waits>,
+    /// How far it is with a copy of the data.
+    pub joining: Joining,
     /// Counts up with each view; 0 before the first.
     pub epoch: u64,
     /// The primary of the view.
@@ -70,6 +72,7 @@ impl Status {
             group: shared.group.name.clone(),
             name: shared.name.clone(),
             waits: shared.waits.lock().clone().filter(|_| !voters.contains(&shared.me)),
+            joining: shared.joins.lock().clone(),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.leader().map(name_of),

@@ -1,7 +1,7 @@
 //! What a node does as views are decided: it tells its portal, and has others decided.
 
 use super::remembered::Remembered;
-use super::{EVICT_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, Shared};
+use super::{CHANGE_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, Shared};
 use crate::consensus::Member;
 use crate::portal::machine::{Command, Facts};
 use crate::view::{NodeId, View};
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::time::timeout;
 
 impl Shared {
@@ -37,7 +38,7 @@ impl Shared {
         let mut decided = self.consensus.decided();
         let (mut others, mut view) = (BTreeMap::new(), None);
         let mut was_member = false;
-        let mut evicting: Option<tokio::task::JoinHandle<()>> = None;
+        let mut changing: Option<tokio::task::JoinHandle<()>> = None;
         let mut looks = tokio::time::interval(LOOK);
         loop {
             tokio::select! {
@@ -59,8 +60,11 @@ impl Shared {
                         return self.end(Ended::Memory(error.to_string()));
                     }
                     was_member = true;
+                    self.takes_part.store(true, Ordering::Release);
                 }
-                if was_member && let Some(machine) = &self.machine {
+                if self.takes_part.load(Ordering::Acquire)
+                    && let Some(machine) = &self.machine
+                {
                     machine.tell(Command::View(newest.clone()));
                 }
                 view = Some(newest);
@@ -76,15 +80,16 @@ impl Shared {
                 others = addresses;
             }
             let facts = machine.facts();
-            if evicting.as_ref().is_none_or(|task| task.is_finished())
-                && let Some(next) = view.as_ref().and_then(|view| self.without_lagging(view, &facts))
+            let is_changing = changing.as_ref().is_some_and(|task| !task.is_finished());
+            if let Some(next) =
+                view.as_ref().filter(|_| !is_changing).and_then(|view| self.next(view, &facts))
             {
                 let consensus = self.consensus.clone();
-                evicting = Some(tokio::spawn(async move {
+                changing = Some(tokio::spawn(async move {
                     if let Err(error) = consensus.propose(&next).await {
-                        tracing::debug!(%error, "it is not taken out yet");
+                        tracing::debug!(%error, "the view is not decided yet");
+                        tokio::time::sleep(CHANGE_AGAIN).await;
                     }
-                    tokio::time::sleep(EVICT_AGAIN).await;
                 }));
             }
             if facts.is_server_lost {
@@ -94,6 +99,27 @@ impl Shared {
                 return self.end(Ended::ServerHangs);
             }
         }
+    }
+
+    /// The view that this node wants, if it wants another one.
+    fn next(&self, view: &View, facts: &Facts) -> Option<View> {
+        if facts.lacks_data && view.has(self.me) {
+            return without(view, self.me);
+        }
+        if view.primary != self.me || facts.view.as_ref() != Some(view) {
+            return None;
+        }
+        if let Some(next) = self.without_lagging(view, facts) {
+            return Some(next);
+        }
+        let epoch = view.epoch + 1;
+        let is_new = |node: &&NodeId| !view.has(**node);
+        if facts.lagging.iter().any(|node| !view.has(*node)) {
+            // It was to become a member, and is silent: with the next view nobody waits for it.
+            return Some(View { epoch, ..view.clone() });
+        }
+        let node = facts.promoted.iter().find(is_new)?;
+        Some(View { epoch, primary: self.me, members: [view.members.as_slice(), &[*node]].concat() })
     }
 
     /// At the primary: the view without a member that has acknowledged nothing for a while, though it answers the consensus.

@@ -80,7 +80,9 @@ impl Machine {
         let rests = match stage {
             Stage::Rests if !self.replica.is_holding() => return,
             Stage::Rests if held_at.elapsed() > HOLD_MAX => {
-                tracing::warn!("a copy of the server's data took too long: clients do not wait for it any more");
+                tracing::warn!(
+                    "a copy of the server's data took too long: clients do not wait for it any more"
+                );
                 return self.release_all();
             }
             Stage::Rests => {
@@ -92,7 +94,11 @@ impl Machine {
         let is_over = rests.is_closed() || begun.elapsed() > REST_WITHIN + TOLD_WITHIN;
         if !is_serving || is_over {
             self.release_all();
-            let why = if is_serving { "its server is busy with one request" } else { "this node serves no clients any more" };
+            let why = if is_serving {
+                "its server is busy with one request"
+            } else {
+                "this node serves no clients any more"
+            };
             let _ = rests.send(Err(why.to_owned()));
             return;
         }
@@ -177,11 +183,14 @@ impl Machine {
         self.peers.unlink_all();
         self.known.linked.clear();
         (self.known.is_excluded, self.known.is_server_hanging, self.known.joins) = (false, false, Joins::No);
+        self.known.lacks_data = true;
     }
 
     /// The server has the data of this snapshot.
     pub(super) fn join(&mut self, snapshot: &Snapshot, view: View) -> io::Result<()> {
         self.reset();
+        let newest = self.newest_view.take().filter(|newest| newest.epoch > view.epoch);
+        let view = newest.unwrap_or(view);
         // Under the same number it was another one, which others may have waited for.
         if view.has(self.settings.me) {
             self.join_fails("it is a member of the view");
@@ -192,6 +201,7 @@ impl Machine {
         self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, self.now_ms());
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
+        self.known.lacks_data = false;
         self.begin_with_server()?;
         self.act()?;
         self.look_at_resumed();
@@ -208,7 +218,9 @@ impl Machine {
             let now_ms = self.now_ms();
             self.replica.handle_resumed(now_ms);
         } else if self.resumes_since.elapsed() > RESUME_WITHIN {
-            self.join_fails("the server does not answer what brings connections into the states that others have");
+            self.join_fails(
+                "the server does not answer what brings connections into the states that others have",
+            );
         }
     }
 

@@ -1,8 +1,8 @@
 //! How a node's portal is to be, what it is told, and what is known of it.
 
+use super::copying::{Joins, Rests, Taken};
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use super::copying::{Joins, Rests, Taken};
 use crate::replica::{Delivery, Snapshot};
 use crate::view::{NodeId, View};
 use mio::Waker;
@@ -98,6 +98,8 @@ pub struct Facts {
     pub promoted: BTreeSet<NodeId>,
     /// How far it is, where it begins with a copy of another node's data.
     pub joins: Joins,
+    /// It has no data of the group any more, or not yet, and must be a member of no view.
+    pub lacks_data: bool,
     /// The nodes that it has links to.
     pub linked: BTreeSet<NodeId>,
     /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.

@@ -3,7 +3,7 @@
 
 use super::announce::Portal;
 use super::clients::Client;
-use super::copying::Copying;
+use super::copying::{Copying, Joins};
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
 use super::peers::{News, Peers};
 use super::raw::Raw;
@@ -63,6 +63,8 @@ pub struct Machine {
     /// Another node is getting a copy of the server's data.
     pub(super) copying: Option<Copying>,
     pub(super) resumes_since: Instant,
+    /// The last that it was told of.
+    pub(super) newest_view: Option<View>,
     /// Connections to the server that are being closed, and until when, the oldest first.
     pub(super) closing_servers: VecDeque<(Instant, ConnectionId)>,
     pub(super) server_process: ServerProcess,
@@ -146,6 +148,7 @@ impl Machine {
             settings: plan,
             copying: None,
             resumes_since: Instant::now(),
+            newest_view: None,
             raw: Raw::open(settings.mark)?,
             lease: settings.lease,
             verdicts: Vec::new(),
@@ -236,9 +239,10 @@ impl Machine {
     }
 
     fn next_look(&mut self, now: Instant) -> Option<Instant> {
-        let timeout = self.replica.poll_timeout().map(|at_ms| {
-            self.begun + Duration::from_millis(at_ms.saturating_sub(CLOCK_BEGINS_MS))
-        });
+        let timeout = self
+            .replica
+            .poll_timeout()
+            .map(|at_ms| self.begun + Duration::from_millis(at_ms.saturating_sub(CLOCK_BEGINS_MS)));
         let peers = self.peers.connect(self.poll.registry(), now);
         let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
         let lease = self.replica.order().is_primary().then(|| {
@@ -272,13 +276,7 @@ impl Machine {
     fn work(&mut self) -> io::Result<()> {
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                Command::View(view) => {
-                    // Before there are clients: looking for it may take some milliseconds.
-                    if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
-                        self.server_process.lives(Ask::Now);
-                    }
-                    self.replica.handle_view(view, self.now_ms());
-                }
+                Command::View(view) => self.take_view(view),
                 Command::Others(others) => self.peers.set_others(others),
                 Command::Link(node, socket) => self.peers.adopt(node, socket, self.poll.registry()),
                 Command::Copy(node, rests) => self.begin_copy(node, rests),
@@ -327,6 +325,21 @@ impl Machine {
         self.replica.flush(self.now_ms());
         self.act()?;
         self.say_verdicts()
+    }
+
+    fn take_view(&mut self, view: View) {
+        self.newest_view = Some(view.clone());
+        if self.known.lacks_data {
+            return;
+        }
+        // Before there are clients: looking for it may take some milliseconds.
+        if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
+            self.server_process.lives(Ask::Now);
+        }
+        if view.has(self.settings.me) {
+            self.known.joins = Joins::No;
+        }
+        self.replica.handle_view(view, self.now_ms());
     }
 
     /// Nodes that have caught up become necessary, and are told of.
@@ -446,7 +459,9 @@ impl Machine {
                 }
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
-                Action::Outdated => self.join_fails("the others have gone on, and no longer keep what it lacks"),
+                Action::Outdated => {
+                    self.join_fails("the others have gone on, and no longer keep what it lacks")
+                }
                 Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
                 Action::EndToServer { connection } => self.end_to_server(connection),
                 Action::CloseServer { connection } => self.close_server(connection),

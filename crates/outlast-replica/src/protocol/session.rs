@@ -103,7 +103,8 @@ impl Session {
                 self.queue(request, is_long);
             }
             b"SELECT" | b"AUTH" | b"HELLO" | b"READONLY" | b"READWRITE" => self.remember(request, is_long),
-            b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE" | b"UNSUBSCRIBE" | b"PUNSUBSCRIBE" | b"SUNSUBSCRIBE" => {
+            b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE" | b"UNSUBSCRIBE" | b"PUNSUBSCRIBE"
+            | b"SUNSUBSCRIBE" => {
                 self.remember(request, is_long);
                 return if self.is_queuing { 1 } else { words.count().max(1) };
             }
@@ -229,17 +230,32 @@ mod tests {
         for (all, setup, queued, partial, replies) in [
             (&b"ping\r\nset a b\r\n"[..], &b""[..], &b""[..], &b""[..], 2),
             (b"select 3\r\nselect 5\r\nselect 3\r\nget a\r\n", b"select 5\r\nselect 3\r\n", b"", b"", 4),
-            (b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n*1\r\n$4\r\nPI", b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n", b"", b"*1\r\n$4\r\nPI", 1),
+            (
+                b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n*1\r\n$4\r\nPI",
+                b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n",
+                b"",
+                b"*1\r\n$4\r\nPI",
+                1,
+            ),
             (b"auth x\r\nmulti\r\nincr a\r\nin", b"auth x\r\n", b"multi\r\nincr a\r\n", b"in", 3),
             (b"multi\r\nincr a\r\nexec\r\n", b"", b"", b"", 3),
-            (b"client setname x\r\nclient id\r\nsubscribe a b\r\n", b"client setname x\r\nsubscribe a b\r\n", b"", b"", 4),
+            (
+                b"client setname x\r\nclient id\r\nsubscribe a b\r\n",
+                b"client setname x\r\nsubscribe a b\r\n",
+                b"",
+                b"",
+                4,
+            ),
             (b"watch a\r\nmulti\r\nget a\r\ndiscard\r\n", b"", b"", b"", 4),
             (b"select 3\r\nreset\r\n", b"", b"", b"", 2),
         ] {
             for piece_bytes in [1, 3, all.len()] {
                 let (session, counted) = session(all, piece_bytes);
                 let resume = session.resume().unwrap();
-                assert_eq!((&*resume.setup, &*resume.queued, &*resume.partial, counted), (setup, queued, partial, replies));
+                assert_eq!(
+                    (&*resume.setup, &*resume.queued, &*resume.partial, counted),
+                    (setup, queued, partial, replies)
+                );
                 assert_eq!(Session::resumed(&resume).resume(), Some(resume));
             }
         }

@@ -165,8 +165,10 @@ impl Replica {
         let (waits, awaits_end) = match &action {
             Action::ToServer { bytes, .. } => {
                 let protocol = self.protocol;
-                let questions =
-                    self.questions.entry(connection).or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
+                let questions = self
+                    .questions
+                    .entry(connection)
+                    .or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
                 questions.ask(bytes);
                 (!has_ended && !questions.are_answered(), false)
             }

@@ -21,8 +21,8 @@ use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
 use deliveries::Deliveries;
-use joining::Holding;
 pub use deliveries::Delivery;
+use joining::Holding;
 pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
 

@@ -117,8 +117,12 @@ fn what_is_no_message_is_refused() {
 
 fn snapshots() -> Vec<(&'static str, Snapshot)> {
     let handshake = handshake(("10.0.0.1:80", "[fd00::1]:40000"), SynOptions::default());
-    let resume =
-        Resume { setup: b"select 3\r\n".to_vec(), queued: b"multi\r\n".to_vec(), queued_count: 1, partial: b"g".to_vec() };
+    let resume = Resume {
+        setup: b"select 3\r\n".to_vec(),
+        queued: b"multi\r\n".to_vec(),
+        queued_count: 1,
+        partial: b"g".to_vec(),
+    };
     let known = |connection: u64, resume: Option<Resume>| Known {
         connection: ConnectionId(connection),
         handshake,

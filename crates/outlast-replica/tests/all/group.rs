@@ -123,10 +123,17 @@ impl Cluster {
             let portal = (!listed.is_witness).then(|| {
                 echo(host);
                 let server = ([127, 0, 0, 1], SERVER_PORT).into();
-                Portal { device: link.device(Side::Client).to_owned(), server }
+                Portal { device: link.device(Side::Client).to_owned(), server, copying: None }
             });
             let (name, group) = (listed.name.clone(), group.clone());
-            let settings = Settings { group, name: name.clone(), portal, memory: None, is_new_group: false };
+            let settings = Settings {
+                group,
+                name: name.clone(),
+                portal,
+                memory: None,
+                is_new_group: false,
+                joins: false,
+            };
             let (ends, told) = oneshot::channel();
             let status = Arc::new(Mutex::new(None));
             let thread = run(host.clone(), settings, status.clone(), told);

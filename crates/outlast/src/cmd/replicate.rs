@@ -7,13 +7,18 @@ use crate::narrate::Narrator;
 use crate::{pages, replicate};
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use outlast_admin::replica::{Drains, Evicted, Switched};
+use indicatif::ProgressBar;
+use outlast_admin::replica::{Drains, Evicted, Joining, Joins, Node, Switched};
 use outlast_admin::{Page, Request, Status};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Between two looks how far a node is.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// `outlast replicate`.
 #[derive(Debug, Args)]
@@ -49,6 +54,18 @@ pub struct NodeArgs {
     /// Found the group anew though this node ran before: the servers of all nodes have the same data
     #[arg(long)]
     pub new_group: bool,
+    /// Whenever the group goes on without this node, replace the data of its server by a copy of another one's, and take part again
+    #[arg(long)]
+    pub join: bool,
+    /// Command that writes a copy of this server's data, its first byte when they are of one moment; `redis`: ready-made
+    #[arg(long, value_name = "COMMAND")]
+    pub snapshot: Option<String>,
+    /// Command that reads such a copy, and gives it to this server in the place of its data; `redis`: ready-made
+    #[arg(long, value_name = "COMMAND")]
+    pub restore: Option<String>,
+    /// File with the password of this node's redis server, which copies need
+    #[arg(long, value_name = "FILE")]
+    pub server_password_file: Option<PathBuf>,
     /// The server to start, and its arguments; it ends with this process
     #[arg(value_name = "PROGRAM", last = true)]
     pub program: Vec<OsString>,
@@ -69,6 +86,8 @@ pub enum ReplicateCommand {
         #[arg(value_name = "NODE")]
         to: Option<String>,
     },
+    /// Bring the node of this machine, which is out of the group, back: its server gets the data of another one
+    Join,
     /// Take a member out of the group; the others go on without it
     Evict {
         /// Which one
@@ -157,6 +176,7 @@ async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> 
             let Switched { primary } = ask::one(socket, &request).await?;
             format!("{} is the primary\n", clean(&primary))
         }
+        ReplicateCommand::Join => return join(socket).await,
         ReplicateCommand::Evict { node } => {
             let Evicted { evicted } = ask::one(socket, &Request::Evict { node: node.clone() }).await?;
             format!("{} is out of the group\n", clean(&evicted))
@@ -168,6 +188,43 @@ async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> 
     };
     print(&said)?;
     Ok(Code::Ok)
+}
+
+/// Has the node join, and waits until it is a member.
+async fn join(socket: &Path) -> Result<Code> {
+    let Joins { joins } = ask::one(socket, &Request::Join {}).await?;
+    let progress = ProgressBar::new_spinner();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let status = Status::read(ask::anything(socket, &Request::Status {}).await?);
+        let Ok(Status { page: Page::Replica(page), .. }) = status else {
+            return Err(Failure::system(format!("node {} has ended", clean(&joins))));
+        };
+        let is_own = |node: &&Node| node.name == page.node;
+        match page.joining {
+            None if page.nodes.iter().find(is_own).is_some_and(|node| node.member) => break,
+            Some(Joining { failed: Some(why), .. }) => {
+                progress.finish_and_clear();
+                return Err(Failure::system(format!("node {} cannot join: {}", clean(&joins), clean(&why))));
+            }
+            None => {}
+            Some(joining) => progress.set_message(stage(&joining)),
+        }
+        progress.tick();
+    }
+    progress.finish_and_clear();
+    print(&format!("{} is a member of the group\n", clean(&joins)))?;
+    Ok(Code::Ok)
+}
+
+fn stage(joining: &Joining) -> String {
+    match &joining.from {
+        Some(from) => {
+            format!("{} of the data of {}", indicatif::HumanBytes(joining.copied_bytes), clean(from))
+        }
+        None if joining.catching_up => "catches up with what has happened since".to_owned(),
+        None => "asks for a copy".to_owned(),
+    }
 }
 
 fn print(text: &str) -> Result<()> {

@@ -34,7 +34,7 @@ impl Counter {
             Ok(Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. }) => {
                 Answer::refused("it runs no program")
             }
-            Ok(Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {}) => {
+            Ok(Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {}) => {
                 Answer::refused("it is no node of a group of replicas")
             }
             Ok(Request::Status {}) => self.status().into(),

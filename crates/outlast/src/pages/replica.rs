@@ -5,7 +5,7 @@ use crate::exit::clean;
 use crate::narrate::{grouped, seconds};
 use comfy_table::CellAlignment;
 use outlast_admin::Status;
-use outlast_admin::replica::{Earlier, Node, Replica};
+use outlast_admin::replica::{Earlier, Joining, Node, Replica};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
@@ -40,6 +40,16 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
             ));
         }
     }
+    match &page.joining {
+        Some(Joining { failed: Some(why), .. }) => text.push_str(&format!("  cannot join: {}\n", clean(why))),
+        Some(Joining { from: Some(from), copied_bytes, .. }) => {
+            text.push_str(&format!("  gets the data of {}: {} bytes\n", clean(from), grouped(*copied_bytes)));
+        }
+        Some(Joining { catching_up: true, .. }) => {
+            text.push_str("  has a copy of the data, and catches up\n")
+        }
+        _ => {}
+    }
     if page.epoch > 0 && !page.server.is_empty() {
         text.push_str(&format!(
             "  view {}, {} connections, log index {}, {} delivered to {}\n",
@@ -66,6 +76,9 @@ fn role(page: &Replica) -> &'static str {
     let is_primary = page.primary.as_ref() == Some(&page.node);
     match page {
         Replica { waits: Some(_), .. } => "waits for the group to begin",
+        Replica { joining: Some(Joining { failed: None, .. }), .. } => {
+            "comes back into the group; it has a vote"
+        }
         Replica { server_lost: true, .. } => "its server takes no connections any more",
         Replica { server_hangs: true, .. } => "its server does not answer as the others do",
         Replica { excluded: true, .. } => "out of the group, its data are old; it has a vote",

@@ -3,11 +3,12 @@
 use crate::admin::Administered;
 use outlast_admin::exchange::Matching;
 use outlast_admin::replica::{
-    Disagreement, Drains, Earlier, Evicted, Node as ShownNode, Replica, Switched, Waits,
+    Disagreement, Drains, Earlier, Evicted, Joining as ShownJoining, Joins, Node as ShownNode, Replica,
+    Switched, Waits,
 };
 use outlast_admin::{Answer, Page, Request, Status};
 use outlast_replica::node::group::Group;
-use outlast_replica::node::{self, Error, Node};
+use outlast_replica::node::{self, Error, Joining, Node};
 use rustix::process::Pid;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -41,7 +42,7 @@ impl Instance {
 
 /// As it is shown.
 fn page(status: node::Status, portal: &str, server: &str) -> Replica {
-    let node::Status { group, name, waits, epoch, primary, leader, nodes, facts } = status;
+    let node::Status { group, name, waits, joining, epoch, primary, leader, nodes, facts } = status;
     let facts = facts.unwrap_or_default();
     let waits = waits.map(|waits| Waits {
         absent: waits.absent,
@@ -64,6 +65,7 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         portal: portal.to_owned(),
         server: server.to_owned(),
         waits,
+        joining: shown(joining),
         epoch,
         primary,
         leader,
@@ -78,6 +80,17 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         take_overs: facts.take_overs,
         take_over_us: facts.restored_in.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         overflows: facts.overflows,
+    }
+}
+
+fn shown(joining: Joining) -> Option<ShownJoining> {
+    let none = ShownJoining::default();
+    match joining {
+        Joining::No => None,
+        Joining::Asks => Some(none),
+        Joining::Failed(why) => Some(ShownJoining { failed: Some(why), ..none }),
+        Joining::Copies(from, copied_bytes) => Some(ShownJoining { from: Some(from), copied_bytes, ..none }),
+        Joining::CatchesUp => Some(ShownJoining { catching_up: true, ..none }),
     }
 }
 
@@ -113,6 +126,10 @@ impl Administered for Instance {
             Request::Drain {} if is_last(&self.node.status()) => Answer::refused(
                 "it is the last member, and nobody would serve clients any more: stop it with SIGTERM if that is meant",
             ),
+            Request::Join {} => match self.node.begin_to_join() {
+                Ok(()) => Answer::Joins(Joins { joins: self.node.status().name }),
+                Err(error) => refused(&error),
+            },
             Request::Drain {} => {
                 self.drains.notify_one();
                 Answer::Drains(Drains { drains: self.node.status().name })

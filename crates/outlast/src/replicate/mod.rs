@@ -10,19 +10,22 @@ use crate::cli::ProcessArgs;
 use crate::cmd::replicate::NodeArgs;
 use crate::descriptors::raise_limit;
 use crate::exit::{Code, Failure};
+use crate::files::unreadable;
 use crate::metrics;
 use crate::narrate::Narrator;
 use crate::signals::{Request, Signals};
 use anyhow::{Context, Result};
 use instance::Instance;
 use outlast_netlink::{Protocol, Socket, device};
+use outlast_replica::copy::{Copying, How};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::{Ended, Error, Node, Portal, Settings, is_up};
 use outlast_session::relay::dial::plain;
 use server::Server;
 use std::ffi::OsStr;
+use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +34,9 @@ use tokio::task::JoinSet;
 
 /// Where nodes remember that they were in a group.
 const MEMORY_FOLDER: &str = "/var/lib/outlast";
+/// The copies that need no command.
+const READY_MADE: &str = "redis";
+const PASSWORD_BYTES_MAX: u64 = 64 << 10;
 /// The address of the server is waited for so long.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
 /// Changes are told of so late at the most.
@@ -48,7 +54,7 @@ pub fn run(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator) -> Resul
 /// What the node is to do, and where its server is.
 fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
     let (Some(file), Some(name)) = (&args.group, &args.node) else {
-        let how = "give --group FILE and --node NAME, or a command: status, switchover, evict, drain";
+        let how = "give --group FILE and --node NAME, or a command: status, switchover, join, evict, drain";
         return Err(Failure::usage(format!("what is to be replicated? {how}")));
     };
     let group = group_file::read(file)?;
@@ -85,14 +91,55 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
                 Some(device) => device.clone(),
                 None => device_of(listed.address, name)?,
             };
-            Some(Portal { device, server })
+            let copying = copying(args, &group, server)?;
+            Some(Portal { device, server, copying })
         }
     };
     let folder = args.state_folder.clone().unwrap_or_else(|| PathBuf::from(MEMORY_FOLDER));
     let memory = folder.join("replicas").join(&group.name).join(format!("{name}.json"));
     let server = portal.as_ref().map(|portal| portal.server);
-    let is_new_group = args.new_group;
-    Ok((Settings { group, name: name.clone(), portal, memory: Some(memory), is_new_group }, server))
+    let (is_new_group, joins) = (args.new_group, args.join);
+    if joins && portal.as_ref().is_some_and(|portal| portal.copying.is_none()) {
+        return Err(Failure::usage(
+            "--join needs to know how the data of a server are copied: give --snapshot and --restore (ready-made where the group file says \
+             protocol = \"redis\")",
+        ));
+    }
+    let memory = Some(memory);
+    Ok((Settings { group, name: name.clone(), portal, memory, is_new_group, joins }, server))
+}
+
+/// How the data of this node's server are copied, and how it gets those of another one, if that is known.
+fn copying(args: &NodeArgs, group: &Group, server: SocketAddr) -> Result<Option<Copying>> {
+    let ready_made = (group.protocol == outlast_replica::Protocol::Redis).then_some(READY_MADE);
+    let how = |given: &Option<String>| match given.as_deref().or(ready_made) {
+        Some(READY_MADE) => Some(How::Redis),
+        command => command.map(|command| How::Command(command.to_owned())),
+    };
+    let password = args.server_password_file.as_deref().map(read_password).transpose()?;
+    let (snapshot, restore) = (how(&args.snapshot), how(&args.restore));
+    match snapshot.zip(restore) {
+        Some((snapshot, restore)) => Ok(Some(Copying { server, snapshot, restore, password })),
+        None if args.snapshot.is_some() || args.restore.is_some() => Err(Failure::usage(
+            "a copy of the data needs both --snapshot and --restore: any node may be the one that gives it, or gets it",
+        )),
+        None => Ok(None),
+    }
+}
+
+/// The first line.
+fn read_password(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(PASSWORD_BYTES_MAX).read_to_string(&mut text));
+    read.map_err(|error| unreadable("password", path, &error))?;
+    match text.lines().next() {
+        Some(password) if !password.is_empty() => Ok(password.to_owned()),
+        _ => Err(Failure::usage(format!(
+            "{} has no password in its first line (--server-password-file)",
+            path.display()
+        ))),
+    }
 }
 
 /// The device with the node's own address.
@@ -145,7 +192,7 @@ async fn attend(
     if let Some(scrapes) = scrapes {
         tasks.spawn(metrics::serve(scrapes, instance.clone()));
     }
-    let mut teller = Teller::new(narrator, &group, &name);
+    let mut teller = Teller::new(narrator, &group, &name, args.join);
     let mut looks = tokio::time::interval(LOOK);
     let end = loop {
         tokio::select! {

@@ -1,9 +1,9 @@
 //! What people are told while a node runs: changes, each once.
 
-use crate::narrate::Narrator;
+use crate::narrate::{Narrator, grouped};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::meeting::Waits;
-use outlast_replica::node::{Status, StatusOfNode};
+use outlast_replica::node::{Joining, Status, StatusOfNode};
 
 /// Compares what is with what was told.
 pub struct Teller<'a> {
@@ -16,12 +16,24 @@ pub struct Teller<'a> {
     was_excluded: bool,
     was_alone: bool,
     was_without_data: bool,
+    joining: Joining,
+    failed: Option<String>,
+    how_back: &'static str,
 }
 
 impl<'a> Teller<'a> {
-    pub fn new(narrator: &'a Narrator, group: &'a Group, name: &'a str) -> Self {
+    /// `joins`: it comes back by itself.
+    pub fn new(narrator: &'a Narrator, group: &'a Group, name: &'a str, joins: bool) -> Self {
+        let how_back = if joins {
+            "It gets a copy of the data of another one"
+        } else {
+            "To have it as a replica again: `outlast replicate join` gives its server a copy of the data of another one"
+        };
         Self {
             narrator,
+            joining: Joining::No,
+            failed: None,
+            how_back,
             group,
             name,
             waits: None,
@@ -66,12 +78,12 @@ impl<'a> Teller<'a> {
         if facts.is_excluded && !self.was_excluded {
             self.was_excluded = true;
             narrator.warn(&format!(
-                "node {name} is no member of the group {} any more: its server lacks what clients have sent since. It still has a vote. \
-                 To have it as a replica again, stop it, give its server the data of another one, and found the group anew \
-                 (docs/replica.md)",
-                self.group.name
+                "node {name} is no member of the group {} any more: its server lacks what clients have sent since. It still has a vote. {}",
+                self.group.name, self.how_back
             ));
         }
+        self.was_excluded &= facts.is_excluded;
+        self.look_at_joining(&status.joining);
         let members = status.nodes.iter().filter(|node| node.is_member).count();
         let is_alone = status.epoch > 0 && members == 1 && self.group.nodes.len() > 1 && facts.is_serving;
         if is_alone && !std::mem::replace(&mut self.was_alone, is_alone) {
@@ -85,10 +97,38 @@ impl<'a> Teller<'a> {
         let has_no_data = status.epoch > 0 && !is_member && !facts.is_excluded && status.waits.is_none();
         if has_no_data && !std::mem::replace(&mut self.was_without_data, has_no_data) {
             narrator.warn(&format!(
-                "node {name} has a vote in the group {}, and no data of it: its server is given nothing (docs/replica.md)",
-                self.group.name
+                "node {name} has a vote in the group {}, and no data of it: its server is given nothing. {}",
+                self.group.name, self.how_back
             ));
         }
+        self.was_without_data &= has_no_data;
+    }
+
+    fn look_at_joining(&mut self, joining: &Joining) {
+        let stage = std::mem::discriminant(joining);
+        if stage == std::mem::discriminant(&self.joining) {
+            self.joining = joining.clone();
+            return;
+        }
+        let (narrator, name) = (self.narrator, self.name);
+        let copied =
+            |bytes: u64| format!("node {name}: its server has the data, {} bytes as a copy", grouped(bytes));
+        match (&self.joining, joining) {
+            (_, Joining::Copies(from, _)) => {
+                narrator.announce(&format!("node {name}: its server gets a copy of the data of {from}"));
+            }
+            (Joining::Copies(_, bytes), Joining::CatchesUp | Joining::No) => {
+                narrator.announce(&copied(*bytes))
+            }
+            // It may be tried again and again.
+            (_, Joining::Failed(why)) if self.failed.as_ref() != Some(why) => {
+                self.failed = Some(why.clone());
+                narrator.warn(&format!("node {name} cannot join: {why}"));
+            }
+            (_, Joining::No) => self.failed = None,
+            _ => {}
+        }
+        self.joining = joining.clone();
     }
 }
 

@@ -309,7 +309,7 @@ impl Administered for State {
                 Answer::Withdrawn(Withdrawn { cancelled: self.upgrades.cancel(wish) })
             }
             Request::Kill { .. } => Answer::Matching(Matching::default()),
-            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} => {
+            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {} => {
                 Answer::refused("it is no node of a group of replicas")
             }
         }

@@ -1,0 +1,398 @@
+//! How a node that is out gets the data of the group, and becomes a member again: it asks the primary for a copy, gives it to its server, and
+//! catches up. PROTOCOL 12.8.
+
+use super::Shared;
+use crate::consensus::{Consensus, receive, send};
+use crate::copy::Copying;
+use crate::portal::copying::Joins;
+use crate::portal::machine::{Command, Handle};
+use crate::view::{NodeId, View};
+use crate::wire;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::timeout;
+
+/// With what a connection begins on which a node asks for a copy.
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x0f";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The other node's machine is asked for so long whether it is there.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// A node that takes nothing for so long gets nothing more.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Pieces of data: how long they are, and how many wait.
+const PIECE_BYTES: usize = 64 << 10;
+const PIECES: usize = 8;
+/// Of what a node has to know of connections.
+const SNAPSHOT_BYTES_MAX: u32 = 256 << 20;
+/// In the place of a length: all of the data were before, or something went wrong.
+const END: u32 = 0;
+const FAILED: u32 = u32::MAX;
+const LOOK: Duration = Duration::from_millis(10);
+/// The portal's thread does what it is told within this time.
+const TOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two tries.
+const AGAIN_MIN: Duration = Duration::from_millis(500);
+const AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// A node wants a copy.
+#[derive(Debug, Serialize, Deserialize)]
+struct Asks {
+    /// Of the data of that node's server.
+    from: u64,
+    /// It is this one.
+    node: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// What connections there are follows, and the data.
+    Begins,
+    /// There is none, and why.
+    Refused(String),
+}
+
+/// How far a node is that gets a copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Joining {
+    /// It gets none.
+    #[default]
+    No,
+    /// It asks for one.
+    Asks,
+    /// It was refused, or something went wrong.
+    Failed(String),
+    /// Its server gets the data of this node, so many bytes up to now.
+    Copies(String, u64),
+    /// It has them, and catches up with what has happened since.
+    CatchesUp,
+}
+
+/// What a primary needs to give copies.
+#[derive(Debug)]
+pub(super) struct Copies {
+    pub(super) me: NodeId,
+    pub(super) consensus: Arc<Consensus>,
+    pub(super) machine: Handle,
+    pub(super) copying: Option<Copying>,
+    /// One at a time.
+    pub(super) busy: Mutex<()>,
+}
+
+impl Copies {
+    /// Answers a node that wants a copy.
+    pub(super) async fn give(&self, mut stream: TcpStream) {
+        let result = self.try_to_give(&mut stream).await;
+        if let Err(error) = result {
+            tracing::warn!(%error, "a node did not get a copy of the data");
+        }
+    }
+
+    async fn try_to_give(&self, stream: &mut TcpStream) -> io::Result<()> {
+        let Some(Asks { from, node }) = timeout(CONNECT_TIMEOUT, receive(stream)).await?? else {
+            return Ok(());
+        };
+        let node = NodeId(node);
+        let is_known = self.consensus.members().get(&node).is_some_and(|member| !member.is_witness);
+        if from != self.me.0 || !is_known {
+            let refusal = "it is not known here yet, or means another node".to_owned();
+            return timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused(refusal))).await?;
+        }
+        keep_alive(stream);
+        match self.begin(node).await {
+            Ok((snapshot, data)) => {
+                timeout(CONNECT_TIMEOUT, send(stream, &Answer::Begins)).await??;
+                let length =
+                    u32::try_from(snapshot.len()).ok().filter(|length| *length <= SNAPSHOT_BYTES_MAX);
+                let length = length.ok_or_else(|| io::Error::other("too much is on its way to clients"))?;
+                stream.write_u32(length).await?;
+                timeout(TAKE_TIMEOUT, stream.write_all(&snapshot)).await??;
+                give_data(stream, data).await
+            }
+            Err(refusal) => {
+                tracing::warn!(refusal, "a node wants a copy of the data, and cannot have one now");
+                timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused(refusal))).await?
+            }
+        }
+    }
+
+    /// Has the server rest, and its data copied.
+    async fn begin(&self, node: NodeId) -> Result<(Vec<u8>, Box<dyn Read + Send>), String> {
+        let Some(copying) = self.copying.clone() else {
+            return Err("it does not know how the data of its server are copied (--snapshot)".to_owned());
+        };
+        let Ok(_one) = self.busy.try_lock() else { return Err("another node gets a copy".to_owned()) };
+        let prepared = blocking(move || copying.prepare()).await?;
+        let (rests, hears) = oneshot::channel();
+        self.machine.tell(Command::Copy(node, rests));
+        hears.await.map_err(|_| "it ends".to_owned())??;
+        // Whatever comes of that: clients do not wait any longer.
+        let captured = blocking(move || prepared.capture()).await;
+        let (taken, hears) = oneshot::channel();
+        self.machine.tell(Command::Copied(taken));
+        let snapshot = hears.await.map_err(|_| "it ends".to_owned())?;
+        Ok((snapshot?, captured?))
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+}
+
+fn keep_alive(stream: &TcpStream) {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(KEEPALIVE_TIME)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(3);
+    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive);
+}
+
+async fn give_data(stream: &mut TcpStream, mut data: Box<dyn Read + Send>) -> io::Result<()> {
+    let (pieces, mut ready) = mpsc::channel::<io::Result<Vec<u8>>>(PIECES);
+    let reading = tokio::task::spawn_blocking(move || {
+        loop {
+            let mut piece = vec![0; PIECE_BYTES];
+            let read = data.read(&mut piece);
+            let is_end = !matches!(read, Ok(1..));
+            let piece = read.map(|count| {
+                piece.truncate(count);
+                piece
+            });
+            if pieces.blocking_send(piece).is_err() || is_end {
+                return;
+            }
+        }
+    });
+    while let Some(piece) = ready.recv().await {
+        match piece {
+            Ok(piece) if piece.is_empty() => timeout(TAKE_TIMEOUT, stream.write_u32(END)).await??,
+            Ok(piece) => {
+                let length = u32::try_from(piece.len()).unwrap_or(FAILED);
+                timeout(TAKE_TIMEOUT, stream.write_u32(length)).await??;
+                timeout(TAKE_TIMEOUT, stream.write_all(&piece)).await??;
+            }
+            Err(error) => {
+                timeout(TAKE_TIMEOUT, stream.write_u32(FAILED)).await??;
+                timeout(TAKE_TIMEOUT, send(stream, &error.to_string())).await??;
+                return Err(error);
+            }
+        }
+    }
+    reading.await.map_err(io::Error::other)
+}
+
+/// What comes of the data, for a thread that may wait.
+struct Pieces {
+    ready: mpsc::Receiver<io::Result<Vec<u8>>>,
+    piece: Vec<u8>,
+    at: usize,
+    is_over: bool,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.piece.len() && !self.is_over {
+            let Some(piece) = self.ready.blocking_recv() else {
+                return Err(io::Error::other("the other node has ended before all of the data"));
+            };
+            (self.piece, self.at) = (piece?, 0);
+            self.is_over = self.piece.is_empty();
+        }
+        let count = Read::read(&mut self.piece.get(self.at..).unwrap_or_default(), room)?;
+        self.at += count;
+        Ok(count)
+    }
+}
+
+impl Shared {
+    /// Becomes a member again, with a copy of the primary's data.
+    pub(super) async fn join(&self) -> Result<(), String> {
+        let Ok(_one) = self.joining.try_lock() else {
+            return Err("this node is about to join already".to_owned());
+        };
+        *self.joins.lock() = Joining::Asks;
+        let result = self.try_to_join().await;
+        *self.joins.lock() = match &result {
+            Ok(()) => Joining::No,
+            Err(why) => Joining::Failed(why.clone()),
+        };
+        result
+    }
+
+    /// Does so whenever this node is out.
+    pub(super) async fn join_always(&self) {
+        let mut again = AGAIN_MIN;
+        let mut last = String::new();
+        loop {
+            tokio::time::sleep(again).await;
+            if self.is_out().is_err() {
+                again = AGAIN_MIN;
+                continue;
+            }
+            match self.join().await {
+                Ok(()) => again = AGAIN_MIN,
+                Err(why) => {
+                    if why != last {
+                        tracing::warn!(why, "this node cannot join yet");
+                    }
+                    (again, last) = ((again * 2).min(AGAIN_MAX), why);
+                }
+            }
+        }
+    }
+
+    /// Whether it can be tried.
+    pub(super) fn may_join(&self) -> Result<(), String> {
+        let how =
+            "it is not known how the server gets the data: --snapshot and --restore say so, at all nodes";
+        self.is_out().and_then(|_| self.copying.as_ref().ok_or_else(|| how.to_owned()))?;
+        let is_idle = self.joining.try_lock().is_ok();
+        is_idle.then_some(()).ok_or_else(|| "this node is about to join already".to_owned())
+    }
+
+    /// The view of which this node is no member, or why it cannot join.
+    fn is_out(&self) -> Result<View, String> {
+        let is_witness = "a witness has no data, and needs none";
+        self.machine.as_ref().ok_or(is_witness)?;
+        let view = self.view().ok_or("there is no group yet")?;
+        if view.has(self.me) {
+            return Err("this node is a member already".to_owned());
+        }
+        if !self.consensus.is_voter() {
+            return Err("the group has not let this node in yet".to_owned());
+        }
+        Ok(view)
+    }
+
+    async fn try_to_join(&self) -> Result<(), String> {
+        let view = self.is_out()?;
+        let machine = self.machine.as_ref().ok_or("a witness has no data")?;
+        let copying = self.copying.clone().ok_or("it is not known how the server gets the data")?;
+        let members = self.consensus.members();
+        let from = self.name_of(view.primary, &members);
+        let address = members.get(&view.primary).map(|member| member.address.clone());
+        let address = address.ok_or_else(|| format!("{from} leads, and is not known here"))?;
+        let mut decided = self.consensus.decided();
+        let is_same = move |now: &crate::consensus::Decided| {
+            now.view.as_ref().is_some_and(|now| now.primary == view.primary)
+        };
+        let other_leads = async {
+            let _ = decided.wait_for(|now| !is_same(now)).await;
+        };
+        tokio::select! {
+            copied = self.copy(&address, view.primary, &from, machine, copying) => copied?,
+            () = other_leads => return Err("another node leads now: it is tried again with that one".to_owned()),
+        }
+        *self.joins.lock() = Joining::CatchesUp;
+        self.catch_up(machine).await
+    }
+
+    /// Gives the server of this node a copy of the data of that one, which leads.
+    async fn copy(
+        &self,
+        address: &str,
+        primary: NodeId,
+        from: &str,
+        machine: &Handle,
+        copying: Copying,
+    ) -> Result<(), String> {
+        let failed = |error: io::Error| format!("{from} gives no copy: {error}");
+        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+        let mut stream = connecting.map_err(io::Error::from).and_then(|stream| stream).map_err(failed)?;
+        keep_alive(&stream);
+        let asks = Asks { from: primary.0, node: self.me.0 };
+        stream.write_all(&MAGIC).await.map_err(failed)?;
+        send(&mut stream, &asks).await.map_err(failed)?;
+        match receive(&mut stream).await.map_err(failed)? {
+            Some(Answer::Begins) => {}
+            Some(Answer::Refused(why)) => return Err(format!("{from} gives no copy: {why}")),
+            None => return Err(format!("{from} gives no copy: it has ended")),
+        }
+        let length = stream.read_u32().await.map_err(failed)?;
+        if length > SNAPSHOT_BYTES_MAX {
+            return Err(failed(io::ErrorKind::InvalidData.into()));
+        }
+        let mut snapshot = vec![0; usize::try_from(length).unwrap_or(0)];
+        stream.read_exact(&mut snapshot).await.map_err(failed)?;
+        let snapshot = wire::snapshot::parse(&snapshot)
+            .map_err(|error| format!("{from} has sent what is no copy: {error:?}"))?;
+        tracing::info!(from, index = snapshot.index, "the server of this node gets a copy of the data");
+        // Its connections of before end now, and not when it has the data.
+        machine.tell(Command::Reset);
+        // From now on it hears of views; it takes part in none before it has the data.
+        self.takes_part.store(true, Ordering::Release);
+        *self.joins.lock() = Joining::Copies(from.to_owned(), 0);
+        let (pieces, ready) = mpsc::channel(PIECES);
+        let restoring = blocking(move || {
+            let mut pieces = Pieces { ready, piece: Vec::new(), at: 0, is_over: false };
+            copying.restore(&mut pieces)
+        });
+        let taking = async {
+            if let Err(error) = self.take_data(&mut stream, &pieces).await {
+                let _ = pieces.send(Err(error)).await;
+            }
+            drop(pieces);
+        };
+        let (restored, ()) = tokio::join!(restoring, taking);
+        restored.map_err(|why| format!("the server has not got the data of {from}: {why}"))?;
+        let view = self.view().ok_or("there is no view")?;
+        machine.tell(Command::Join(Box::new(snapshot), view));
+        Ok(())
+    }
+
+    async fn take_data(
+        &self,
+        stream: &mut TcpStream,
+        pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
+    ) -> io::Result<()> {
+        loop {
+            let length = stream.read_u32().await?;
+            if length == FAILED {
+                let why: Option<String> = receive(stream).await?;
+                return Err(io::Error::other(why.unwrap_or_default()));
+            }
+            let length = usize::try_from(length).ok().filter(|length| *length <= PIECE_BYTES);
+            let mut piece = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
+            stream.read_exact(&mut piece).await?;
+            if let Joining::Copies(_, bytes) = &mut *self.joins.lock() {
+                *bytes += piece.len() as u64;
+            }
+            let is_end = piece.is_empty();
+            // Whoever takes them has ended, and says why.
+            if pieces.send(Ok(piece)).await.is_err() || is_end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until this node is a member.
+    async fn catch_up(&self, machine: &Handle) -> Result<(), String> {
+        let begins = async {
+            while machine.facts().joins == Joins::No && !self.is_member() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        timeout(TOLD_TIMEOUT, begins).await.map_err(|_| "the portal does not begin".to_owned())?;
+        while !self.is_member() {
+            match machine.facts().joins {
+                Joins::Failed(why) => return Err(why),
+                Joins::No | Joins::Resumes | Joins::CatchesUp => {}
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    fn is_member(&self) -> bool {
+        self.view().is_some_and(|view| view.has(self.me))
+    }
+}
