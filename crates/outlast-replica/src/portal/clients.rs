@@ -86,7 +86,11 @@ impl Machine {
         let token = self.new_token(connection, false);
         // A client whose machine is gone would be known for ever.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
-        let _ = socket2::SockRef::from(&socket).set_tcp_keepalive(&keepalive);
+        let socket_ref = socket2::SockRef::from(&socket);
+        let _ = socket_ref.set_tcp_keepalive(&keepalive);
+        // Should this process be killed, the kernel would keep the connection for minutes, to send a FIN that never passes the rules: and the next
+        // run of this node could not make it again. A reset passes them no more than a FIN.
+        let _ = socket_ref.set_linger(Some(Duration::ZERO));
         let Ok(stream) = Stream::new(socket, self.registry(), token) else { return };
         let client = Client {
             stream,
