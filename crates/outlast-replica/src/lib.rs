@@ -62,7 +62,7 @@ pub use log::Ordered;
 pub use naming::{Heard, Leader};
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
-pub use protocol::{Protocol, Resume};
+pub use protocol::{Protocol, Resume, Resumes};
 pub use replica::{Action, Delivery, Known, LastAck, PacketId, Replica, Restore, Snapshot};
 pub use view::{NodeId, View};
 

@@ -45,8 +45,6 @@ pub(super) const LOOK: Duration = Duration::from_millis(10);
 const LOOK_AT_SERVER: Duration = Duration::from_secs(1);
 /// Between two questions of a primary that waits for the lease.
 const ASK_LEASE: Duration = Duration::from_millis(1);
-/// The address is announced again, where an earlier primary may have said late that it is there.
-const ANNOUNCE: Duration = Duration::from_millis(500);
 
 /// A node.
 #[derive(Debug)]
@@ -81,15 +79,15 @@ pub struct Machine {
     poll: Poll,
     queue: Queue,
     listener: TcpListener,
-    portal: Portal,
+    pub(super) portal: Portal,
     pub(super) peers: Peers,
     commands: Receiver<Command>,
     facts: Arc<Mutex<Facts>>,
     pub(super) known: Facts,
     begun: Instant,
     next_token: usize,
-    by_token: BTreeMap<Token, ConnectionId>,
-    announce_at: Option<Instant>,
+    pub(super) by_token: BTreeMap<Token, ConnectionId>,
+    pub(super) announce_at: Option<Instant>,
     ends: bool,
     /// For what is read.
     pub(super) room: Vec<u8>,
@@ -342,23 +340,8 @@ impl Machine {
         self.replica.handle_view(view, self.now_ms());
     }
 
-    /// Nodes that have caught up become necessary, and are told of.
-    fn promote(&mut self) {
-        let view = self.replica.order().view();
-        self.known.promoted.retain(|node| !view.has(*node));
-        if !self.replica.is_serving() {
-            return self.known.promoted.clear();
-        }
-        let learners: Vec<NodeId> = self.replica.order().learners().collect();
-        for node in learners.into_iter().filter(|node| self.known.linked.contains(node)) {
-            if self.replica.promote(node) {
-                self.known.promoted.insert(node);
-            }
-        }
-    }
-
     /// Whether no other node may serve now. Asked right before anything leaves.
-    fn has_lease(&mut self) -> bool {
+    pub(super) fn has_lease(&mut self) -> bool {
         let order = self.replica.order();
         let has_lease = order.is_primary() && self.lease.may_serve(order.view().epoch);
         self.replica.handle_lease(has_lease, self.now_ms());
@@ -437,7 +420,7 @@ impl Machine {
         }
     }
 
-    fn accept(&mut self) {
+    pub(super) fn accept(&mut self) {
         while let Ok((socket, client)) = self.listener.accept() {
             if self.replica.is_serving() && !self.ends {
                 self.add_client(socket, client);
@@ -496,75 +479,6 @@ impl Machine {
             }
         }
         Ok(())
-    }
-
-    /// This node leads: it makes all connections again, takes the portal's address, and goes on.
-    fn take_over(&mut self, epoch: u64) -> io::Result<()> {
-        let begun = Instant::now();
-        self.forget_clients();
-        for connection in self.replica.connections() {
-            self.restore_client(connection);
-        }
-        // It may have been over meanwhile: then all that is undone.
-        if !self.has_lease() {
-            return Ok(());
-        }
-        // Before packets pass, as without it there would be no answer.
-        self.portal.take()?;
-        self.announce_now();
-        self.replica.handle_restored(epoch, self.now_ms());
-        self.known.take_overs += 1;
-        self.known.restored_in = Some(begun.elapsed());
-        self.announce_at = Some(Instant::now() + ANNOUNCE);
-        for connection in self.replica.connections() {
-            self.go_on_with(connection);
-        }
-        Ok(())
-    }
-
-    /// This node does not lead any more: no client hears anything of it.
-    pub(super) fn fence(&mut self) {
-        self.announce_at = None;
-        self.forget_clients();
-        if let Err(error) = self.portal.give_up() {
-            tracing::error!(%error, "the portal's address cannot be given up");
-        }
-    }
-
-    fn forget_clients(&mut self) {
-        // Those that the kernel has, and nobody has asked for yet.
-        self.accept();
-        for (_, client) in std::mem::take(&mut self.clients) {
-            client.close_silently();
-        }
-        self.by_ends.clear();
-        for set in [&mut self.dirty_clients, &mut self.heard, &mut self.watched] {
-            set.clear();
-        }
-        let servers: BTreeSet<Token> =
-            self.by_token.keys().filter(|token| token.0 % 2 == 1).copied().collect();
-        self.by_token.retain(|token, _| servers.contains(token));
-    }
-
-    fn announce(&mut self) {
-        let now = Instant::now();
-        if self.announce_at.is_some_and(|at| at <= now) {
-            self.announce_at = Some(now + ANNOUNCE);
-            if self.has_lease()
-                && let Err(error) = self.portal.take()
-            {
-                tracing::error!(%error, "the portal's address cannot be kept");
-            }
-            self.announce_now();
-        }
-    }
-
-    fn announce_now(&mut self) {
-        if self.has_lease()
-            && let Err(error) = self.portal.announce()
-        {
-            tracing::debug!(%error, "the portal's address could not be announced");
-        }
     }
 
     fn publish(&mut self) {

@@ -7,6 +7,7 @@ pub mod copying;
 mod handle;
 pub mod machine;
 pub mod peers;
+mod primary;
 pub mod raw;
 pub mod repair;
 pub mod rules;

@@ -5,6 +5,7 @@ pub(crate) mod fuzzing;
 mod redis;
 mod session;
 
+use alloc::boxed::Box;
 use redis::{Replies, Requests};
 pub use session::Resume;
 use session::Session;
@@ -28,34 +29,62 @@ pub(crate) enum Questions {
     Raw {
         is_open: bool,
     },
-    Redis {
-        requests: Requests,
-        replies: Replies,
-        session: Session,
-        open: u64,
-        /// Replies to what was passed: they come first.
-        owed: u64,
-        /// One has come, since something was passed last.
-        is_paid: bool,
-    },
+    Redis(Box<OfRedis>),
     #[cfg(test)]
     Counted {
         open: u64,
     },
 }
 
+/// The same of Redis.
+#[derive(Debug, Default)]
+pub(crate) struct OfRedis {
+    requests: Requests,
+    replies: Replies,
+    session: Session,
+    open: u64,
+    /// Replies to what was passed: they come first.
+    owed: u64,
+    /// One has come, since something was passed last.
+    is_paid: bool,
+}
+
+impl OfRedis {
+    fn pass(&mut self) {
+        let more = core::mem::take(&mut self.open);
+        // Redis answers in order: what has not come before that never will, as after SUBSCRIBE.
+        self.owed = if core::mem::take(&mut self.is_paid) { 0 } else { self.owed + more };
+    }
+
+    /// None: it is no such protocol.
+    fn ask(&mut self, bytes: &[u8]) -> Option<()> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let before = rest;
+            let ends = self.requests.take(&mut rest)?;
+            self.open += self.session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+        }
+        Some(())
+    }
+
+    /// None: it is no such protocol.
+    fn answer(&mut self, bytes: &[u8]) -> Option<()> {
+        // It says more where a client has subscribed to something.
+        let count = self.replies.count(bytes)?;
+        let late = count.min(self.owed);
+        self.owed -= late;
+        self.open = self.open.saturating_sub(count - late);
+        // When all is answered, what was paid was right.
+        self.is_paid = (self.is_paid || late > 0) && self.open > 0;
+        Some(())
+    }
+}
+
 impl Questions {
     pub(crate) fn new(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Raw => Self::Raw { is_open: false },
-            Protocol::Redis => Self::Redis {
-                requests: Requests::default(),
-                replies: Replies::default(),
-                session: Session::default(),
-                open: 0,
-                owed: 0,
-                is_paid: false,
-            },
+            Protocol::Redis => Self::Redis(Box::default()),
             #[cfg(test)]
             Protocol::Counted => Self::Counted { open: 1 },
         }
@@ -65,10 +94,10 @@ impl Questions {
     pub(crate) fn resumed(protocol: Protocol, resume: &Resume) -> Self {
         let mut questions = Self::new(protocol);
         questions.pass();
-        if let Self::Redis { requests, session, .. } = &mut questions {
+        if let Self::Redis(of) = &mut questions {
             // It is known that it can be understood.
-            let _ = requests.take(&mut &*resume.partial);
-            *session = Session::resumed(resume);
+            let _ = of.requests.take(&mut &*resume.partial);
+            of.session = Session::resumed(resume);
         }
         questions
     }
@@ -78,8 +107,8 @@ impl Questions {
         match self {
             Self::Raw { .. } => None,
             // What was passed may come yet: a client waits for it.
-            Self::Redis { session, open: 0, owed: 0, .. } => session.resume(),
-            Self::Redis { .. } => None,
+            Self::Redis(of) if of.open == 0 && of.owed == 0 => of.session.resume(),
+            Self::Redis(_) => None,
             #[cfg(test)]
             Self::Counted { .. } => Some(Resume::default()),
         }
@@ -89,11 +118,7 @@ impl Questions {
     pub(crate) fn pass(&mut self) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { open, owed, is_paid, .. } => {
-                let more = core::mem::take(open);
-                // Redis answers in order: what has not come before that never will, as after SUBSCRIBE.
-                *owed = if core::mem::take(is_paid) { 0 } else { *owed + more };
-            }
+            Self::Redis(of) => of.pass(),
             #[cfg(test)]
             Self::Counted { open } => *open = 0,
         }
@@ -103,15 +128,9 @@ impl Questions {
     pub(crate) fn ask(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw { is_open } => *is_open = true,
-            Self::Redis { requests, session, open, .. } => {
-                let mut rest = bytes;
-                while !rest.is_empty() {
-                    let before = rest;
-                    let Some(ends) = requests.take(&mut rest) else {
-                        *self = Self::Raw { is_open: true };
-                        return;
-                    };
-                    *open += session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+            Self::Redis(of) => {
+                if of.ask(bytes).is_none() {
+                    *self = Self::Raw { is_open: true };
                 }
             }
             #[cfg(test)]
@@ -123,17 +142,11 @@ impl Questions {
     pub(crate) fn answer(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis { replies, open, owed, is_paid, .. } => match replies.count(bytes) {
-                // It says more where a client has subscribed to something.
-                Some(count) => {
-                    let late = count.min(*owed);
-                    *owed -= late;
-                    *open = open.saturating_sub(count - late);
-                    // When all is answered, what was paid was right.
-                    *is_paid = (*is_paid || late > 0) && *open > 0;
+            Self::Redis(of) => {
+                if of.answer(bytes).is_none() {
+                    *self = Self::Raw { is_open: false };
                 }
-                None => *self = Self::Raw { is_open: false },
-            },
+            }
             #[cfg(test)]
             Self::Counted { open } => *open = open.saturating_sub(bytes.len() as u64),
         }
@@ -143,7 +156,7 @@ impl Questions {
     pub(crate) fn are_answered(&self) -> bool {
         match self {
             Self::Raw { is_open } => !is_open,
-            Self::Redis { open, .. } => *open == 0,
+            Self::Redis(of) => of.open == 0,
             #[cfg(test)]
             Self::Counted { open } => *open == 0,
         }
@@ -152,10 +165,12 @@ impl Questions {
 
 /// Replies to what brings a connection into its state ([`Resume`]): the client has had them.
 #[derive(Debug)]
-pub(crate) struct Resumes(Questions);
+pub struct Resumes(Questions);
 
 impl Resumes {
-    pub(crate) fn new(protocol: Protocol, resume: &Resume) -> Self {
+    /// None has come.
+    #[must_use]
+    pub fn new(protocol: Protocol, resume: &Resume) -> Self {
         let mut questions = Questions::new(protocol);
         questions.ask(&resume.setup);
         questions.ask(&resume.queued);
@@ -163,7 +178,7 @@ impl Resumes {
     }
 
     /// How many of these bytes belong to them.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> usize {
+    pub fn take(&mut self, bytes: &[u8]) -> usize {
         let mut count = 0;
         while !self.are_over()
             && let Some(byte) = bytes.get(count..=count)
@@ -174,7 +189,9 @@ impl Resumes {
         count
     }
 
-    pub(crate) fn are_over(&self) -> bool {
+    /// All have come.
+    #[must_use]
+    pub fn are_over(&self) -> bool {
         self.0.are_answered()
     }
 }

@@ -248,9 +248,15 @@ impl Replica {
         self.deliveries.working.is_some_and(|working| working.connection == connection)
     }
 
+    /// What keeps others waiting, or keeps the server from coming to a rest.
+    fn blocking(&self) -> Option<(u64, u64)> {
+        let working = self.deliveries.working.filter(|_| self.is_holding());
+        self.deliveries.blocking().or(working.map(|working| (working.index, working.since_ms)))
+    }
+
     /// When the primary passes what its server does not answer.
     pub(super) fn passes_at_ms(&self) -> Option<u64> {
-        let (index, since_ms) = self.deliveries.blocking().filter(|_| self.role == Role::Serving)?;
+        let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
         let is_new = self.deliveries.passing != Some(index);
         is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
     }
@@ -300,7 +306,7 @@ impl Replica {
         if self.passes_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
             return;
         }
-        if let Some((index, _)) = self.deliveries.blocking() {
+        if let Some((index, _)) = self.blocking() {
             self.deliveries.passing = Some(index);
             self.propose(Entry::Proceed { index }, now_ms);
         }

@@ -43,6 +43,7 @@ mod proxies;
 mod python_suites;
 mod relay;
 mod replicate;
+mod replicate_join;
 mod restarting;
 mod run;
 mod run_activated;

@@ -15,33 +15,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A client that gets no answer for so long has lost its connection.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 const PORTAL_PORT: u16 = 6379;
 const SERVER_PORT: u16 = 6380;
 /// Longer than by default: other tests keep this machine busy, and nobody is to be taken for dead who lives.
 const DETECT: &str = "300ms";
 
-struct Machine {
+pub struct Machine {
     name: String,
-    host: Host,
+    pub host: Host,
     link: Link,
     folder: PathBuf,
     is_witness: bool,
 }
 
 /// Machines with a client, and a group file.
-struct Machines {
-    client: Host,
-    portal: SocketAddr,
+pub struct Machines {
+    pub client: Host,
+    pub portal: SocketAddr,
     machines: Vec<Machine>,
-    file: PathBuf,
+    pub file: PathBuf,
     folder: tempfile::TempDir,
     _lab: Lab,
 }
 
 impl Machines {
     /// Some with servers (a, b …), and some without (w, x …).
-    fn new(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
+    pub fn new(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
         if let Err(missing) = Lab::available() {
             assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{missing}");
             eprintln!("SKIPPED: {missing}");
@@ -80,11 +80,11 @@ impl Machines {
         Some(Self { client, portal, machines, file, folder, _lab: lab })
     }
 
-    fn machine(&self, name: &str) -> &Machine {
+    pub fn machine(&self, name: &str) -> &Machine {
         self.machines.iter().find(|machine| machine.name == name).unwrap()
     }
 
-    fn start(&self, name: &str, flags: &[&str]) -> Node {
+    pub fn start(&self, name: &str, flags: &[&str]) -> Node {
         self.start_as(name, name, &self.file, flags)
     }
 
@@ -111,7 +111,7 @@ impl Machines {
         Node { name: name.to_owned(), outlast: Outlast::from(outer) }
     }
 
-    fn start_all(&self, flags: &[&str]) -> Vec<Node> {
+    pub fn start_all(&self, flags: &[&str]) -> Vec<Node> {
         let mut nodes: Vec<Node> =
             self.machines.iter().map(|machine| self.start(&machine.name, flags)).collect();
         for node in nodes.iter_mut() {
@@ -121,38 +121,38 @@ impl Machines {
     }
 
     /// Runs a command of `outlast replicate` on a machine. What it prints, and whether it has done it.
-    fn ask(&self, name: &str, arguments: &[&str]) -> (bool, String) {
+    pub fn ask(&self, name: &str, arguments: &[&str]) -> (bool, String) {
         let output = output(&self.machine(name).folder, &[&["replicate"], arguments].concat());
         let said = [output.stdout, output.stderr].concat();
         (output.status.success(), String::from_utf8(said).unwrap())
     }
 
-    fn role(&self, name: &str) -> String {
+    pub fn role(&self, name: &str) -> String {
         let (_, status) = self.ask(name, &["status"]);
         status.lines().next().unwrap_or_default().rsplit(": ").next().unwrap_or_default().to_owned()
     }
 
     /// Which of these serves clients.
-    fn primary(&self, among: &[&str]) -> String {
+    pub fn primary(&self, among: &[&str]) -> String {
         let serves = |name: &&&str| self.role(name) == "primary, serves clients";
         eventually("nobody serves", || among.iter().find(serves).map(|name| (*name).to_owned()))
     }
 
     /// What the server of a machine says to a command.
-    fn redis(&self, name: &str, words: &str) -> String {
+    pub fn redis(&self, name: &str, words: &str) -> String {
         let host = &self.machine(name).host;
         host.enter(|| one_answer(([127, 0, 0, 1], SERVER_PORT).into(), words)).unwrap()
     }
 }
 
-struct Node {
-    name: String,
-    outlast: Outlast,
+pub struct Node {
+    pub name: String,
+    pub outlast: Outlast,
 }
 
 impl Node {
     /// The process of its server.
-    fn server(&self) -> u32 {
+    pub fn server(&self) -> u32 {
         let pid = self.outlast.pid();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         children.trim().parse().unwrap()
@@ -167,7 +167,7 @@ impl Drop for Node {
     }
 }
 
-fn take(nodes: &mut Vec<Node>, name: &str) -> Node {
+pub fn take(nodes: &mut Vec<Node>, name: &str) -> Node {
     let at = nodes.iter().position(|node| node.name == name).unwrap();
     nodes.remove(at)
 }
@@ -196,14 +196,14 @@ fn one_answer(server: SocketAddr, words: &str) -> String {
 }
 
 /// Counts up in the server, each of them at a number of its own, and looks at each answer.
-struct Counters {
+pub struct Counters {
     ends: Arc<AtomicBool>,
     total: Arc<AtomicU64>,
     threads: Vec<JoinHandle<(u64, Duration)>>,
 }
 
 impl Counters {
-    fn start(machines: &Machines, count: usize) -> Self {
+    pub fn start(machines: &Machines, count: usize) -> Self {
         let (ends, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let threads = (0..count).map(|number| {
             let (host, portal) = (machines.client.clone(), machines.portal);
@@ -243,13 +243,13 @@ impl Counters {
     }
 
     /// Waits until all have gone on from here.
-    fn go_on(&self) {
+    pub fn go_on(&self) {
         let before = self.total.load(Ordering::Relaxed);
         eventually("nothing goes on", || (self.total.load(Ordering::Relaxed) > before + 200).then_some(()));
     }
 
     /// Ends them. How far each has counted.
-    fn end(self) -> Vec<u64> {
+    pub fn end(self) -> Vec<u64> {
         self.ends.store(true, Ordering::Relaxed);
         let ended: Vec<(u64, Duration)> =
             self.threads.into_iter().map(|thread| thread.join().unwrap()).collect();
@@ -259,7 +259,7 @@ impl Counters {
 }
 
 /// All that clients were told is at this machine's server.
-fn has_all(machines: &Machines, name: &str, counts: &[u64]) {
+pub fn has_all(machines: &Machines, name: &str, counts: &[u64]) {
     for (number, count) in counts.iter().enumerate() {
         let words = format!("get counter{number}");
         let mut last = String::new();
@@ -275,7 +275,7 @@ fn has_all(machines: &Machines, name: &str, counts: &[u64]) {
 }
 
 /// The servers of these have worked in the same order.
-fn are_equal(machines: &Machines, names: &[&str]) {
+pub fn are_equal(machines: &Machines, names: &[&str]) {
     let lists: Vec<String> = names.iter().map(|name| machines.redis(name, "lrange all 0 -1")).collect();
     assert!(lists[0].len() > 1_000, "{}", lists[0].len());
     for (name, list) in names.iter().zip(&lists) {
