@@ -103,10 +103,12 @@ Examples:
   outlast replicate --group db.toml --node a --server 127.0.0.1:6380 -- redis-server --port 6380
   outlast replicate --group db.toml --node w
   outlast replicate switchover b
+  outlast replicate join
 
 The group file, the same on all machines (witness: a node without a server, which only votes):
   name = \"db\"
   portal = \"10.0.0.250:6379\"    # where clients connect to; no machine has this address
+  protocol = \"redis\"            # or raw, the default: clients wait for each answer
   [[node]]
   name = \"a\"
   address = \"10.0.0.1:7400\"
@@ -121,10 +123,12 @@ The group file, the same on all machines (witness: a node without a server, whic
 Every byte that a client sends goes to the servers of all members before the client's TCP hears that it
 has come, and in the same order. When the machine of the primary dies, another one takes the portal's
 address and the same TCP connections. The servers have to begin with the same data, and to give the
-same answers to the same input: docs/replica.md says which do.
+same answers to the same input: docs/replica.md says which do. Nothing compares the answers yet.
 
 The group begins when all nodes of the list run and their servers take connections. A member that is
-silent for the detection time (detect = \"100ms\" in the group file) is taken out. It keeps its vote.
+silent for the detection time (detect = \"100ms\" in the group file) is taken out. It keeps its vote,
+and comes back with `join`, or by itself with --join: a copy of the primary's data replaces all that
+its server has. For redis that is ready-made; for others, --snapshot and --restore say how.
 More than half of all nodes have to run: with three, one may die; with five, two.
 
 Nodes trust each other: only they may reach each other's addresses. A node needs root, or
