@@ -50,6 +50,7 @@ soak: deps ## Break links and crash servers 100,000 times, and simulate millions
 	OUTLAST_SERVERS=all OUTLAST_SERVERS_LOAD=100 ./tools/test.py --timeout 7200 --jobs 1 outlast-preload::servers || \
 		{ cat $(TARGET_DIR)/servers.txt; exit 1; }
 	@cat $(TARGET_DIR)/servers.txt
+	OUTLAST_DEATHS=2000 ./tools/test.py --timeout 7200 --jobs 1 outlast::replicate_join
 	OUTLAST_CROWD=9000 OUTLAST_STRANGERS=9000 ./tools/test.py --timeout 3600 --jobs 1 \
 		outlast-session::attacks outlast::strangers
 
