@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, oneshot};
 use tokio::time::timeout;
 
 /// With what a connection begins on which a node asks for a copy.
@@ -216,11 +216,11 @@ impl Read for Pieces {
 impl Shared {
     /// Becomes a member again, with a copy of the primary's data.
     pub(super) async fn join(&self) -> Result<(), String> {
-        let Ok(_one) = self.joining.try_lock() else {
+        let Ok(one) = self.joining.clone().try_lock_owned() else {
             return Err("this node is about to join already".to_owned());
         };
         *self.joins.lock() = Joining::Asks;
-        let result = self.try_to_join().await;
+        let result = self.try_to_join(one).await;
         *self.joins.lock() = match &result {
             Ok(()) => Joining::No,
             Err(why) => Joining::Failed(why.clone()),
@@ -273,7 +273,8 @@ impl Shared {
         Ok(view)
     }
 
-    async fn try_to_join(&self) -> Result<(), String> {
+    /// `one`: there is no other try meanwhile.
+    async fn try_to_join(&self, one: OwnedMutexGuard<()>) -> Result<(), String> {
         let view = self.is_out()?;
         let machine = self.machine.as_ref().ok_or("a witness has no data")?;
         let copying = self.copying.clone().ok_or("it is not known how the server gets the data")?;
@@ -281,6 +282,7 @@ impl Shared {
         let from = self.name_of(view.primary, &members);
         let address = members.get(&view.primary).map(|member| member.address.clone());
         let address = address.ok_or_else(|| format!("{from} leads, and is not known here"))?;
+        let tried = machine.facts().joins_tried;
         let mut decided = self.consensus.decided();
         let is_same = move |now: &crate::consensus::Decided| {
             now.view.as_ref().is_some_and(|now| now.primary == view.primary)
@@ -288,23 +290,23 @@ impl Shared {
         let other_leads = async {
             let _ = decided.wait_for(|now| !is_same(now)).await;
         };
+        let _one;
         tokio::select! {
-            copied = self.copy(&address, view.primary, &from, machine, copying) => copied?,
+            copied = self.copy((&address, view.primary, &from), machine, copying, one) => _one = copied?,
             () = other_leads => return Err("another node leads now: it is tried again with that one".to_owned()),
         }
         *self.joins.lock() = Joining::CatchesUp;
-        self.catch_up(machine).await
+        self.catch_up(machine, tried).await
     }
 
     /// Gives the server of this node a copy of the data of that one, which leads.
     async fn copy(
         &self,
-        address: &str,
-        primary: NodeId,
-        from: &str,
+        (address, primary, from): (&str, NodeId, &str),
         machine: &Handle,
         copying: Copying,
-    ) -> Result<(), String> {
+        one: OwnedMutexGuard<()>,
+    ) -> Result<OwnedMutexGuard<()>, String> {
         let failed = |error: io::Error| format!("{from} gives no copy: {error}");
         let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
         let mut stream = connecting.map_err(io::Error::from).and_then(|stream| stream).map_err(failed)?;
@@ -327,6 +329,7 @@ impl Shared {
             .map_err(|error| format!("{from} has sent what is no copy: {error:?}"))?;
         tracing::info!(from, index = snapshot.index, "the server of this node gets a copy of the data");
         // Its connections of before end now, and not when it has the data.
+        self.is_out()?;
         machine.tell(Command::Reset);
         // From now on it hears of views; it takes part in none before it has the data.
         self.takes_part.store(true, Ordering::Release);
@@ -334,7 +337,8 @@ impl Shared {
         let (pieces, ready) = mpsc::channel(PIECES);
         let restoring = blocking(move || {
             let mut pieces = Pieces { ready, piece: Vec::new(), at: 0, is_over: false };
-            copying.restore(&mut pieces)
+            // Who gives up does not end this thread: no other try begins before its end.
+            copying.restore(&mut pieces).map(|()| one)
         });
         let taking = async {
             if let Err(error) = self.take_data(&mut stream, &pieces).await {
@@ -343,10 +347,10 @@ impl Shared {
             drop(pieces);
         };
         let (restored, ()) = tokio::join!(restoring, taking);
-        restored.map_err(|why| format!("the server has not got the data of {from}: {why}"))?;
+        let one = restored.map_err(|why| format!("the server has not got the data of {from}: {why}"))?;
         let view = self.view().ok_or("there is no view")?;
         machine.tell(Command::Join(Box::new(snapshot), view));
-        Ok(())
+        Ok(one)
     }
 
     async fn take_data(
@@ -375,9 +379,9 @@ impl Shared {
     }
 
     /// Waits until this node is a member.
-    async fn catch_up(&self, machine: &Handle) -> Result<(), String> {
+    async fn catch_up(&self, machine: &Handle, tried: u64) -> Result<(), String> {
         let begins = async {
-            while machine.facts().joins == Joins::No && !self.is_member() {
+            while machine.facts().joins_tried == tried {
                 tokio::time::sleep(LOOK).await;
             }
         };
@@ -385,6 +389,9 @@ impl Shared {
         while !self.is_member() {
             match machine.facts().joins {
                 Joins::Failed(why) => return Err(why),
+                Joins::No if !self.is_member() => {
+                    return Err("it was taken out of the group again".to_owned());
+                }
                 Joins::No | Joins::Resumes | Joins::CatchesUp => {}
             }
             tokio::time::sleep(LOOK).await;

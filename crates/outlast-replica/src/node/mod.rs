@@ -139,7 +139,7 @@ struct Shared {
     waits: Mutex<Option<Waits>>,
     copying: Option<Copying>,
     /// One try at a time.
-    joining: tokio::sync::Mutex<()>,
+    joining: Arc<tokio::sync::Mutex<()>>,
     joins: Mutex<Joining>,
     /// The portal is told of views.
     takes_part: AtomicBool,
@@ -228,7 +228,7 @@ impl Node {
             server,
             waits: Mutex::new(None),
             copying,
-            joining: tokio::sync::Mutex::default(),
+            joining: Arc::default(),
             joins: Mutex::default(),
             takes_part: AtomicBool::new(false),
             ended,

@@ -8,6 +8,9 @@ use crate::view::NodeId;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+/// A node that lacks no more than so many entries is waited for, so that it becomes a member.
+const NEAR_ENTRIES: u64 = 256;
+
 /// How far another node is.
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -67,15 +70,16 @@ impl<E: Clone + Weigh> Order<E> {
     }
 
     /// A node is about to begin with a snapshot: keeps what follows on the present state until it asks for it, as far as there is
-    /// room. The index of that state, or of an earlier one than the snapshot has; none where this node does not lead.
+    /// room. The index of that state; none where this node does not lead, or the other one is necessary already: what that has acknowledged
+    /// counts, and it must not begin again.
     pub fn expect(&mut self, node: NodeId) -> Option<u64> {
-        if !self.is_primary() || node == self.me {
+        let is_required = self.peers.get(&node).is_some_and(|peer| peer.required);
+        if !self.is_primary() || node == self.me || is_required {
             return None;
         }
-        let (heard, delivered) = (false, self.delivered);
-        let peer =
-            self.peers.entry(node).or_insert_with(|| Progress { heard, ..Progress::new(delivered, false) });
-        Some(peer.acked.min(delivered))
+        let delivered = self.delivered;
+        self.peers.insert(node, Progress { heard: false, ..Progress::new(delivered, false) });
+        Some(delivered)
     }
 
     /// Makes a node that catches up necessary for stability, so that a view may have it as a member. Whether it is: it has to
@@ -84,23 +88,33 @@ impl<E: Clone + Weigh> Order<E> {
     ///
     /// Only then is consensus asked for the view. From now on nothing is stable that the node lacks: the view may be decided at any
     /// time, and its primary may die before the node could be sent anything.
-    pub fn promote(&mut self, node: NodeId) -> bool {
+    ///
+    /// A node that is near is waited for: under load it would never have all at one instant.
+    pub fn promote(&mut self, node: NodeId, now_ms: u64) -> bool {
         let inherited = if is_mutant!(self, ForgetsWhatItInherited) { 0 } else { self.inherited };
         let stable = self.stable.max(inherited);
         let (early, silently) = (is_mutant!(self, PromotesEarly), is_mutant!(self, PromotesSilently));
+        let last = self.log.last();
         let Some(peer) = self.peers.get_mut(&node).filter(|_| self.view.primary == self.me) else {
             return false;
         };
-        if (!peer.heard || peer.acked < stable) && !early {
-            return false;
+        if early {
+            peer.required = true;
+            return true;
         }
-        peer.required |= !silently;
-        true
+        if peer.heard && last <= peer.acked + NEAR_ENTRIES && !silently {
+            peer.required = true;
+            if peer.acked < last {
+                peer.behind_since_ms.get_or_insert(now_ms);
+            }
+        }
+        peer.heard && (peer.required || silently) && peer.acked >= stable
     }
 
     /// Nodes that catch up, and have said so in this view.
     pub fn learners(&self) -> impl Iterator<Item = NodeId> {
-        self.peers.iter().filter(|(_, peer)| !peer.required && peer.heard).map(|(node, _)| *node)
+        let is_learner = |(node, peer): &(&NodeId, &Progress)| !self.view.has(**node) && peer.heard;
+        self.peers.iter().filter(is_learner).map(|(node, _)| *node)
     }
 
     /// Members that have acknowledged nothing for too long, while there is something to acknowledge.

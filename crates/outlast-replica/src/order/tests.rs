@@ -123,7 +123,7 @@ fn inherited(mutant: Option<Mutant>) -> (Nodes, bool) {
             nodes.order(2).handle_message(NodeId(3), message, 0);
         }
     }
-    let is_promoted = nodes.order(2).promote(NodeId(3));
+    let is_promoted = nodes.order(2).promote(NodeId(3), 0);
     (nodes, is_promoted)
 }
 
@@ -133,7 +133,7 @@ fn a_node_is_not_promoted_without_what_an_earlier_primary_may_have_known_to_be_s
     let (mut nodes, is_promoted) = inherited(None);
     assert!(!is_promoted);
     nodes.settle(&[1]);
-    assert!(nodes.order(2).promote(NodeId(3)));
+    assert!(nodes.order(2).promote(NodeId(3), 0));
     // And so nothing is lost when that one is the only one left.
     let third = view(3, 2, &[2, 3]);
     nodes.learn(&third, &[2, 3]);
@@ -206,12 +206,12 @@ fn one_that_catches_up_does_not_hold_the_others_up() {
     // While that is on its way, more happens.
     nodes.order(1).propose(31, 0).unwrap();
     nodes.settle(&[]);
-    assert!(!nodes.order(1).promote(NodeId(4)), "nothing was heard of it");
+    assert!(!nodes.order(1).promote(NodeId(4), 0), "nothing was heard of it");
     nodes.add(NodeId(4), 30, &first);
     nodes.order(1).propose(32, 0).unwrap();
     nodes.settle(&[]);
     assert_eq!(nodes.delivered[&NodeId(4)], vec![31, 32]);
-    assert!(nodes.order(1).promote(NodeId(4)));
+    assert!(nodes.order(1).promote(NodeId(4), 0));
     // From now on nothing is stable without it.
     nodes.order(1).propose(33, 0).unwrap();
     nodes.settle(&[4]);

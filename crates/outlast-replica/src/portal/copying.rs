@@ -10,12 +10,14 @@ use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// A server that has not answered all that it was given by then is asked again later.
-const REST_WITHIN: Duration = Duration::from_secs(5);
+/// A server that has not answered all that it was given by then does not come to a rest: it is tried again later.
+const REST_WITHIN: Duration = Duration::from_secs(3);
 /// Connections whose state cannot be told to another server have so long to come into one that can. Then they are reset.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// Clients wait for a copy so long at the most.
-const HOLD_MAX: Duration = Duration::from_secs(10);
+pub(crate) const HOLD_MAX: Duration = Duration::from_secs(10);
+/// Connections that were reset are over by then.
+const RESET_WITHIN: Duration = Duration::from_secs(5);
 /// Connections to the server of a node that joins are in their states by then.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 
@@ -28,7 +30,7 @@ pub type Taken = oneshot::Sender<Result<Vec<u8>, String>>;
 #[derive(Debug)]
 pub(super) struct Copying {
     begun: Instant,
-    /// The server was last told to come to a rest.
+    /// Since then nothing has gone on.
     held_at: Instant,
     stage: Stage,
 }
@@ -61,7 +63,7 @@ impl Machine {
         let refusal = match () {
             () if !self.replica.is_serving() => "this node serves no clients at present",
             () if self.copying.is_some() => "another node is getting a copy",
-            () if self.replica.expect(node).is_none() => "this node does not lead",
+            () if self.replica.expect(node).is_none() => "that node is a member, or about to be one",
             () => {
                 let now = Instant::now();
                 self.copying = Some(Copying { begun: now, held_at: now, stage: Stage::Waits(rests) });
@@ -91,26 +93,30 @@ impl Machine {
             }
             Stage::Waits(rests) => rests,
         };
-        let is_over = rests.is_closed() || begun.elapsed() > REST_WITHIN + TOLD_WITHIN;
-        if !is_serving || is_over {
+        let refusal = match () {
+            () if !is_serving => Some("it serves no clients any more"),
+            () if rests.is_closed() => Some("nobody waits for it"),
+            () if held_at.elapsed() > REST_WITHIN => Some("its server is busy with what it was given"),
+            () if begun.elapsed() > TOLD_WITHIN + RESET_WITHIN => {
+                Some("there are always connections whose state cannot be told to another server")
+            }
+            () => None,
+        };
+        if let Some(why) = refusal {
             self.release_all();
-            let why = if is_serving {
-                "its server is busy with one request"
-            } else {
-                "this node serves no clients any more"
-            };
             let _ = rests.send(Err(why.to_owned()));
             return;
         }
+        let mut held_at = held_at;
         if !self.replica.is_holding() {
             // Connections were in the way.
             self.replica.hold();
+            held_at = now;
         }
-        let mut held_at = held_at;
         if self.replica.is_settled() {
             let untold = self.replica.untold();
             if untold.is_empty() {
-                self.copying = Some(Copying { begun, held_at: now, stage: Stage::Rests });
+                self.copying = Some(Copying { begun, held_at, stage: Stage::Rests });
                 let _ = rests.send(Ok(()));
                 return;
             }
@@ -118,7 +124,6 @@ impl Machine {
             if begun.elapsed() > TOLD_WITHIN {
                 self.reset_untold(&untold);
             }
-            held_at = now;
         }
         self.copying = Some(Copying { begun, held_at, stage: Stage::Waits(rests) });
     }
@@ -152,6 +157,11 @@ impl Machine {
         }
         self.dirty_servers.extend(self.servers.keys().copied());
         self.look_at_servers();
+        if !self.replica.is_settled() || !self.replica.untold().is_empty() {
+            self.release_all();
+            let _ = taken.send(Err("its server has gone on meanwhile".to_owned()));
+            return;
+        }
         let mut bytes = Vec::new();
         wire::snapshot::encode(&self.replica.snapshot(self.now_ms()), &mut bytes);
         self.release_all();
@@ -193,6 +203,7 @@ impl Machine {
         let view = newest.unwrap_or(view);
         // Under the same number it was another one, which others may have waited for.
         if view.has(self.settings.me) {
+            self.known.joins_tried += 1;
             self.join_fails("it is a member of the view");
             return Ok(());
         }
@@ -201,6 +212,7 @@ impl Machine {
         self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, self.now_ms());
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
+        self.known.joins_tried += 1;
         self.known.lacks_data = false;
         self.begin_with_server()?;
         self.act()?;
@@ -217,6 +229,9 @@ impl Machine {
             self.known.joins = Joins::CatchesUp;
             let now_ms = self.now_ms();
             self.replica.handle_resumed(now_ms);
+            for node in self.known.linked.clone() {
+                self.replica.handle_linked(node, now_ms);
+            }
         } else if self.resumes_since.elapsed() > RESUME_WITHIN {
             self.join_fails(
                 "the server does not answer what brings connections into the states that others have",

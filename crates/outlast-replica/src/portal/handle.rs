@@ -100,6 +100,8 @@ pub struct Facts {
     pub joins: Joins,
     /// It has no data of the group any more, or not yet, and must be a member of no view.
     pub lacks_data: bool,
+    /// How often it has begun with a copy.
+    pub joins_tried: u64,
     /// The nodes that it has links to.
     pub linked: BTreeSet<NodeId>,
     /// Its server takes no connections any more. What that has said to clients last is not passed on: others go on with them.

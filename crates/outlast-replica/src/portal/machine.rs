@@ -334,7 +334,7 @@ impl Machine {
         if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
             self.server_process.lives(Ask::Now);
         }
-        if view.has(self.settings.me) {
+        if view.has(self.settings.me) && self.known.joins != Joins::Resumes {
             self.known.joins = Joins::No;
         }
         self.replica.handle_view(view, self.now_ms());
@@ -379,9 +379,13 @@ impl Machine {
         let now_ms = self.now_ms();
         for news in news {
             match news {
+                // Nobody counts on this node before its server can go on.
+                News::Said(..) if self.known.joins == Joins::Resumes => {}
                 News::Linked(node) => {
                     self.known.linked.insert(node);
-                    self.replica.handle_linked(node, now_ms);
+                    if self.known.joins != Joins::Resumes {
+                        self.replica.handle_linked(node, now_ms);
+                    }
                 }
                 News::Unlinked(node) => {
                     self.known.linked.remove(&node);

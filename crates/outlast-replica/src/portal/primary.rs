@@ -87,9 +87,10 @@ impl Machine {
         if !self.replica.is_serving() {
             return self.known.promoted.clear();
         }
+        let now_ms = self.now_ms();
         let learners: Vec<NodeId> = self.replica.order().learners().collect();
         for node in learners.into_iter().filter(|node| self.known.linked.contains(node)) {
-            if self.replica.promote(node) {
+            if self.replica.promote(node, now_ms) {
                 self.known.promoted.insert(node);
             }
         }

@@ -47,11 +47,14 @@ pub(crate) struct OfRedis {
     owed: u64,
     /// One has come, since something was passed last.
     is_paid: bool,
+    /// Something was passed, and it is not known whether it has been answered.
+    is_doubtful: bool,
 }
 
 impl OfRedis {
     fn pass(&mut self) {
         let more = core::mem::take(&mut self.open);
+        self.is_doubtful |= self.is_paid && more > 0;
         // Redis answers in order: what has not come before that never will, as after SUBSCRIBE.
         self.owed = if core::mem::take(&mut self.is_paid) { 0 } else { self.owed + more };
     }
@@ -107,7 +110,9 @@ impl Questions {
         match self {
             Self::Raw { .. } => None,
             // What was passed may come yet: a client waits for it.
-            Self::Redis(of) if of.open == 0 && of.owed == 0 => of.session.resume(),
+            Self::Redis(of) if of.open == 0 && of.owed == 0 && !of.is_doubtful && of.replies.is_at_end() => {
+                of.session.resume()
+            }
             Self::Redis(_) => None,
             #[cfg(test)]
             Self::Counted { .. } => Some(Resume::default()),
@@ -213,6 +218,27 @@ mod tests {
         assert_eq!(resumes.take(&[&replies[..], b"+more\r\n"].concat()), replies.len());
         assert!(resumes.are_over());
         assert!(Resumes::new(Protocol::Redis, &Resume::default()).are_over());
+    }
+
+    #[test]
+    fn what_may_be_under_way_still_is_not_told() {
+        let mut questions = Questions::new(Protocol::Redis);
+        questions.ask(b"blpop q 0\r\n");
+        questions.pass();
+        assert_eq!(questions.resume(), None);
+        questions.ask(b"blpop r 0\r\n");
+        questions.answer(b"*2\r\n+q\r\n+x\r\n");
+        questions.pass();
+        assert_eq!(questions.resume(), None);
+        let mut questions = Questions::new(Protocol::Redis);
+        questions.answer(b"*3\r\n+message\r\n+a\r\n$9\r\nhal");
+        assert_eq!(questions.resume(), None);
+        questions.answer(b"f of it\r\n");
+        assert_eq!(questions.resume(), None);
+        questions.answer(b"\r\n");
+        let mut questions = Questions::new(Protocol::Redis);
+        questions.answer(b"+all\r\n");
+        assert!(questions.resume().is_some());
     }
 
     #[test]

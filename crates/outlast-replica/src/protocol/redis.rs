@@ -161,6 +161,11 @@ impl Replies {
         Some(count)
     }
 
+    /// No reply has begun.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.line.begun.is_empty() && self.skips == 0 && self.open.is_empty()
+    }
+
     fn begin(&mut self, kind: u8, parts: u64) -> Option<u64> {
         if self.open.is_empty() {
             (self.is_push, self.is_attribute) = (kind == b'>', kind == b'|');

@@ -1,14 +1,17 @@
 //! What a server of Redis keeps for a connection, beside the data: a client that has logged in, has chosen a database, or is in the middle of
 //! a transaction. Another server that is to go on with the connection is told the same.
 
+use alloc::collections::BTreeSet;
+use alloc::format;
 use alloc::vec::Vec;
 
 /// Of a request that has not come as a whole, of a transaction, and of all that is said again of a connection. What is longer cannot be told.
 const PARTIAL_BYTES_MAX: usize = 1 << 20;
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 const SETUP_BYTES_MAX: usize = 64 << 10;
-/// A longer word is no name of a request that matters here.
-const WORD_BYTES_MAX: usize = 24;
+/// Of requests that subscribe to something, and of those that end that.
+const FAMILIES: [(&[u8], &[u8]); 3] =
+    [(b"SUBSCRIBE", b"UNSUBSCRIBE"), (b"PSUBSCRIBE", b"PUNSUBSCRIBE"), (b"SSUBSCRIBE", b"SUNSUBSCRIBE")];
 
 /// What brings a new connection to a server into the state of another one, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub struct Resume {
 pub(crate) struct Session {
     /// Requests that are said again, each once, in the order in which they came last.
     setup: Vec<Vec<u8>>,
+    /// What it has subscribed to: by SUBSCRIBE, PSUBSCRIBE and SSUBSCRIBE.
+    channels: [BTreeSet<Vec<u8>>; FAMILIES.len()],
     /// A transaction has begun.
     is_queuing: bool,
     queued: Vec<u8>,
@@ -64,7 +69,8 @@ impl Session {
             return None;
         }
         Some(Resume {
-            setup: self.setup.concat(),
+            // Where it has subscribed to something it may say little else.
+            setup: [self.setup.concat(), self.subscribe_again()].concat(),
             queued: self.queued.clone(),
             queued_count: self.queued_count,
             partial: self.partial.clone(),
@@ -90,9 +96,14 @@ impl Session {
     /// A whole request; or the first part of it, where it is long.
     fn note(&mut self, request: &[u8], is_long: bool) -> u64 {
         let mut words = Words::new(request);
-        let Some(word) = words.next() else { return 1 };
+        let Some(word) = words.next().map(<[u8]>::to_ascii_uppercase) else { return 1 };
+        for (family, (begins, ends)) in FAMILIES.into_iter().enumerate() {
+            if word == begins || word == ends {
+                return self.subscribe(family, word == begins, words, is_long);
+            }
+        }
         match word.as_slice() {
-            b"EXEC" | b"DISCARD" => {
+            b"EXEC" | b"DISCARD" if self.is_queuing => {
                 (self.is_queuing, self.queued_is_long, self.watches) = (false, false, false);
                 self.queued.clear();
                 self.queued_count = 0;
@@ -103,12 +114,7 @@ impl Session {
                 self.queue(request, is_long);
             }
             b"SELECT" | b"AUTH" | b"HELLO" | b"READONLY" | b"READWRITE" => self.remember(request, is_long),
-            b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE" | b"UNSUBSCRIBE" | b"PUNSUBSCRIBE"
-            | b"SUNSUBSCRIBE" => {
-                self.remember(request, is_long);
-                return if self.is_queuing { 1 } else { words.count().max(1) };
-            }
-            b"CLIENT" => match words.next().as_deref() {
+            b"CLIENT" => match words.next().map(<[u8]>::to_ascii_uppercase).as_deref() {
                 Some(b"SETNAME" | b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH") => self.remember(request, is_long),
                 Some(b"REPLY" | b"TRACKING" | b"CACHING") => self.is_untold = true,
                 _ => self.queue(request, is_long),
@@ -143,14 +149,59 @@ impl Session {
         }
         self.setup.retain(|before| before != request);
         self.setup.push(request.to_vec());
-        if self.setup.iter().map(Vec::len).sum::<usize>() > SETUP_BYTES_MAX {
+        self.check_length();
+    }
+
+    fn check_length(&mut self) {
+        let channels = self.channels.iter().flatten().map(Vec::len).sum::<usize>();
+        if self.setup.iter().map(Vec::len).sum::<usize>() + channels > SETUP_BYTES_MAX {
             self.setup.clear();
+            self.channels = Default::default();
             self.is_untold = true;
         }
     }
+
+    /// Channels are subscribed to, or are no longer. Each has a reply of its own.
+    fn subscribe(&mut self, family: usize, begins: bool, words: Words<'_>, is_long: bool) -> u64 {
+        if self.is_queuing || is_long {
+            self.is_untold = true;
+            return 1;
+        }
+        let Some(channels) = self.channels.get_mut(family) else { return 1 };
+        let mut count = 0;
+        for word in words {
+            count += 1;
+            if begins {
+                channels.insert(word.to_vec());
+            } else {
+                channels.remove(word);
+            }
+        }
+        if count == 0 && !begins {
+            count = channels.len() as u64;
+            channels.clear();
+        }
+        self.check_length();
+        count.max(1)
+    }
+
+    fn subscribe_again(&self) -> Vec<u8> {
+        let mut all = Vec::new();
+        for ((begins, _), channels) in FAMILIES.into_iter().zip(&self.channels) {
+            if !channels.is_empty() {
+                all.extend(format!("*{}\r\n", channels.len() + 1).into_bytes());
+                for word in [begins].into_iter().chain(channels.iter().map(Vec::as_slice)) {
+                    all.extend(format!("${}\r\n", word.len()).into_bytes());
+                    all.extend_from_slice(word);
+                    all.extend_from_slice(b"\r\n");
+                }
+            }
+        }
+        all
+    }
 }
 
-/// The words of a whole request, in capital letters, and the first bytes of long ones.
+/// The words of a whole request.
 struct Words<'a> {
     rest: &'a [u8],
     is_array: bool,
@@ -179,16 +230,12 @@ impl<'a> Words<'a> {
         self.rest = rest;
         line.trim_ascii()
     }
-
-    fn count(self) -> u64 {
-        Iterator::count(self) as u64
-    }
 }
 
-impl Iterator for Words<'_> {
-    type Item = Vec<u8>;
+impl<'a> Iterator for Words<'a> {
+    type Item = &'a [u8];
 
-    fn next(&mut self) -> Option<Vec<u8>> {
+    fn next(&mut self) -> Option<&'a [u8]> {
         let word = if self.is_array {
             let length = core::str::from_utf8(self.line().strip_prefix(b"$")?).ok()?.parse().ok()?;
             let (word, rest) = self.rest.split_at_checked(length).unwrap_or((self.rest, &[]));
@@ -202,8 +249,8 @@ impl Iterator for Words<'_> {
             (!word.is_empty()).then_some(word)?
         };
         // Redis takes quotes in a line.
-        let word = word.strip_prefix(b"\"").and_then(|word| word.strip_suffix(b"\"")).unwrap_or(word);
-        Some(word.get(..WORD_BYTES_MAX).unwrap_or(word).to_ascii_uppercase())
+        let unquoted = |quote: &[u8]| word.strip_prefix(quote)?.strip_suffix(quote);
+        Some(unquoted(b"\"").or(unquoted(b"'")).filter(|_| !self.is_array).unwrap_or(word))
     }
 }
 
@@ -241,13 +288,22 @@ mod tests {
             (b"multi\r\nincr a\r\nexec\r\n", b"", b"", b"", 3),
             (
                 b"client setname x\r\nclient id\r\nsubscribe a b\r\n",
-                b"client setname x\r\nsubscribe a b\r\n",
+                b"client setname x\r\n*3\r\n$9\r\nSUBSCRIBE\r\n$1\r\na\r\n$1\r\nb\r\n",
                 b"",
                 b"",
                 4,
             ),
             (b"watch a\r\nmulti\r\nget a\r\ndiscard\r\n", b"", b"", b"", 4),
             (b"select 3\r\nreset\r\n", b"", b"", b"", 2),
+            (b"'select' 3\r\nexec\r\n", b"'select' 3\r\n", b"", b"", 2),
+            (
+                b"subscribe a b\r\nunsubscribe\r\nselect 3\r\npsubscribe c d\r\npunsubscribe c\r\n",
+                b"select 3\r\n*2\r\n$10\r\nPSUBSCRIBE\r\n$1\r\nd\r\n",
+                b"",
+                b"",
+                8,
+            ),
+            (b"unsubscribe\r\n", b"", b"", b"", 1),
         ] {
             for piece_bytes in [1, 3, all.len()] {
                 let (session, counted) = session(all, piece_bytes);
@@ -269,6 +325,7 @@ mod tests {
             b"CLIENT REPLY OFF\r\n",
             b"*3\r\n$6\r\nclient\r\n$8\r\ntracking\r\n$2\r\non\r\n",
             b"multi\r\nselect 3\r\nexec\r\n",
+            b"watch a\r\nexec\r\n",
         ] {
             assert_eq!(session(all, all.len()).0.resume(), None, "{:?}", core::str::from_utf8(all));
         }

@@ -67,6 +67,8 @@ pub(super) struct Deliveries {
     working: Option<Working>,
     /// Entries that wait, and are not waited for once the server has them.
     passed: BTreeSet<u64>,
+    /// The server is to close these connections, and has not: it may work still on what has come there.
+    closing: BTreeSet<ConnectionId>,
     /// The server has ended its streams of these connections, which are to be closed.
     ended: BTreeSet<ConnectionId>,
 }
@@ -74,7 +76,7 @@ pub(super) struct Deliveries {
 impl Deliveries {
     /// Nothing waits, and the server has answered all.
     pub(super) fn are_done(&self) -> bool {
-        self.waiting.is_empty() && self.working.is_none()
+        self.waiting.is_empty() && self.working.is_none() && self.closing.is_empty()
     }
 
     /// Something of this connection waits.
@@ -174,7 +176,10 @@ impl Replica {
             }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
-            Action::CloseServer { .. } => (true, true),
+            Action::CloseServer { .. } => {
+                self.deliveries.closing.insert(connection);
+                (true, true)
+            }
             _ => (false, false),
         };
         let is_passed = self.deliveries.passed.remove(&index);
@@ -238,6 +243,7 @@ impl Replica {
     pub fn handle_server_closed(&mut self, connection: ConnectionId, now_ms: u64) {
         self.note_server_end(connection, now_ms);
         self.deliveries.ended.remove(&connection);
+        self.deliveries.closing.remove(&connection);
         self.deliveries.said.remove(&connection);
         self.take_outputs(now_ms);
     }
@@ -334,6 +340,8 @@ impl Replica {
     /// and can be copied.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.deliveries.are_done()
+        // Where each connection is by itself, many may be worked on.
+        let is_serial = self.deliveries.delivery == Delivery::Serial;
+        self.deliveries.are_done() && (is_serial || self.questions.values().all(Questions::are_answered))
     }
 }

@@ -195,6 +195,11 @@ impl Replica {
 
     /// At the primary: ends a connection on all nodes, with a reset for its client.
     pub fn handle_abort(&mut self, connection: ConnectionId, now_ms: u64) {
+        let serves = self.is_serving();
+        let state =
+            self.connections.get_mut(&connection).filter(|state| serves && !state.answers.abort_proposed);
+        let Some(state) = state else { return };
+        state.answers.abort_proposed = true;
         self.propose(Entry::Abort { connection }, now_ms);
         self.take_outputs(now_ms);
     }
@@ -205,7 +210,9 @@ impl Replica {
     }
 
     /// At the primary: makes a node that has caught up necessary, so that it may be a member ([`Order::promote`]).
-    pub fn promote(&mut self, node: NodeId) -> bool {
-        self.order.promote(node)
+    pub fn promote(&mut self, node: NodeId, now_ms: u64) -> bool {
+        let is_promoted = self.order.promote(node, now_ms);
+        self.take_outputs(now_ms);
+        is_promoted
     }
 }

@@ -385,8 +385,8 @@ impl Cluster {
             .collect();
         let Some((node, other)) = self.pick(&pairs) else { return Ok(()) };
         let mut asked = None;
-        self.with(node, |order, _| {
-            if order.promote(other) {
+        self.with(node, |order, now_ms| {
+            if order.promote(other, now_ms) {
                 asked = Some(order.view().epoch);
             }
         })?;

@@ -38,6 +38,10 @@ pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
 pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
     let mut reader = Reader::new(bytes);
     let index = reader.u64()?;
+    // Others follow on it.
+    if index > u64::MAX / 2 {
+        return Err(NoMessage::Value);
+    }
     let (mut connections, mut closed) = (Vec::new(), Vec::new());
     for _ in 0..reader.u32()? {
         connections.push(parse_known(&mut reader)?);

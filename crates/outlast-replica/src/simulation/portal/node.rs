@@ -53,6 +53,8 @@ pub struct Node {
     /// It knows so many of the views.
     pub views: usize,
     pub excluded: bool,
+    /// It has begun with a copy of another one's server, whose connections it does not have yet.
+    joins: bool,
     /// It was told that it needs a newer snapshot.
     pub outdated: bool,
     /// Nobody else serves.
@@ -79,7 +81,7 @@ impl Node {
         let snapshot = self.replica.snapshot(now_ms);
         let how = (Delivery::Serial, Protocol::Counted);
         let replica = Replica::join(me, &snapshot, view, limits, how, now_ms);
-        Self { views, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
+        Self { views, joins: true, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
     }
 
     fn with(me: NodeId, replica: Replica, server: Server, mutant: Option<Mutant>) -> Self {
@@ -93,6 +95,7 @@ impl Node {
             views: 1,
             excluded: false,
             outdated: false,
+            joins: false,
             has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
@@ -109,9 +112,19 @@ impl Node {
         !self.server.is_idle() || !self.replica.is_settled() || self.may_differ() || self.excluded
     }
 
+    /// The copy of the server has its connections.
+    pub fn resume(&mut self, now_ms: u64) {
+        if self.joins {
+            self.joins = false;
+            self.replica.handle_resumed(now_ms);
+        }
+    }
+
     /// Has its server come to an end with what it has got, or go on.
     pub fn hold(&mut self, now_ms: u64) {
-        if self.replica.is_holding() {
+        if self.joins {
+            // It does so anyway.
+        } else if self.replica.is_holding() {
             self.replica.release(now_ms);
         } else {
             self.replica.hold();

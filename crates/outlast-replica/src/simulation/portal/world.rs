@@ -53,6 +53,7 @@ enum Action {
     Promote,
     Join,
     Hold,
+    Resume,
     Kill,
     Restore,
     Timeout,
@@ -61,7 +62,7 @@ enum Action {
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
 struct Character {
-    weights: [(u64, Action); 21],
+    weights: [(u64, Action); 22],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
     lost: u64,
     twice: u64,
@@ -90,6 +91,7 @@ impl Character {
             (20, Action::Promote),
             (6, Action::Join),
             (6, Action::Hold),
+            (20, Action::Resume),
             (4, Action::Kill),
             (60, Action::Restore),
             (40, Action::Timeout),
@@ -224,6 +226,7 @@ impl World {
             Action::Promote => self.promote(),
             Action::Join => self.join(node),
             Action::Hold => self.replica(node, Node::hold),
+            Action::Resume => self.replica(node, Node::resume),
             Action::DecideView => {
                 self.decide_view();
                 Ok(())
@@ -459,8 +462,8 @@ impl World {
             .collect();
         let Some((node, other)) = self.pick(&pairs) else { return Ok(()) };
         let mut asked = None;
-        self.replica(node, |node, _| {
-            asked = node.replica.promote(other).then(|| node.replica.order().view().epoch);
+        self.replica(node, |node, now_ms| {
+            asked = node.replica.promote(other, now_ms).then(|| node.replica.order().view().epoch);
         })?;
         self.promoted.extend(asked.map(|epoch| (epoch, other)));
         Ok(())
@@ -471,9 +474,16 @@ impl World {
         if self.nodes.get(&donor).is_none_or(|node| node.is_busy()) {
             return Ok(());
         }
-        let is_out = |node: &&Node| node.me != donor && (node.excluded || node.outdated);
+        let is_out =
+            |node: &&Node| node.me != donor && (node.excluded || !node.replica.order().view().has(node.me));
         let out: Vec<NodeId> = self.nodes.values().filter(is_out).map(|node| node.me).collect();
-        let back = if self.below(2) == 0 { self.pick(&out) } else { None };
+        let mut back = if self.below(2) == 0 { self.pick(&out) } else { None };
+        if let Some(node) = back {
+            // A node under its old number asks a primary, which knows whether others count on it.
+            let mut is_expected = false;
+            self.replica(donor, |donor, _| is_expected = donor.replica.expect(node).is_some())?;
+            back = back.filter(|_| is_expected);
+        }
         // It knows of the view without it, whatever the other one knows.
         let mut views = self.nodes.get(&donor).map_or(1, |node| node.views);
         let me = match back {
@@ -499,8 +509,6 @@ impl World {
         self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
         self.watch.join(me, donor);
         self.nodes.insert(me, node);
-        // The copy of the server has its connections.
-        self.replica(me, |node, now_ms| node.replica.handle_resumed(now_ms))?;
         self.replica(me, |node, now_ms| node.set_lease(true, now_ms))?;
         let others: Vec<NodeId> = self.nodes.keys().copied().filter(|other| *other != me).collect();
         for other in others {
@@ -533,6 +541,7 @@ impl World {
             self.now_ms += 5;
             for node in self.nodes.keys().copied().collect::<Vec<_>>() {
                 self.learn_view(node)?;
+                self.replica(node, Node::resume)?;
                 self.with(node, Node::restore)?;
                 self.with(node, Node::look)?;
                 self.with(node, Node::serve)?;
