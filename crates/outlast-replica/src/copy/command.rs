@@ -1,9 +1,16 @@
 //! Copies by commands of the operator.
 
 use super::Prepared;
+use crate::portal::copying::HOLD_MAX;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+/// Clients wait meanwhile.
+const HOLD_S_MAX: i64 = HOLD_MAX.as_secs() as i64;
 
 /// A command that copies.
 #[derive(Debug)]
@@ -18,10 +25,19 @@ impl Source {
     }
 }
 
+/// A process group of its own: all that it has started ends with it.
 fn shell(server: SocketAddr, command: &str) -> Command {
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).env("OUTLAST_SERVER", server.to_string());
+    shell.args(["-c", command]).env("OUTLAST_SERVER", server.to_string()).process_group(0);
     shell
+}
+
+fn kill(child: &mut Child) {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(group) = group {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let _ = child.wait();
 }
 
 impl Prepared for Source {
@@ -30,6 +46,12 @@ impl Prepared for Source {
         let mut child = shell.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().ok_or_else(|| io::Error::other("the command has no output"))?;
         let mut data = Data { child: Some(child), output, command: self.command, first: None };
+        let ready = &mut [PollFd::new(&data.output, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: HOLD_S_MAX, tv_nsec: 0 };
+        if rustix::event::poll(ready, Some(&timeout))? == 0 {
+            let why = format!("the command {:?} has written nothing for {HOLD_S_MAX} s", data.command);
+            return Err(io::Error::other(why));
+        }
         let mut first = [0];
         if data.read(&mut first)? > 0 {
             let [byte] = first;
@@ -69,8 +91,7 @@ impl Read for Data {
 impl Drop for Data {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+            kill(&mut child);
         }
     }
 }
@@ -86,20 +107,19 @@ fn succeeded(command: &str, status: ExitStatus) -> io::Result<()> {
 /// Has a command take the data.
 pub(super) fn restore(server: SocketAddr, command: &str, data: &mut dyn Read) -> io::Result<()> {
     let mut child = shell(server, command).stdin(Stdio::piped()).spawn()?;
-    let copied = child.stdin.take().map_or(Ok(0), |mut input| {
-        let copied = io::copy(data, &mut input);
-        copied.and_then(|count| input.flush().map(|()| count))
-    });
-    match copied {
+    let mut input = child.stdin.take().ok_or_else(|| io::Error::other("the command has no input"))?;
+    match io::copy(data, &mut input).and_then(|_| input.flush()) {
         // It has ended, and says why.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         Err(error) => {
-            // It must not take a part of the data for all.
-            let _ = child.kill();
-            let _ = child.wait();
+            // Before it sees an end: it must not take a part of the data for all.
+            kill(&mut child);
             return Err(error);
         }
-        Ok(_) => return succeeded(command, child.wait()?),
+        Ok(()) => {
+            drop(input);
+            return succeeded(command, child.wait()?);
+        }
     }
     succeeded(command, child.wait()?)?;
     Err(io::Error::other(format!("the command {command:?} has not read all of the data")))

@@ -48,7 +48,11 @@ pub fn run(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator) -> Resul
     let (settings, shown) = settings(args)?;
     // A single thread: what has to be quick does not wait for another one, and the portal has its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the runtime")?.block_on(attend(args, process, narrator, settings, shown))
+    let runtime = runtime.context("cannot start the runtime")?;
+    let ended = runtime.block_on(attend(args, process, narrator, settings, shown));
+    // A copy of the data may be under way, in a thread that waits for others.
+    runtime.shutdown_background();
+    ended
 }
 
 /// What the node is to do, and where its server is.
