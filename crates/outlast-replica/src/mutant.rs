@@ -100,6 +100,8 @@ pub(crate) enum Mutant {
     DeliversAtOnce,
     /// What a client says in answer to something comes before it.
     AnswersAreNotAwaited,
+    /// A request that is late counts as one without an answer.
+    PassesUnasked,
     /// What the server does not answer keeps all waiting.
     ProceedIsForgotten,
     /// A primary goes on when its lease is over.

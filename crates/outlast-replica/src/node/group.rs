@@ -125,7 +125,7 @@ impl Group {
             Protocol::Raw => "raw",
             Protocol::Redis => "redis",
             #[cfg(test)]
-            Protocol::Counted => "counted",
+            Protocol::Counted | Protocol::CountedAsked => "counted",
         };
         // Writing to a string does not fail.
         let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");

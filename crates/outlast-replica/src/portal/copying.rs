@@ -152,11 +152,7 @@ impl Machine {
             return;
         }
         // What the server has said unasked belongs to the time before.
-        for server in self.servers.values_mut() {
-            server.stream.note_ready(true, false);
-        }
-        self.dirty_servers.extend(self.servers.keys().copied());
-        self.look_at_servers();
+        self.read_servers();
         if !self.replica.is_settled() || !self.replica.untold().is_empty() {
             self.release_all();
             let _ = taken.send(Err("its server has gone on meanwhile".to_owned()));
@@ -186,6 +182,7 @@ impl Machine {
             self.forget_token(server.token);
         }
         self.dirty_servers.clear();
+        self.asker = None;
         self.closing_servers.clear();
         self.replica = Replica::new(self.settings.me, View::none(), self.settings.limits)
             .with(self.settings.delivery, self.settings.protocol);

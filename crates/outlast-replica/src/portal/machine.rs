@@ -2,6 +2,7 @@
 //! the links to the other nodes, all in one thread.
 
 use super::announce::Portal;
+use super::asker::Asker;
 use super::clients::Client;
 use super::copying::{Copying, Joins};
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 const WAKER: Token = Token(0);
 const QUEUE: Token = Token(1);
 const LISTENER: Token = Token(2);
+pub(super) const ASKER: Token = Token(3);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
 /// Clocks of nodes begin here: a node that joins knows connections that are older than itself.
@@ -58,6 +60,7 @@ pub struct Machine {
     pub(super) servers: BTreeMap<ConnectionId, Server>,
     pub(super) server: SocketAddr,
     pub(super) settings: Plan,
+    pub(super) asker: Option<Asker>,
     /// Another node is getting a copy of the server's data.
     pub(super) copying: Option<Copying>,
     pub(super) resumes_since: Instant,
@@ -144,6 +147,7 @@ impl Machine {
         let machine = Self {
             replica: Replica::new(plan.me, View::none(), plan.limits).with(plan.delivery, plan.protocol),
             settings: plan,
+            asker: None,
             copying: None,
             resumes_since: Instant::now(),
             newest_view: None,
@@ -258,6 +262,11 @@ impl Machine {
             self.peers.on_event(token, (readable, writable));
             return;
         }
+        if token == ASKER
+            && let Some(asker) = &mut self.asker
+        {
+            return asker.note_ready(readable, writable);
+        }
         let Some(connection) = self.by_token.get(&token) else { return };
         if token.0.is_multiple_of(2) {
             if let Some(client) = self.clients.get_mut(connection) {
@@ -309,6 +318,7 @@ impl Machine {
         }
         self.look_at_clients();
         self.look_at_servers();
+        self.look_at_asker();
         self.close_late_servers();
         self.look_at_resumed();
         self.go_on_with_copy();
@@ -446,6 +456,7 @@ impl Machine {
                 }
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
+                Action::AskServer { index } => self.ask_server(index),
                 Action::Outdated => {
                     self.join_fails("the others have gone on, and no longer keep what it lacks")
                 }

@@ -2,6 +2,7 @@
 //! hears of it.
 
 pub mod announce;
+mod asker;
 mod clients;
 pub mod copying;
 mod handle;

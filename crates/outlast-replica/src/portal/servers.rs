@@ -153,6 +153,15 @@ impl Machine {
         }
     }
 
+    /// Reads all that the server has said, whether the kernel has told of it or not.
+    pub(super) fn read_servers(&mut self) {
+        for server in self.servers.values_mut() {
+            server.stream.note_ready(true, false);
+        }
+        self.dirty_servers.extend(self.servers.keys().copied());
+        self.look_at_servers();
+    }
+
     /// Reads what the server has said, and gives it what waits.
     pub(super) fn look_at_servers(&mut self) {
         for connection in std::mem::take(&mut self.dirty_servers) {

@@ -21,6 +21,23 @@ pub enum Protocol {
     /// That of the simulation: each byte has three bytes of an answer, and the server greets each client with one.
     #[cfg(test)]
     Counted,
+    /// The same; the server can be asked whether it has worked off what it was given.
+    #[cfg(test)]
+    CountedAsked,
+}
+
+impl Protocol {
+    /// Whether the server says, on a connection of its own, when it has worked off what it was given on others: it reads all before it answers.
+    pub(crate) fn asks_server(self) -> bool {
+        match self {
+            Self::Raw => false,
+            Self::Redis => true,
+            #[cfg(test)]
+            Self::Counted => false,
+            #[cfg(test)]
+            Self::CountedAsked => true,
+        }
+    }
 }
 
 /// What is open on one connection.
@@ -89,7 +106,7 @@ impl Questions {
             Protocol::Raw => Self::Raw { is_open: false },
             Protocol::Redis => Self::Redis(Box::default()),
             #[cfg(test)]
-            Protocol::Counted => Self::Counted { open: 1 },
+            Protocol::Counted | Protocol::CountedAsked => Self::Counted { open: 1 },
         }
     }
 

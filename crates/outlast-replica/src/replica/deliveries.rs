@@ -14,6 +14,11 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A backup whose server is so many times what the log may hold behind does not keep up.
 const BACKLOG_LOGS: usize = 4;
 
+/// A server that answers later is asked whether it answers at all, where others wait.
+const ASK_AFTER_MS: u64 = 5;
+/// And again, as the question may be lost.
+const ASK_AGAIN_MS: u64 = 1_000;
+
 /// When a server gets what has a place in the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
@@ -33,6 +38,8 @@ struct Working {
     since_ms: u64,
     /// It has got the end of the stream, or is to close the connection: an answer is not enough.
     awaits_end: bool,
+    /// When the server is asked next whether it is done with it.
+    ask_at_ms: u64,
 }
 
 /// What waits for its turn.
@@ -191,7 +198,9 @@ impl Replica {
         }
         self.actions.push_back(action);
         if waits && !is_passed && !is_mutant!(self, DeliversAtOnce) {
-            self.deliveries.working = Some(Working { connection, index, since_ms: now_ms, awaits_end });
+            let since_ms = now_ms;
+            self.deliveries.working =
+                Some(Working { connection, index, since_ms, awaits_end, ask_at_ms: since_ms + ASK_AFTER_MS });
         }
     }
 
@@ -252,6 +261,36 @@ impl Replica {
     #[must_use]
     pub fn awaits_end(&self, connection: ConnectionId) -> bool {
         self.deliveries.working.is_some_and(|working| working.connection == connection)
+    }
+
+    /// When the server is asked whether it is done with what it does not answer.
+    pub(super) fn asks_at_ms(&self) -> Option<u64> {
+        let asks = self.protocol.asks_server() && self.blocking().is_some();
+        let working = self.deliveries.working.filter(|working| asks && !working.awaits_end)?;
+        Some(working.ask_at_ms)
+    }
+
+    pub(super) fn ask_server(&mut self, now_ms: u64) {
+        if self.asks_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
+            return;
+        }
+        if let Some(working) = &mut self.deliveries.working {
+            working.ask_at_ms = now_ms + ASK_AGAIN_MS;
+            let index = working.index;
+            if is_mutant!(self, PassesUnasked) {
+                return self.handle_server_idle(index, now_ms);
+            }
+            self.actions.push_back(Action::AskServer { index });
+        }
+    }
+
+    /// The server of this node has worked off all that it was given up to this entry, and all that it has said was handed in. What it has not
+    /// answered it does not answer before others have said something. That is so at all nodes, as all servers are in the same state.
+    pub fn handle_server_idle(&mut self, index: u64, now_ms: u64) {
+        if self.deliveries.working.is_some_and(|working| working.index == index) {
+            self.proceed(index, now_ms);
+        }
+        self.take_outputs(now_ms);
     }
 
     /// What keeps others waiting, or keeps the server from coming to a rest.

@@ -133,6 +133,12 @@ pub enum Action {
     },
     /// This node, which is no member, needs entries that are no longer kept: it has to begin with a newer snapshot.
     Outdated,
+    /// Ask the server of this node whether it has worked off all that it was given, where the protocol has a way. When it says so, and all that it
+    /// has said was handed in: [`Replica::handle_server_idle`].
+    AskServer {
+        /// The entry about which it is.
+        index: u64,
+    },
     /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits; or too much of that waits. This node
     /// should not be a member.
     ServerHangs,
@@ -341,7 +347,7 @@ impl Replica {
         let acked_at_ms = (!self.acked.is_empty()).then_some(self.acked_at_ms);
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
         let differs_at_ms = self.missed.values().min().map(|at_ms| at_ms + MISSED_MS);
-        let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), differs_at_ms];
+        let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), self.asks_at_ms(), differs_at_ms];
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 
@@ -352,6 +358,7 @@ impl Replica {
             self.tell_acked(now_ms);
         }
         self.give_up_unaccepted(now_ms);
+        self.ask_server(now_ms);
         self.pass_unanswered(now_ms);
         self.find_differing_server(now_ms);
         self.take_outputs(now_ms);

@@ -387,6 +387,16 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     }
     let counters = Counters::start(&machines, 2);
     counters.go_on();
+    // Clients that wait for others keep nobody waiting.
+    let waiting: Vec<TcpStream> = (0..20)
+        .map(|number| {
+            let connecting = || TcpStream::connect_timeout(&machines.portal, PATIENCE);
+            let mut stream = machines.client.enter(connecting).unwrap().unwrap();
+            stream.write_all(format!("blpop queue{number} 0\r\n").as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    counters.go_on();
     let others: Vec<&str> = ["a", "b", "c"].into_iter().filter(|name| *name != first).collect();
     let next = others[1];
     // Any node can be asked.
@@ -400,6 +410,12 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     eventually("it does not know", || machines.role(&first).starts_with("out of the group").then_some(()));
     let (done, why) = machines.ask(next, &["evict", &first]);
     assert!(!done && why.contains("is no member of the view"), "{why}");
+    let push = || one_answer(machines.portal, "rpush queue7 x y");
+    assert_eq!(machines.client.enter(push).unwrap(), ":2");
+    let mut said = [0; 23];
+    (&waiting[7]).read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"*2\r\n$6\r\nqueue7\r\n$1\r\nx\r\n");
+    assert_eq!(machines.redis(next, "lrange queue7 0 -1"), "y");
     let counts = counters.end();
     has_all(&machines, others[0], &counts);
     has_all(&machines, next, &counts);

@@ -32,7 +32,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 20] = [
+const MUTANTS: [(Mutant, &[&str]); 21] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -50,6 +50,7 @@ const MUTANTS: [(Mutant, &[&str]); 20] = [
     (Mutant::EndsAreForgotten, &["progress", "clients"]),
     (Mutant::ServesTooEarly, &["clients", "progress", "fenced"]),
     (Mutant::DeliversAtOnce, &["same answers", "clients"]),
+    (Mutant::PassesUnasked, &["same answers", "clients"]),
     (Mutant::ProceedIsForgotten, &["progress"]),
     (Mutant::ServesWithoutLease, &["fenced"]),
     (Mutant::LeadsAgainEarly, &["progress", "clients", "same input", "same answers", "acknowledged"]),

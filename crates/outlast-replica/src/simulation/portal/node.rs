@@ -53,6 +53,9 @@ pub struct Node {
     /// It knows so many of the views.
     pub views: usize,
     pub excluded: bool,
+    protocol: Protocol,
+    /// Its server is to say when it has worked off all, about these entries.
+    asked: Vec<u64>,
     /// It has begun with a copy of another one's server, whose connections it does not have yet.
     joins: bool,
     /// It was told that it needs a newer snapshot.
@@ -72,20 +75,30 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(me: NodeId, view: View, limits: Limits, mutant: Option<Mutant>) -> Self {
-        Self::with(me, Replica::new(me, view, limits), Server::default(), mutant)
+    pub fn new(me: NodeId, view: View, limits: Limits, protocol: Protocol, mutant: Option<Mutant>) -> Self {
+        Self::with(me, Replica::new(me, view, limits), Server::default(), protocol, mutant)
     }
 
     /// With a copy of this one's server, which has worked off all that it was given.
     pub fn join(&self, me: NodeId, (view, views): (View, usize), limits: Limits, now_ms: u64) -> Self {
         let snapshot = self.replica.snapshot(now_ms);
-        let how = (Delivery::Serial, Protocol::Counted);
+        let how = (Delivery::Serial, self.protocol);
         let replica = Replica::join(me, &snapshot, view, limits, how, now_ms);
-        Self { views, joins: true, ..Self::with(me, replica, self.server.clone(), self.replica.mutant) }
+        Self {
+            views,
+            joins: true,
+            ..Self::with(me, replica, self.server.clone(), self.protocol, self.replica.mutant)
+        }
     }
 
-    fn with(me: NodeId, replica: Replica, server: Server, mutant: Option<Mutant>) -> Self {
-        let mut replica = replica.with(Delivery::Serial, Protocol::Counted);
+    fn with(
+        me: NodeId,
+        replica: Replica,
+        server: Server,
+        protocol: Protocol,
+        mutant: Option<Mutant>,
+    ) -> Self {
+        let mut replica = replica.with(Delivery::Serial, protocol);
         replica.set_mutant(mutant);
         Self {
             me,
@@ -96,6 +109,8 @@ impl Node {
             excluded: false,
             outdated: false,
             joins: false,
+            protocol,
+            asked: Vec::new(),
             has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
@@ -239,6 +254,7 @@ impl Node {
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
+                Action::AskServer { index } => self.asked.push(index),
                 Action::Outdated => self.outdated = true,
                 Action::TooFar { .. }
                 | Action::Lags { .. }
@@ -341,6 +357,12 @@ impl Node {
         watch: &mut Watch,
         now_ms: u64,
     ) -> Result<(), Violation> {
+        if self.server.is_idle() {
+            for index in core::mem::take(&mut self.asked) {
+                self.replica.handle_server_idle(index, now_ms);
+            }
+            self.act(random, now_ms)?;
+        }
         let Some((connection, read, answers)) = self.server.work(random) else { return Ok(()) };
         watch.served(self.me, connection, &read, &answers)?;
         for answer in answers {

@@ -7,7 +7,7 @@ use super::tcp::{Packet, refuse};
 use crate::mutant::Mutant;
 use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
-use crate::{Entry, Limits, Message};
+use crate::{Entry, Limits, Message, Protocol};
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
@@ -149,8 +149,11 @@ impl World {
         let count = 2 + random.next_u64() % 3;
         let members: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let view = View { epoch: 1, primary: NodeId(1), members: members.clone() };
-        let nodes =
-            members.iter().map(|node| (*node, Node::new(*node, view.clone(), LIMITS, mutant))).collect();
+        let protocol = if random.next_u64() % 2 == 0 { Protocol::Counted } else { Protocol::CountedAsked };
+        let nodes = members
+            .iter()
+            .map(|node| (*node, Node::new(*node, view.clone(), LIMITS, protocol, mutant)))
+            .collect();
         let mut world = Self {
             random,
             character,
