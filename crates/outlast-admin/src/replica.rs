@@ -114,6 +114,10 @@ pub struct Node {
     pub member: bool,
     /// It is linked with this node.
     pub linked: bool,
+    /// Where the instance that answers leads the vote: whether this node answers it.
+    pub answers: Option<bool>,
+    /// Where the instance that answers is the primary: the log index of the last entry that this node has.
+    pub acked_index: Option<u64>,
 }
 
 /// Another node is the primary.

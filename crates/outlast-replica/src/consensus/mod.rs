@@ -259,6 +259,13 @@ impl Consensus {
         self.service.raft.metrics().borrow().current_leader.map(NodeId)
     }
 
+    /// At the leader: whether another node has answered it within the time of a promise. None where this node does not lead.
+    #[must_use]
+    pub fn hears(&self, node: NodeId) -> Option<bool> {
+        let state = &self.service.state;
+        (self.leader() == Some(state.me)).then(|| node == state.me || state.is_heard(node))
+    }
+
     /// Puts a new node in a dead one's place among the voters, in one step. Where the new one was only added, the loss of another one before the
     /// dead one was taken out would leave no quorum. At the leader.
     ///

@@ -42,6 +42,10 @@ pub struct StatusOfNode {
     pub is_member: bool,
     /// There is a link between it and this node.
     pub is_linked: bool,
+    /// Where this node leads the vote: whether that one answers.
+    pub answers: Option<bool>,
+    /// Where this node is the primary: the log index of the last entry that that one has.
+    pub acked: Option<u64>,
 }
 
 impl Status {
@@ -62,6 +66,10 @@ impl Status {
                 is_linked: facts
                     .as_ref()
                     .is_some_and(|facts| runs().any(|node| facts.linked.contains(&node))),
+                answers: runs().filter_map(|node| shared.consensus.hears(node)).max(),
+                acked: facts
+                    .as_ref()
+                    .and_then(|facts| runs().filter_map(|node| facts.acked.get(&node).copied()).max()),
             }
         });
         let name_of = |node| {

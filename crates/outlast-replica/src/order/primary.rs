@@ -111,6 +111,11 @@ impl<E: Clone + Weigh> Order<E> {
         peer.heard && (peer.required || silently) && peer.acked >= stable
     }
 
+    /// How far other nodes are, by their own word in this view.
+    pub fn positions(&self) -> impl Iterator<Item = (NodeId, u64)> {
+        self.peers.iter().filter(|(_, peer)| peer.heard).map(|(node, peer)| (*node, peer.acked))
+    }
+
     /// Nodes that catch up, and have said so in this view.
     pub fn learners(&self) -> impl Iterator<Item = NodeId> {
         let is_learner = |(node, peer): &(&NodeId, &Progress)| !self.view.has(**node) && peer.heard;

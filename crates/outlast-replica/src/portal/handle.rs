@@ -92,6 +92,8 @@ pub struct Facts {
     pub connections: usize,
     /// Entries that were delivered.
     pub delivered: u64,
+    /// At the primary: how far other nodes are.
+    pub acked: BTreeMap<NodeId, u64>,
     /// Nodes that keep the others waiting: the next view should be without them.
     pub lagging: BTreeSet<NodeId>,
     /// Nodes that have caught up, and may be members of the next view. Nothing is stable without them.

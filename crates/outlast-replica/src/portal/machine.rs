@@ -310,6 +310,8 @@ impl Machine {
         self.accept();
         if self.looked_at.elapsed() >= LOOK {
             self.looked_at = Instant::now();
+            let positions = self.replica.is_serving().then(|| self.replica.order().positions().collect());
+            self.known.acked = positions.unwrap_or_default();
             self.dirty_clients.extend(self.watched.iter().copied());
         }
         if self.server_looked_at.elapsed() >= LOOK_AT_SERVER && self.replica.order().view().epoch > 0 {

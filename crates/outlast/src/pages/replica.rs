@@ -40,6 +40,9 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
             ));
         }
     }
+    if page.epoch > 0 && page.leader.is_none() {
+        text.push_str("  nobody leads the vote: more than half of the nodes have to answer each other\n");
+    }
     match &page.joining {
         Some(Joining { failed: Some(why), .. }) => text.push_str(&format!("  cannot join: {}\n", clean(why))),
         Some(Joining { from: Some(from), copied_bytes, .. }) => {
@@ -94,7 +97,8 @@ fn role(page: &Replica) -> &'static str {
 }
 
 fn table(page: &Replica) -> String {
-    let mut table = plain_table(&["NODE", "ADDRESS", "ROLE", "VOTE", "LINK"]);
+    // Only the primary knows how far others are, and only who leads the vote whether they answer.
+    let mut table = plain_table(&["NODE", "ADDRESS", "ROLE", "VOTE", "LINK", "ANSWERS", "INDEX"]);
     for node in &page.nodes {
         let link = match node {
             _ if node.name == page.node => "itself",
@@ -102,12 +106,23 @@ fn table(page: &Replica) -> String {
             _ if node.witness || page.server.is_empty() => "",
             _ => "down",
         };
+        let is_own = node.name == page.node;
+        let answers = match node.answers {
+            _ if is_own => "",
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "",
+        };
+        let own = Some(page.last_index).filter(|_| is_own && page.epoch > 0 && !page.server.is_empty());
+        let index = own.or(node.acked_index);
         table.add_row([
             clean(&node.name),
             clean(&node.address),
             role_of(node, page).to_owned(),
             if node.voter { "yes" } else { "no" }.to_owned(),
             link.to_owned(),
+            answers.to_owned(),
+            index.map(grouped).unwrap_or_default(),
         ]);
     }
     for column in table.column_iter_mut() {

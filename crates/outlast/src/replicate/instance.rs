@@ -58,6 +58,8 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         voter: node.is_voter,
         member: node.is_member,
         linked: node.is_linked,
+        answers: node.answers,
+        acked_index: node.acked,
     });
     Replica {
         group,

@@ -4,6 +4,7 @@ use crate::narrate::{Narrator, grouped};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::meeting::Waits;
 use outlast_replica::node::{Joining, Status, StatusOfNode};
+use std::collections::BTreeSet;
 
 /// Compares what is with what was told.
 pub struct Teller<'a> {
@@ -18,6 +19,9 @@ pub struct Teller<'a> {
     was_without_data: bool,
     joining: Joining,
     failed: Option<String>,
+    /// Nodes that answer, where this one leads the vote.
+    heard: BTreeSet<String>,
+    has_led: bool,
     how_back: &'static str,
 }
 
@@ -33,6 +37,8 @@ impl<'a> Teller<'a> {
             narrator,
             joining: Joining::No,
             failed: None,
+            heard: BTreeSet::new(),
+            has_led: false,
             how_back,
             group,
             name,
@@ -65,6 +71,7 @@ impl<'a> Teller<'a> {
                 members.join(", ")
             ));
         }
+        self.look_at_silent(status);
         let Some(facts) = &status.facts else { return };
         if facts.is_serving != self.was_serving {
             self.was_serving = facts.is_serving;
@@ -102,6 +109,26 @@ impl<'a> Teller<'a> {
             ));
         }
         self.was_without_data &= has_no_data;
+    }
+
+    /// Where this node leads the vote: who does not answer any more, and who does again.
+    fn look_at_silent(&mut self, status: &Status) {
+        for node in status.nodes.iter().filter(|node| node.name != self.name) {
+            match node.answers {
+                Some(false) if node.is_voter && self.heard.remove(&node.name) => {
+                    self.narrator.warn(&format!("node {} does not answer any more", node.name));
+                }
+                Some(true) if self.heard.insert(node.name.clone()) && self.has_led => {
+                    self.narrator.announce(&format!("node {} answers", node.name));
+                }
+                _ => {}
+            }
+        }
+        let leads = status.leader.as_deref() == Some(self.name);
+        if !leads {
+            self.heard.clear();
+        }
+        self.has_led = leads && !self.heard.is_empty();
     }
 
     fn look_at_joining(&mut self, joining: &Joining) {

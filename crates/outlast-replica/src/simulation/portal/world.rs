@@ -149,7 +149,8 @@ impl World {
         let count = 2 + random.next_u64() % 3;
         let members: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let view = View { epoch: 1, primary: NodeId(1), members: members.clone() };
-        let protocol = if random.next_u64() % 2 == 0 { Protocol::Counted } else { Protocol::CountedAsked };
+        let protocol =
+            if random.next_u64().is_multiple_of(2) { Protocol::Counted } else { Protocol::CountedAsked };
         let nodes = members
             .iter()
             .map(|node| (*node, Node::new(*node, view.clone(), LIMITS, protocol, mutant)))
