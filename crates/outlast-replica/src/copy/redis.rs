@@ -57,7 +57,9 @@ impl Client {
         let mut line = String::new();
         (&mut self.stream).take(LINE_BYTES_MAX).read_line(&mut line)?;
         if !line.ends_with('\n') {
-            return Err(other("Redis has ended the connection"));
+            return Err(other(
+                "Redis has ended the connection (its log says why; before 7.0, client-output-buffer-limit may be too small for a replica)",
+            ));
         }
         Ok(line.trim_end().to_owned())
     }
@@ -126,7 +128,11 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn prepare(server: SocketAddr, password: Option<&str>) -> io::Result<Self> {
         let mut asks = Client::connect(server, password)?;
-        let data = Client::connect(server, password)?;
+        let mut data = Client::connect(server, password)?;
+        // Nor does Redis keep what happens meanwhile, as it does for replicas, up to a limit. Before 7.0 it knows nothing of that.
+        if let Err(error) = data.ask(&["REPLCONF", "rdb-only", "1"]) {
+            tracing::debug!(%error, "redis keeps for this copy what happens meanwhile");
+        }
         let begun = Instant::now();
         while asks.info()?.is_forked() {
             if begun.elapsed() > BUSY_TIMEOUT {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, oneshot};
@@ -281,7 +281,9 @@ impl Shared {
         let members = self.consensus.members();
         let from = self.name_of(view.primary, &members);
         let address = members.get(&view.primary).map(|member| member.address.clone());
-        let address = address.ok_or_else(|| format!("{from} leads, and is not known here"))?;
+        let address = address.ok_or(
+            "no node that runs has the data of the group: give all servers the data that you want, and start each node once with --new-group",
+        )?;
         let tried = machine.facts().joins_tried;
         let mut decided = self.consensus.decided();
         let is_same = move |now: &crate::consensus::Decided| {
@@ -327,6 +329,7 @@ impl Shared {
         stream.read_exact(&mut snapshot).await.map_err(failed)?;
         let snapshot = wire::snapshot::parse(&snapshot)
             .map_err(|error| format!("{from} has sent what is no copy: {error:?}"))?;
+        let at = Instant::now();
         tracing::info!(from, index = snapshot.index, "the server of this node gets a copy of the data");
         // Its connections of before end now, and not when it has the data.
         self.is_out()?;
@@ -349,7 +352,7 @@ impl Shared {
         let (restored, ()) = tokio::join!(restoring, taking);
         let one = restored.map_err(|why| format!("the server has not got the data of {from}: {why}"))?;
         let view = self.view().ok_or("there is no view")?;
-        machine.tell(Command::Join(Box::new(snapshot), view));
+        machine.tell(Command::Join(Box::new(snapshot), at, view));
         Ok(one)
     }
 

@@ -6,6 +6,7 @@ use crate::entry::ConnectionId;
 use crate::replica::{Replica, Snapshot};
 use crate::view::{NodeId, View};
 use crate::wire;
+use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -16,7 +17,7 @@ const REST_WITHIN: Duration = Duration::from_secs(3);
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
 /// Clients wait for a copy so long at the most.
 pub(crate) const HOLD_MAX: Duration = Duration::from_secs(10);
-/// Connections that were reset are over by then.
+/// Then all that are not in such a state are reset, however long they have been there.
 const RESET_WITHIN: Duration = Duration::from_secs(5);
 /// Connections to the server of a node that joins are in their states by then.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
@@ -32,6 +33,8 @@ pub(super) struct Copying {
     begun: Instant,
     /// Since then nothing has gone on.
     held_at: Instant,
+    /// Connections that are in the way, and since when.
+    untold: BTreeMap<ConnectionId, Instant>,
     stage: Stage,
 }
 
@@ -66,7 +69,12 @@ impl Machine {
             () if self.replica.expect(node).is_none() => "that node is a member, or about to be one",
             () => {
                 let now = Instant::now();
-                self.copying = Some(Copying { begun: now, held_at: now, stage: Stage::Waits(rests) });
+                self.copying = Some(Copying {
+                    begun: now,
+                    held_at: now,
+                    untold: BTreeMap::new(),
+                    stage: Stage::Waits(rests),
+                });
                 self.replica.hold();
                 return self.go_on_with_copy();
             }
@@ -77,7 +85,7 @@ impl Machine {
     /// Looks whether the server rests.
     pub(super) fn go_on_with_copy(&mut self) {
         let now = Instant::now();
-        let Some(Copying { begun, held_at, stage }) = self.copying.take() else { return };
+        let Some(Copying { begun, held_at, mut untold, stage }) = self.copying.take() else { return };
         let is_serving = self.replica.is_serving();
         let rests = match stage {
             Stage::Rests if !self.replica.is_holding() => return,
@@ -88,7 +96,7 @@ impl Machine {
                 return self.release_all();
             }
             Stage::Rests => {
-                self.copying = Some(Copying { begun, held_at, stage });
+                self.copying = Some(Copying { begun, held_at, untold, stage });
                 return;
             }
             Stage::Waits(rests) => rests,
@@ -97,7 +105,7 @@ impl Machine {
             () if !is_serving => Some("it serves no clients any more"),
             () if rests.is_closed() => Some("nobody waits for it"),
             () if held_at.elapsed() > REST_WITHIN => Some("its server is busy with what it was given"),
-            () if begun.elapsed() > TOLD_WITHIN + RESET_WITHIN => {
+            () if begun.elapsed() > 2 * RESET_WITHIN => {
                 Some("there are always connections whose state cannot be told to another server")
             }
             () => None,
@@ -114,18 +122,26 @@ impl Machine {
             held_at = now;
         }
         if self.replica.is_settled() {
-            let untold = self.replica.untold();
-            if untold.is_empty() {
-                self.copying = Some(Copying { begun, held_at, stage: Stage::Rests });
+            let now_untold = self.replica.untold();
+            if now_untold.is_empty() {
+                self.copying = Some(Copying { begun, held_at, untold, stage: Stage::Rests });
                 let _ = rests.send(Ok(()));
                 return;
             }
             self.release_all();
-            if begun.elapsed() > TOLD_WITHIN {
-                self.reset_untold(&untold);
-            }
+            untold.retain(|connection, _| now_untold.contains(connection));
+            let since = |connection| (connection, untold.get(&connection).copied().unwrap_or(now));
+            untold = now_untold.into_iter().map(since).collect();
+            // Where many come and go, there may never be a moment without any.
+            let all = begun.elapsed() > RESET_WITHIN;
+            let late: Vec<ConnectionId> = untold
+                .iter()
+                .filter(|(_, since)| all || since.elapsed() > TOLD_WITHIN)
+                .map(|(connection, _)| *connection)
+                .collect();
+            self.reset_untold(&late);
         }
-        self.copying = Some(Copying { begun, held_at, stage: Stage::Waits(rests) });
+        self.copying = Some(Copying { begun, held_at, untold, stage: Stage::Waits(rests) });
     }
 
     fn reset_untold(&mut self, untold: &[ConnectionId]) {
@@ -194,8 +210,10 @@ impl Machine {
     }
 
     /// The server has the data of this snapshot.
-    pub(super) fn join(&mut self, snapshot: &Snapshot, view: View) -> io::Result<()> {
+    pub(super) fn join(&mut self, mut snapshot: Snapshot, at: Instant, view: View) -> io::Result<()> {
         self.reset();
+        // It may have taken long to give the server the data.
+        snapshot.grow_older(u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX));
         let newest = self.newest_view.take().filter(|newest| newest.epoch > view.epoch);
         let view = newest.unwrap_or(view);
         // Under the same number it was another one, which others may have waited for.
@@ -206,7 +224,7 @@ impl Machine {
         }
         let settings = &self.settings;
         let how = (settings.delivery, settings.protocol);
-        self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, self.now_ms());
+        self.replica = Replica::join(settings.me, &snapshot, view, settings.limits, how, self.now_ms());
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
         self.known.joins_tried += 1;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Says at any instant whether this node may serve as the primary of the view of this epoch. No other one may then.
 pub struct LeaseCheck(Box<dyn Fn(u64) -> bool + Send>);
@@ -71,8 +71,8 @@ pub enum Command {
     Copied(Taken),
     /// The server is about to get other data: all that was known of the group is forgotten.
     Reset,
-    /// The server has the data of this snapshot: the node catches up from there.
-    Join(Box<Snapshot>, View),
+    /// The server has the data of this snapshot, which came then: the node catches up from there.
+    Join(Box<Snapshot>, Instant, View),
     /// It ends, and leaves all to the others.
     Stop,
 }

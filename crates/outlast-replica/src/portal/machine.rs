@@ -289,7 +289,7 @@ impl Machine {
                 Command::Copy(node, rests) => self.begin_copy(node, rests),
                 Command::Copied(taken) => self.end_copy(taken),
                 Command::Reset => self.reset(),
-                Command::Join(snapshot, view) => self.join(&snapshot, view)?,
+                Command::Join(snapshot, at, view) => self.join(*snapshot, at, view)?,
                 Command::Stop => self.ends = true,
             }
         }
@@ -476,7 +476,8 @@ impl Machine {
                 }
                 Action::RestoreAgain { connection } => self.restore_again(connection),
                 Action::Acknowledge(last_ack) => {
-                    self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms()));
+                    let epoch = self.replica.order().view().epoch;
+                    self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms(), epoch));
                 }
                 Action::TakeOver { epoch } => self.take_over(epoch)?,
                 Action::Fence => self.fence(),

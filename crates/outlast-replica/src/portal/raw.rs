@@ -174,9 +174,9 @@ impl Raw {
     ///
     /// # Errors
     /// The packet cannot be sent.
-    pub fn acknowledge(&self, last: &LastAck, now_ms: u64) -> io::Result<()> {
+    pub fn acknowledge(&self, last: &LastAck, now_ms: u64, epoch: u64) -> io::Result<()> {
         let age_ms = now_ms.saturating_sub(last.opened_at_ms);
-        let timestamp = last.handshake.agreed().timestamp.map(|first| repair::ahead(first, age_ms));
+        let timestamp = last.handshake.agreed().timestamp.map(|first| repair::ahead(first, age_ms, epoch));
         let said = Said { sequence: last.sequence, ack: last.ack, timestamp, ..Said::nothing() };
         self.send(&last.handshake.ends, &said)
     }

@@ -36,8 +36,8 @@ const OPTION_TIMESTAMP: u32 = 8;
 
 /// The kernel takes no less (`TCP_MIN_MSS`).
 const SEGMENT_BYTES_MIN: u32 = 88;
-/// Timestamps of a connection that is made again are ahead by so much: by more than a message between two nodes is under way, as
-/// each reckons from when it heard that the connection began.
+/// Timestamps of a connection that is made again are ahead of those of the view before by so much: by more than the clocks of two nodes differ, as
+/// each reckons from when it heard that the connection began. A client drops what is behind (RFC 7323, section 5.3).
 const TIMESTAMP_AHEAD: Duration = Duration::from_secs(1);
 /// In the lowest bit the kernel (6.7) is told to count microseconds.
 const COUNTS_MILLISECONDS: u32 = !1;
@@ -103,12 +103,12 @@ pub fn restore(connection: &Restore<'_>) -> io::Result<Socket> {
 
 /// The timestamp that a connection begins with here, if it has any.
 pub(super) fn timestamp_at(connection: &Restore<'_>) -> Option<u32> {
-    connection.agreed.timestamp.map(|first| ahead(first, connection.age_ms))
+    connection.agreed.timestamp.map(|first| ahead(first, connection.age_ms, connection.epoch))
 }
 
-/// The timestamp of a connection that began with `first`, and is so old: it counts milliseconds, and begins again.
-pub(super) fn ahead(first: u32, age_ms: u64) -> u32 {
-    let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis();
+/// The timestamp of a connection that began with `first`, and is so old, in the view of this epoch: it counts milliseconds, and begins again.
+pub(super) fn ahead(first: u32, age_ms: u64, epoch: u64) -> u32 {
+    let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis() * u128::from(epoch);
     let age_ms = u32::try_from(age_ms & u128::from(u32::MAX)).unwrap_or(0);
     first.wrapping_add(age_ms) & COUNTS_MILLISECONDS
 }
@@ -190,4 +190,18 @@ pub fn close_silently(socket: Socket) -> io::Result<()> {
     let silenced = set(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, &[TCP_REPAIR_ON]);
     drop(socket);
     silenced
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_ahead_of_those_of_a_view_before_whose_clock_was_ahead() {
+        let before = ahead(u32::MAX, 5_400, 3);
+        // Shortly after, by a clock that is late.
+        let after = ahead(u32::MAX, 4_500, 4);
+        assert_eq!((before, after), (8_398, 8_498));
+        assert_eq!(after.wrapping_sub(before) & !0x7fff_ffff, 0);
+    }
 }

@@ -45,6 +45,18 @@ pub struct Snapshot {
     pub closed: Vec<(LastAck, u64)>,
 }
 
+impl Snapshot {
+    /// So much time has passed since it was made.
+    pub fn grow_older(&mut self, by_ms: u64) {
+        for known in &mut self.connections {
+            known.age_ms = known.age_ms.saturating_add(by_ms);
+        }
+        for (_, age_ms) in &mut self.closed {
+            *age_ms = age_ms.saturating_add(by_ms);
+        }
+    }
+}
+
 /// A connection that is older than a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {

@@ -35,8 +35,10 @@ pub struct Restore<'a> {
     pub is_aborted: bool,
     /// Where nothing has come from the client, it may not have got the SYN-ACK: that has to be sent again, with these numbers.
     pub syn_ack: Option<Handshake>,
-    /// For so long the connection has been open: timestamps have to be ahead of all that were sent.
+    /// For so long the connection has been open, about: timestamps have to be ahead of all that were sent.
     pub age_ms: u64,
+    /// Of the view: what was sent in earlier ones was sent by clocks of others.
+    pub epoch: u64,
 }
 
 impl Replica {
@@ -128,6 +130,7 @@ impl Replica {
             is_aborted: state.is_aborted,
             syn_ack: nothing_came.then_some(*handshake),
             age_ms: now_ms.saturating_sub(state.opened_at_ms),
+            epoch: self.order.view().epoch,
         })
     }
 

@@ -6,8 +6,9 @@ use crate::connection::{Direction, Ends, Flags, InitialSequence, Segment, SynOpt
 use crate::entry::ConnectionId;
 use crate::mutant::Mutant;
 use crate::view::{NodeId, View};
-use crate::{Limits, Message};
+use crate::{Delivery, Limits, Message, Protocol};
 use alloc::collections::BTreeMap;
+use alloc::vec;
 use alloc::vec::Vec;
 
 const CLIENT: InitialSequence = InitialSequence(u32::MAX - 1);
@@ -405,4 +406,18 @@ fn a_request_without_an_answer_is_passed_on_all_nodes_when_others_wait() {
     group.settle();
     let next = vec![b"goes on".to_vec()];
     assert_eq!((given(&mut group, 1), given(&mut group, 2)), (next.clone(), next));
+}
+
+#[test]
+fn a_connection_is_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
+    let mut group = Group::new(2, None);
+    let connection = group.open(1);
+    group.settle();
+    let mut snapshot = group.node(1).snapshot(5_000);
+    snapshot.grow_older(4_000);
+    let (begun_ms, how) = (1 << 40, (Delivery::Serial, Protocol::Raw));
+    let view = View { epoch: 1, primary: NodeId(1), members: vec![NodeId(1), NodeId(2)] };
+    let joined = Replica::join(NodeId(3), &snapshot, view, Limits::default(), how, begun_ms);
+    let age_ms = |replica: &Replica, now_ms| replica.restore(connection, now_ms).unwrap().age_ms;
+    assert_eq!(age_ms(&joined, begun_ms + 7), age_ms(group.node(1), 9_007));
 }

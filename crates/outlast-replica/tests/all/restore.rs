@@ -161,6 +161,7 @@ fn goes_on(name: &str, is_v4: bool, settings: &[&str]) {
         is_aborted: false,
         syn_ack: None,
         age_ms: 0,
+        epoch: 1,
     };
     let second = scene.machines[1].clone();
     let (socket, raw) =

@@ -64,6 +64,7 @@ impl<'a> Teller<'a> {
             self.epoch = status.epoch;
             let members: Vec<&str> =
                 status.nodes.iter().filter(|node| node.is_member).map(|node| node.name.as_str()).collect();
+            let members = if members.is_empty() { vec!["none that runs"] } else { members };
             let primary = status.primary.as_deref().unwrap_or("nobody");
             narrator.announce(&format!(
                 "node {name}: view {}: {primary} is the primary, members are {}",
@@ -101,7 +102,9 @@ impl<'a> Teller<'a> {
         }
         let is_own = |node: &&StatusOfNode| node.name == name;
         let is_member = status.nodes.iter().find(is_own).is_some_and(|node| node.is_member);
-        let has_no_data = status.epoch > 0 && !is_member && !facts.is_excluded && status.waits.is_none();
+        let is_joining = !matches!(status.joining, Joining::No | Joining::Failed(_));
+        let has_no_data =
+            !is_joining && status.epoch > 0 && !is_member && !facts.is_excluded && status.waits.is_none();
         if has_no_data && !std::mem::replace(&mut self.was_without_data, has_no_data) {
             narrator.warn(&format!(
                 "node {name} has a vote in the group {}, and no data of it: its server is given nothing. {}",
