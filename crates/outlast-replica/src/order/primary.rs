@@ -102,11 +102,9 @@ impl<E: Clone + Weigh> Order<E> {
             peer.required = true;
             return true;
         }
-        if peer.heard && last <= peer.acked + NEAR_ENTRIES && !silently {
-            peer.required = true;
-            if peer.acked < last {
-                peer.behind_since_ms.get_or_insert(now_ms);
-            }
+        if peer.heard && !peer.required && last <= peer.acked + NEAR_ENTRIES && !silently {
+            (peer.required, peer.told_lag) = (true, false);
+            peer.behind_since_ms = (peer.acked < last).then_some(now_ms);
         }
         peer.heard && (peer.required || silently) && peer.acked >= stable
     }
@@ -160,6 +158,10 @@ impl<E: Clone + Weigh> Order<E> {
             return;
         }
         self.heartbeat_at_ms = now_ms + self.limits.heartbeat_ms;
+        let last = self.log.last();
+        for peer in self.peers.values_mut().filter(|peer| peer.required && peer.acked < last) {
+            peer.behind_since_ms.get_or_insert(now_ms);
+        }
         let (epoch, mut stable) = (self.view.epoch, self.stable);
         if is_mutant!(self, NeverTellsStable) {
             stable = 0;

@@ -1,15 +1,16 @@
-//! A connection of this node's own to its server, on which that says when it has worked off what it was given on others.
+//! Whether the server has worked off what it was given, where it has not answered: it is asked on a new connection of the node's own.
 //!
-//! Redis reads what has come on all connections before it answers any (one thread; replies are written at the end of each turn of its loop). So a reply
-//! to PING says that all that had come before was worked off. What has no reply then has none before others say something: BLPOP, for one.
+//! Redis accepts connections in their order, and reads what has come on all of them before it writes any answer (one thread; answers are written at
+//! the end of each turn of its loop; it reads 16 KiB of each connection in a turn). So where a request is short and has come to it as a whole, a reply to a later
+//! PING on a later connection says that the request was worked off. What has no reply then has none before others say something: BLPOP, for
+//! one.
 
-use super::machine::Machine;
+use super::machine::{ASKER, Machine};
 use super::stream::{Input, Stream};
+use super::sys;
+use crate::entry::ConnectionId;
 use mio::net::TcpStream;
-use mio::{Registry, Token};
-use std::collections::VecDeque;
-use std::io;
-use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
 const QUESTION: &[u8] = b"PING\r\n";
 /// Where a password is wanted, that it is says as much.
@@ -17,78 +18,92 @@ const ANSWERS: [&[u8]; 2] = [b"+PONG", b"-NOAUTH"];
 /// A longer answer is none.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// The connection, and what is open on it.
+/// The connection.
 #[derive(Debug)]
 pub(super) struct Asker {
     stream: Stream,
     line: Vec<u8>,
-    /// Each question is about one of these entries.
-    open: VecDeque<u64>,
+    /// The entry about which it is, and its client.
+    index: u64,
+    connection: ConnectionId,
+}
+
+/// What has come of a question.
+enum Answer {
+    /// Nothing yet.
+    None,
+    /// The server is done.
+    Done,
+    /// It says something else, or nothing any more.
+    Other,
 }
 
 impl Asker {
-    fn connect(server: SocketAddr, registry: &Registry, token: Token) -> io::Result<Self> {
-        let socket = TcpStream::connect(server)?;
-        let _ = socket.set_nodelay(true);
-        Ok(Self { stream: Stream::new(socket, registry, token)?, line: Vec::new(), open: VecDeque::new() })
-    }
-
     pub(super) fn note_ready(&mut self, readable: bool, writable: bool) {
         self.stream.note_ready(readable, writable);
     }
 
-    /// The entries about which the server has answered; none: the connection is of no use any more.
-    fn work(&mut self, room: &mut [u8]) -> Option<Vec<u64>> {
-        self.stream.flush().ok()?;
-        let mut answered = Vec::new();
+    fn work(&mut self, room: &mut [u8]) -> Answer {
+        if self.stream.flush().is_err() {
+            return Answer::Other;
+        }
         loop {
             match self.stream.read(room) {
-                Input::Bytes(count) => self.line.extend_from_slice(room.get(..count)?),
-                Input::Nothing => return Some(answered),
-                Input::End | Input::Broken => return None,
+                Input::Bytes(count) => self.line.extend_from_slice(room.get(..count).unwrap_or_default()),
+                Input::Nothing => return Answer::None,
+                Input::End | Input::Broken => return Answer::Other,
             }
-            while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.line.drain(..=end).collect();
-                if !ANSWERS.iter().any(|answer| line.starts_with(answer)) {
-                    return None;
-                }
-                answered.extend(self.open.pop_front());
+            if ANSWERS.iter().any(|answer| self.line.starts_with(answer)) {
+                return Answer::Done;
             }
-            if self.line.len() > LINE_BYTES_MAX {
-                return None;
+            if self.line.len() > LINE_BYTES_MAX || self.line.contains(&b'\n') {
+                return Answer::Other;
             }
         }
     }
 }
 
 impl Machine {
-    /// The server is to say when it has worked off what it was given, up to this entry.
-    pub(super) fn ask_server(&mut self, index: u64) {
-        if self.asker.is_none() {
-            // Where that fails, the primary passes the request a second later.
-            self.asker = Asker::connect(self.server, self.registry(), super::machine::ASKER).ok();
+    /// The server is to say whether it has worked off what it was given, up to this entry.
+    pub(super) fn ask_server(&mut self, index: u64, connection: ConnectionId) {
+        let is_asked = self.asker.as_ref().is_some_and(|asker| asker.index == index);
+        let is_there = self.servers.get(&connection).is_some_and(|server| {
+            // On this machine what the kernel has taken is there at once.
+            let is_local = self.server.ip().is_loopback();
+            let is_acked = || sys::unacked_bytes(server.stream.socket.as_fd()).is_ok_and(|bytes| bytes == 0);
+            server.stream.waiting_bytes() == 0 && (is_local || is_acked())
+        });
+        if is_asked || !is_there {
+            // It is tried again soon; and where it never works, the primary passes the request a second later.
+            return;
         }
-        if let Some(asker) = &mut self.asker {
-            asker.stream.push(QUESTION);
-            asker.open.push_back(index);
-        }
+        let stream = TcpStream::connect(self.server).and_then(|socket| {
+            let mut stream = Stream::new(socket, self.registry(), ASKER)?;
+            stream.push(QUESTION);
+            Ok(stream)
+        });
+        self.asker = stream.ok().map(|stream| Asker { stream, line: Vec::new(), index, connection });
     }
 
     /// Hears what the server says to that.
     pub(super) fn look_at_asker(&mut self) {
         let Some(asker) = &mut self.asker else { return };
-        let Some(answered) = asker.work(&mut self.room) else {
-            self.asker = None;
-            return;
-        };
-        if answered.is_empty() {
-            return;
-        }
-        // What it has said before comes first.
-        self.read_servers();
-        let now_ms = self.now_ms();
-        for index in answered {
-            self.replica.handle_server_idle(index, now_ms);
+        let answer = asker.work(&mut self.room);
+        let (index, connection) = (asker.index, asker.connection);
+        match answer {
+            Answer::None => {}
+            Answer::Other => self.asker = None,
+            Answer::Done => {
+                self.asker = None;
+                // What it has said before comes first.
+                if let Some(server) = self.servers.get_mut(&connection) {
+                    server.stream.note_ready(true, false);
+                    self.dirty_servers.insert(connection);
+                }
+                self.look_at_servers();
+                let now_ms = self.now_ms();
+                self.replica.handle_server_idle(index, now_ms);
+            }
         }
     }
 }

@@ -458,7 +458,7 @@ impl Machine {
                 }
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
-                Action::AskServer { index } => self.ask_server(index),
+                Action::AskServer { index, connection } => self.ask_server(index, connection),
                 Action::Outdated => {
                     self.join_fails("the others have gone on, and no longer keep what it lacks")
                 }
@@ -503,7 +503,7 @@ impl Machine {
         self.known.is_serving = self.replica.is_serving();
         self.known.last = self.replica.order().last();
         // Without the lease nobody may be heard, and all seem late.
-        let lagging = self.known.is_serving.then(|| self.replica.order().lagging(self.now_ms()));
+        let lagging = self.replica.has_lease().then(|| self.replica.order().lagging(self.now_ms()));
         self.known.lagging = lagging.unwrap_or_default();
         if self.known.view.as_ref() != Some(self.replica.order().view()) {
             self.known.view = Some(self.replica.order().view().clone());

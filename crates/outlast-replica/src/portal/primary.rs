@@ -82,10 +82,10 @@ impl Machine {
 
     /// Nodes that have caught up become necessary, and are told of.
     pub(super) fn promote(&mut self) {
-        let view = self.replica.order().view();
-        self.known.promoted.retain(|node| !view.has(*node));
+        // In each view from the beginning: what others had in the one before does not count.
+        self.known.promoted.clear();
         if !self.replica.is_serving() {
-            return self.known.promoted.clear();
+            return;
         }
         let now_ms = self.now_ms();
         let learners: Vec<NodeId> = self.replica.order().learners().collect();

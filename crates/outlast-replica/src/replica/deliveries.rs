@@ -16,8 +16,10 @@ const BACKLOG_LOGS: usize = 4;
 
 /// A server that answers later is asked whether it answers at all, where others wait.
 const ASK_AFTER_MS: u64 = 5;
-/// And again, as the question may be lost.
-const ASK_AGAIN_MS: u64 = 1_000;
+/// And again, as the question may be lost, or too early.
+const ASK_AGAIN_MS: u64 = 10;
+/// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time.
+const ASK_BYTES_MAX: usize = 8 << 10;
 
 /// When a server gets what has a place in the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +40,12 @@ struct Working {
     since_ms: u64,
     /// It has got the end of the stream, or is to close the connection: an answer is not enough.
     awaits_end: bool,
+    /// So much has come to the server on that connection since it has answered all.
+    bytes: usize,
     /// When the server is asked next whether it is done with it.
     ask_at_ms: u64,
+    /// Since then it need not be answered, if the server is done with it.
+    passed_ms: Option<u64>,
 }
 
 /// What waits for its turn.
@@ -189,18 +195,23 @@ impl Replica {
             }
             _ => (false, false),
         };
+        let waits = waits && !is_mutant!(self, DeliversAtOnce);
         let is_passed = self.deliveries.passed.remove(&index);
-        if is_passed {
+        let passed_ms = (is_passed && self.protocol.asks_server() && !awaits_end).then_some(now_ms);
+        if is_passed && passed_ms.is_none() {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
             self.deliveries.end_work(connection);
         }
+        let before = self.deliveries.working.filter(|working| working.connection == connection);
+        let bytes = before.map_or(0, |working| working.bytes)
+            + if let Action::ToServer { bytes, .. } = &action { bytes.len() } else { 0 };
         self.actions.push_back(action);
-        if waits && !is_passed && !is_mutant!(self, DeliversAtOnce) {
-            let since_ms = now_ms;
+        if waits && (!is_passed || passed_ms.is_some()) {
+            let (since_ms, ask_at_ms) = (now_ms, now_ms + ASK_AFTER_MS);
             self.deliveries.working =
-                Some(Working { connection, index, since_ms, awaits_end, ask_at_ms: since_ms + ASK_AFTER_MS });
+                Some(Working { connection, index, since_ms, awaits_end, bytes, ask_at_ms, passed_ms });
         }
     }
 
@@ -265,9 +276,10 @@ impl Replica {
 
     /// When the server is asked whether it is done with what it does not answer.
     pub(super) fn asks_at_ms(&self) -> Option<u64> {
-        let asks = self.protocol.asks_server() && self.blocking().is_some();
-        let working = self.deliveries.working.filter(|working| asks && !working.awaits_end)?;
-        Some(working.ask_at_ms)
+        let working = self.deliveries.working.filter(|working| !working.awaits_end)?;
+        let leads = self.role == Role::Serving && self.blocking().is_some();
+        let asks = self.protocol.asks_server() && working.bytes <= ASK_BYTES_MAX;
+        (asks && (leads || working.passed_ms.is_some())).then_some(working.ask_at_ms)
     }
 
     pub(super) fn ask_server(&mut self, now_ms: u64) {
@@ -276,21 +288,31 @@ impl Replica {
         }
         if let Some(working) = &mut self.deliveries.working {
             working.ask_at_ms = now_ms + ASK_AGAIN_MS;
-            let index = working.index;
+            let (index, connection) = (working.index, working.connection);
             if is_mutant!(self, PassesUnasked) {
                 return self.handle_server_idle(index, now_ms);
             }
-            self.actions.push_back(Action::AskServer { index });
+            self.actions.push_back(Action::AskServer { index, connection });
         }
     }
 
     /// The server of this node has worked off all that it was given up to this entry, and all that it has said was handed in. What it has not
-    /// answered it does not answer before others have said something. That is so at all nodes, as all servers are in the same state.
+    /// answered it does not answer before others have said something. The primary has all pass it; others do, when their servers are as far.
     pub fn handle_server_idle(&mut self, index: u64, now_ms: u64) {
-        if self.deliveries.working.is_some_and(|working| working.index == index) {
-            self.proceed(index, now_ms);
+        let working = self.deliveries.working.filter(|working| working.index == index);
+        if working.is_some_and(|working| working.passed_ms.is_some()) {
+            self.pass(index, now_ms);
+        } else if working.is_some() && self.role == Role::Serving && self.deliveries.passing != Some(index) {
+            self.deliveries.passing = Some(index);
+            self.propose(Entry::Proceed { index }, now_ms);
         }
         self.take_outputs(now_ms);
+    }
+
+    /// A server that does not say whether it is done is not waited for without end.
+    pub(super) fn passed_until_ms(&self) -> Option<u64> {
+        let passed_ms = self.deliveries.working?.passed_ms?;
+        Some(passed_ms + self.order.limits().answer_timeout_ms)
     }
 
     /// What keeps others waiting, or keeps the server from coming to a rest.
@@ -348,6 +370,11 @@ impl Replica {
             self.gap_ms = now_ms;
             self.actions.push_back(Action::ServerHangs);
         }
+        if self.passed_until_ms().is_some_and(|at_ms| now_ms >= at_ms)
+            && let Some(working) = self.deliveries.working
+        {
+            self.pass(working.index, now_ms);
+        }
         if self.passes_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
             return;
         }
@@ -367,6 +394,20 @@ impl Replica {
         if is_mutant!(self, ProceedIsForgotten) {
             return;
         }
+        let asks = self.protocol.asks_server() && self.role != Role::Serving;
+        if let Some(working) = &mut self.deliveries.working
+            && working.index == index
+            && asks
+            && !working.awaits_end
+        {
+            // What the server of the primary was done with this one may have to read still.
+            (working.passed_ms, working.ask_at_ms) = (Some(now_ms), now_ms);
+            return;
+        }
+        self.pass(index, now_ms);
+    }
+
+    fn pass(&mut self, index: u64, now_ms: u64) {
         if let Some(connection) = self.deliveries.pass(index)
             && let Some(questions) = self.questions.get_mut(&connection)
         {
@@ -379,8 +420,6 @@ impl Replica {
     /// and can be copied.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        // Where each connection is by itself, many may be worked on.
-        let is_serial = self.deliveries.delivery == Delivery::Serial;
-        self.deliveries.are_done() && (is_serial || self.questions.values().all(Questions::are_answered))
+        self.deliveries.are_done()
     }
 }

@@ -138,6 +138,8 @@ pub enum Action {
     AskServer {
         /// The entry about which it is.
         index: u64,
+        /// The last of what was given is of this client.
+        connection: ConnectionId,
     },
     /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits; or too much of that waits. This node
     /// should not be a member.
@@ -281,6 +283,12 @@ impl Replica {
         self.role == Role::Serving
     }
 
+    /// Whether this node was told last that no other one may serve.
+    #[must_use]
+    pub fn has_lease(&self) -> bool {
+        self.has_lease
+    }
+
     /// Whether no other node may serve in this view, or a later one ([`Lease::may_serve`](crate::Lease::may_serve)). A primary without the
     /// lease says nothing to clients, and takes over again when it has it again.
     pub fn handle_lease(&mut self, has_lease: bool, now_ms: u64) {
@@ -348,6 +356,7 @@ impl Replica {
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
         let differs_at_ms = self.missed.values().min().map(|at_ms| at_ms + MISSED_MS);
         let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), self.asks_at_ms(), differs_at_ms];
+        let deliveries = deliveries.into_iter().chain([self.passed_until_ms()]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 

@@ -392,6 +392,7 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
         .map(|number| {
             let connecting = || TcpStream::connect_timeout(&machines.portal, PATIENCE);
             let mut stream = machines.client.enter(connecting).unwrap().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
             stream.write_all(format!("blpop queue{number} 0\r\n").as_bytes()).unwrap();
             stream
         })

@@ -254,7 +254,7 @@ impl Node {
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
-                Action::AskServer { index } => self.asked.push(index),
+                Action::AskServer { index, .. } => self.asked.push(index),
                 Action::Outdated => self.outdated = true,
                 Action::TooFar { .. }
                 | Action::Lags { .. }
