@@ -13,7 +13,12 @@ pub struct ConnectionId(pub u64);
 pub enum Entry {
     /// A client's SYN was answered: there is a connection, and its number is the index of this entry. The answer leaves when this
     /// is stable.
-    Open(Handshake),
+    Open {
+        /// How it began.
+        handshake: Handshake,
+        /// When, by the primary's clock: a node that joins hears of it late.
+        at_ms: u64,
+    },
     /// Bytes from a client.
     Data {
         /// Of which connection.

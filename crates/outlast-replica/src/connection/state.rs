@@ -35,6 +35,8 @@ pub(crate) struct Connection {
     pub(crate) is_accepted: bool,
     /// At the primary: another one has had it before, and this node has made it again.
     pub(crate) is_restored: bool,
+    /// In the view of this epoch.
+    pub(crate) restored_epoch: u64,
     /// Until then packets of its client may tell of answers that only the node before has sent.
     pub(crate) ahead_until_ms: u64,
     pub(crate) input: Input,
@@ -99,6 +101,7 @@ impl Connection {
             is_server_closed: false,
             is_accepted: false,
             is_restored: false,
+            restored_epoch: 0,
             ahead_until_ms: 0,
             input: Input::default(),
             answers: Answers::default(),

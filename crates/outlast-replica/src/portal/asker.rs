@@ -13,8 +13,8 @@ use mio::net::TcpStream;
 use std::os::fd::AsFd;
 
 const QUESTION: &[u8] = b"PING\r\n";
-/// Where a password is wanted, that it is says as much.
-const ANSWERS: [&[u8]; 2] = [b"+PONG", b"-NOAUTH"];
+/// Where PING is refused, it was read as well.
+const ANSWERS: [&[u8]; 4] = [b"+PONG", b"-NOAUTH", b"-NOPERM", b"-MISCONF"];
 /// A longer answer is none.
 const LINE_BYTES_MAX: usize = 1024;
 

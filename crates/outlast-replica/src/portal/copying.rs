@@ -147,11 +147,12 @@ impl Machine {
     fn reset_untold(&mut self, untold: &[ConnectionId]) {
         let now_ms = self.now_ms();
         for connection in untold {
-            tracing::warn!(
-                client = self.client_of(*connection),
-                "the state of a connection cannot be told to another server: it is reset, so that a node can join"
-            );
-            self.replica.handle_abort(*connection, now_ms);
+            if self.replica.handle_abort(*connection, now_ms) {
+                tracing::warn!(
+                    client = self.client_of(*connection),
+                    "the state of a connection cannot be told to another server: it is reset, so that a node can join"
+                );
+            }
         }
     }
 
@@ -210,10 +211,11 @@ impl Machine {
     }
 
     /// The server has the data of this snapshot.
-    pub(super) fn join(&mut self, mut snapshot: Snapshot, at: Instant, view: View) -> io::Result<()> {
+    pub(super) fn join(&mut self, snapshot: &Snapshot, at: Instant, view: View) -> io::Result<()> {
         self.reset();
         // It may have taken long to give the server the data.
-        snapshot.grow_older(u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX));
+        let made_ms =
+            self.now_ms().saturating_sub(u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX));
         let newest = self.newest_view.take().filter(|newest| newest.epoch > view.epoch);
         let view = newest.unwrap_or(view);
         // Under the same number it was another one, which others may have waited for.
@@ -224,7 +226,7 @@ impl Machine {
         }
         let settings = &self.settings;
         let how = (settings.delivery, settings.protocol);
-        self.replica = Replica::join(settings.me, &snapshot, view, settings.limits, how, self.now_ms());
+        self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, made_ms);
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
         self.known.joins_tried += 1;

@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const WAKER: Token = Token(0);
 const QUEUE: Token = Token(1);
@@ -37,7 +37,7 @@ const LISTENER: Token = Token(2);
 pub(super) const ASKER: Token = Token(3);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
-/// Clocks of nodes begin here: a node that joins knows connections that are older than itself.
+/// A machine whose clock was never set begins here.
 const CLOCK_BEGINS_MS: u64 = 1 << 40;
 /// Clients that wait to be accepted: as many as Linux allows by default.
 const BACKLOG: i32 = 4096;
@@ -88,6 +88,8 @@ pub struct Machine {
     facts: Arc<Mutex<Facts>>,
     pub(super) known: Facts,
     begun: Instant,
+    /// What the time of day was then: clocks of nodes are about the same, and a node that joins knows connections that are older than itself.
+    clock_begun_ms: u64,
     next_token: usize,
     pub(super) by_token: BTreeMap<Token, ConnectionId>,
     pub(super) announce_at: Option<Instant>,
@@ -174,6 +176,10 @@ impl Machine {
             facts,
             known: Facts::default(),
             begun: Instant::now(),
+            clock_begun_ms: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(CLOCK_BEGINS_MS, |since| u64::try_from(since.as_millis()).unwrap_or(CLOCK_BEGINS_MS))
+                .max(CLOCK_BEGINS_MS),
             next_token: FIRST,
             by_token: BTreeMap::new(),
             announce_at: None,
@@ -184,9 +190,9 @@ impl Machine {
         Ok((machine, handle))
     }
 
-    /// In milliseconds since the node began.
+    /// The time of day at which this node began, in milliseconds, and what has passed since. It never goes back.
     pub(super) fn now_ms(&self) -> u64 {
-        CLOCK_BEGINS_MS + u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX / 2)
+        self.clock_begun_ms + u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX / 2)
     }
 
     /// How this connection is made again.
@@ -244,7 +250,7 @@ impl Machine {
         let timeout = self
             .replica
             .poll_timeout()
-            .map(|at_ms| self.begun + Duration::from_millis(at_ms.saturating_sub(CLOCK_BEGINS_MS)));
+            .map(|at_ms| self.begun + Duration::from_millis(at_ms.saturating_sub(self.clock_begun_ms)));
         let peers = self.peers.connect(self.poll.registry(), now);
         let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
         let lease = self.replica.order().is_primary().then(|| {
@@ -289,7 +295,7 @@ impl Machine {
                 Command::Copy(node, rests) => self.begin_copy(node, rests),
                 Command::Copied(taken) => self.end_copy(taken),
                 Command::Reset => self.reset(),
-                Command::Join(snapshot, at, view) => self.join(*snapshot, at, view)?,
+                Command::Join(snapshot, at, view) => self.join(&snapshot, at, view)?,
                 Command::Stop => self.ends = true,
             }
         }

@@ -146,6 +146,11 @@ impl Questions {
         }
     }
 
+    /// So many bytes have come of a request that is not whole.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        if let Self::Redis(of) = self { of.session.partial_bytes() } else { 0 }
+    }
+
     /// The server is given this.
     pub(crate) fn ask(&mut self, bytes: &[u8]) {
         match self {

@@ -63,6 +63,11 @@ impl Session {
         session
     }
 
+    /// Of a request that has not come as a whole; no more than is kept.
+    pub(crate) fn partial_bytes(&self) -> usize {
+        self.partial.len()
+    }
+
     /// How it is brought about at another server; none: it cannot be.
     pub(crate) fn resume(&self) -> Option<Resume> {
         if self.is_untold || self.watches || self.queued_is_long || self.partial_is_long {

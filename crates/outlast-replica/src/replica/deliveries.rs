@@ -177,6 +177,8 @@ impl Replica {
         let Waiting { index, connection, action, .. } = next;
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
+        let before = self.deliveries.working.filter(|working| working.connection == connection);
+        let mut length = before.map_or(0, |working| working.bytes);
         let (waits, awaits_end) = match &action {
             Action::ToServer { bytes, .. } => {
                 let protocol = self.protocol;
@@ -184,6 +186,11 @@ impl Replica {
                     .questions
                     .entry(connection)
                     .or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
+                if before.is_some_and(|working| working.passed_ms.is_some()) {
+                    // What comes behind is not asked together with that.
+                    questions.pass();
+                }
+                length = length.max(questions.partial_bytes()) + bytes.len();
                 questions.ask(bytes);
                 (!has_ended && !questions.are_answered(), false)
             }
@@ -204,14 +211,18 @@ impl Replica {
             }
             self.deliveries.end_work(connection);
         }
-        let before = self.deliveries.working.filter(|working| working.connection == connection);
-        let bytes = before.map_or(0, |working| working.bytes)
-            + if let Action::ToServer { bytes, .. } = &action { bytes.len() } else { 0 };
         self.actions.push_back(action);
         if waits && (!is_passed || passed_ms.is_some()) {
             let (since_ms, ask_at_ms) = (now_ms, now_ms + ASK_AFTER_MS);
-            self.deliveries.working =
-                Some(Working { connection, index, since_ms, awaits_end, bytes, ask_at_ms, passed_ms });
+            self.deliveries.working = Some(Working {
+                connection,
+                index,
+                since_ms,
+                awaits_end,
+                bytes: length,
+                ask_at_ms,
+                passed_ms,
+            });
         }
     }
 

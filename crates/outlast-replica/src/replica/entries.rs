@@ -29,9 +29,10 @@ impl Replica {
     pub(super) fn deliver(&mut self, index: u64, entry: Entry, now_ms: u64) {
         self.worked_on = index;
         match entry {
-            Entry::Open(handshake) => {
+            Entry::Open { handshake, at_ms } => {
                 let connection = ConnectionId(index);
-                let new = || Connection::new(handshake, true, now_ms);
+                let opened_at_ms = self.opened_at_ms(at_ms, now_ms);
+                let new = || Connection::new(handshake, true, opened_at_ms);
                 self.connections.entry(connection).or_insert_with(new).is_open = true;
                 // The client may have begun again meanwhile, and the newer one is not stable yet.
                 let newest = self.by_ends.entry(handshake.ends).or_insert(connection);

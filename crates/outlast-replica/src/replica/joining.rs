@@ -39,22 +39,12 @@ impl Holding {
 pub struct Snapshot {
     /// Of the last entry that the server had worked off.
     pub index: u64,
+    /// When it was made, by the clock of the node that made it.
+    pub at_ms: u64,
     /// The connections that were open then.
     pub connections: Vec<Known>,
     /// Those that had ended not long before, and whose clients may not know, and for how long each had been open.
     pub closed: Vec<(LastAck, u64)>,
-}
-
-impl Snapshot {
-    /// So much time has passed since it was made.
-    pub fn grow_older(&mut self, by_ms: u64) {
-        for known in &mut self.connections {
-            known.age_ms = known.age_ms.saturating_add(by_ms);
-        }
-        for (_, age_ms) in &mut self.closed {
-            *age_ms = age_ms.saturating_add(by_ms);
-        }
-    }
 }
 
 /// A connection that is older than a snapshot.
@@ -85,8 +75,8 @@ pub struct Known {
 }
 
 impl Replica {
-    /// A node that has restored this snapshot. It catches up, until the primary [promotes](Self::promote) it; its server is given nothing new
-    /// before [`handle_resumed`](Self::handle_resumed).
+    /// A node that has restored this snapshot, which was made at `made_ms` by this node's clock. It catches up, until the primary
+    /// [promotes](Self::promote) it; its server is given nothing new before [`handle_resumed`](Self::handle_resumed).
     #[must_use]
     pub fn join(
         me: NodeId,
@@ -94,14 +84,14 @@ impl Replica {
         view: View,
         limits: Limits,
         (delivery, protocol): (Delivery, Protocol),
-        now_ms: u64,
+        made_ms: u64,
     ) -> Self {
         let mut replica = Self::after(Order::new(me, snapshot.index, view, limits)).with(delivery, protocol);
         for known in &snapshot.connections {
             let (connection, ends) = (known.connection, known.handshake.ends);
             let newest = replica.by_ends.entry(ends).or_insert(connection);
             *newest = connection.max(*newest);
-            replica.connections.insert(connection, Connection::known(known, now_ms));
+            replica.connections.insert(connection, Connection::known(known, made_ms));
             replica.resume_server(connection, known.produced, known.resume.as_ref());
             if known.ended && known.resume.is_some() {
                 replica.actions.push_back(Action::EndToServer { connection });
@@ -110,10 +100,20 @@ impl Replica {
         // A message to subscribers would else be lost, if one of them is not there yet.
         replica.holding = Some(Holding { resumes: true, ..Holding::default() });
         for (last_ack, age_ms) in &snapshot.closed {
-            let opened_at_ms = now_ms.saturating_sub(*age_ms);
-            replica.closed.remember(LastAck { opened_at_ms, ..*last_ack }, now_ms);
+            let opened_at_ms = made_ms.saturating_sub(*age_ms);
+            replica.closed.remember(LastAck { opened_at_ms, ..*last_ack }, made_ms);
         }
+        replica.late = Some((snapshot.at_ms, made_ms));
         replica
+    }
+
+    /// When a connection was opened, by this node's clock: one that joins hears of it late. Clocks of two primaries may differ, so the time
+    /// is no earlier than the snapshot, and no later than now.
+    pub(super) fn opened_at_ms(&self, at_ms: u64, now_ms: u64) -> u64 {
+        let opened = self.late.map(|(snapshot_ms, made_ms)| {
+            made_ms.saturating_add(at_ms.saturating_sub(snapshot_ms)).min(now_ms)
+        });
+        opened.unwrap_or(now_ms)
     }
 
     /// From now on the server of this node gets nothing that becomes stable, nor does any client hear of that: so it comes to an end with what
@@ -202,18 +202,20 @@ impl Replica {
             let age_ms = now_ms.saturating_sub(last.opened_at_ms);
             (LastAck { opened_at_ms: 0, ..last }, age_ms)
         });
-        Snapshot { index, connections: connections.collect(), closed: closed.collect() }
+        Snapshot { index, at_ms: now_ms, connections: connections.collect(), closed: closed.collect() }
     }
 
     /// At the primary: ends a connection on all nodes, with a reset for its client.
-    pub fn handle_abort(&mut self, connection: ConnectionId, now_ms: u64) {
+    /// Whether that is new.
+    pub fn handle_abort(&mut self, connection: ConnectionId, now_ms: u64) -> bool {
         let serves = self.is_serving();
         let state =
             self.connections.get_mut(&connection).filter(|state| serves && !state.answers.abort_proposed);
-        let Some(state) = state else { return };
+        let Some(state) = state else { return false };
         state.answers.abort_proposed = true;
         self.propose(Entry::Abort { connection }, now_ms);
         self.take_outputs(now_ms);
+        true
     }
 
     /// At the primary: a node is about to begin with a snapshot ([`Order::expect`]).

@@ -217,6 +217,8 @@ pub struct Replica {
     holding: Option<Holding>,
     /// Index of the last entry that was worked on here.
     worked_on: u64,
+    /// Since this node has begun with a snapshot, until it is a member: when that was made, by the clocks of the node that made it, and of this one.
+    late: Option<(u64, u64)>,
     /// Connections that the portal's kernel has not accepted yet, and when each is given up, oldest first.
     unaccepted: VecDeque<(u64, ConnectionId)>,
     actions: VecDeque<Action>,
@@ -264,6 +266,7 @@ impl Replica {
             gap_ms: 0,
             holding: None,
             worked_on,
+            late: None,
             unaccepted: VecDeque::new(),
             actions: VecDeque::new(),
             #[cfg(test)]
@@ -310,6 +313,9 @@ impl Replica {
         let skips = view.epoch > self.order.view().epoch + 1;
         self.release(now_ms);
         self.order.handle_view(view);
+        if self.order.view().has(self.order.me()) {
+            self.late = None;
+        }
         if skips {
             self.step_down();
         }

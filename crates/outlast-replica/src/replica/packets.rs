@@ -208,7 +208,7 @@ impl Replica {
             }
         }
         // Where there is no room the kernel, or the client, repeats it.
-        let Ok(index) = self.order.propose(Entry::Open(handshake), now_ms) else { return };
+        let Ok(index) = self.order.propose(Entry::Open { handshake, at_ms: now_ms }, now_ms) else { return };
         self.opening.remove(at);
         let connection = ConnectionId(index);
         self.connections.insert(connection, Connection::new(handshake, false, now_ms));

@@ -37,7 +37,7 @@ pub struct Restore<'a> {
     pub syn_ack: Option<Handshake>,
     /// For so long the connection has been open, about: timestamps have to be ahead of all that were sent.
     pub age_ms: u64,
-    /// Of the view: what was sent in earlier ones was sent by clocks of others.
+    /// Of the view in which this node has restored it: what was sent in earlier ones was sent by clocks of others.
     pub epoch: u64,
 }
 
@@ -130,7 +130,11 @@ impl Replica {
             is_aborted: state.is_aborted,
             syn_ack: nothing_came.then_some(*handshake),
             age_ms: now_ms.saturating_sub(state.opened_at_ms),
-            epoch: self.order.view().epoch,
+            epoch: if self.role == Role::Serving && state.is_restored {
+                state.restored_epoch
+            } else {
+                self.order.view().epoch
+            },
         })
     }
 
@@ -143,6 +147,7 @@ impl Replica {
         let resent_bytes_max = self.order.limits().resent_bytes_max;
         for connection in self.connections() {
             let Some(state) = self.connections.get_mut(&connection) else { continue };
+            state.restored_epoch = epoch;
             (state.is_restored, state.is_accepted) = (true, true);
             state.ahead_until_ms = now_ms + AHEAD_MS;
             state.restored(resent_bytes_max);

@@ -3,10 +3,10 @@
 
 use super::{Action, PacketId, Replica};
 use crate::connection::{Direction, Ends, Flags, InitialSequence, Segment, SynOptions};
-use crate::entry::ConnectionId;
+use crate::entry::{ConnectionId, Entry};
 use crate::mutant::Mutant;
 use crate::view::{NodeId, View};
-use crate::{Delivery, Limits, Message, Protocol};
+use crate::{Delivery, Handshake, Limits, Message, Ordered, Protocol};
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -409,15 +409,28 @@ fn a_request_without_an_answer_is_passed_on_all_nodes_when_others_wait() {
 }
 
 #[test]
-fn a_connection_is_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
+fn connections_are_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
     let mut group = Group::new(2, None);
-    let connection = group.open(1);
+    let before = group.open(1);
     group.settle();
-    let mut snapshot = group.node(1).snapshot(5_000);
-    snapshot.grow_older(4_000);
-    let (begun_ms, how) = (1 << 40, (Delivery::Serial, Protocol::Raw));
+    group.now_ms = 5_000;
+    let snapshot = group.node(1).snapshot(5_000);
+    let ends = Ends { client: "10.0.0.9:40001".parse().unwrap(), ..ends() };
+    group.now_ms = 6_500;
+    let handshake = group.node(1).restore(before, 0).unwrap().syn_ack.unwrap();
+    let meanwhile = Entry::Open { handshake: Handshake { ends, ..handshake }, at_ms: 6_500 };
+    // It hears of that 2.5 s later, by a clock of its own.
+    let (made_ms, now_ms, how) = (1 << 40, (1 << 40) + 4_000, (Delivery::Serial, Protocol::Raw));
     let view = View { epoch: 1, primary: NodeId(1), members: vec![NodeId(1), NodeId(2)] };
-    let joined = Replica::join(NodeId(3), &snapshot, view, Limits::default(), how, begun_ms);
-    let age_ms = |replica: &Replica, now_ms| replica.restore(connection, now_ms).unwrap().age_ms;
-    assert_eq!(age_ms(&joined, begun_ms + 7), age_ms(group.node(1), 9_007));
+    let mut joined = Replica::join(NodeId(3), &snapshot, view, Limits::default(), how, made_ms);
+    joined.handle_resumed(now_ms);
+    joined.handle_linked(NodeId(1), now_ms);
+    let index = snapshot.index;
+    joined.handle_message(NodeId(1), Message::Start { epoch: 1, stable: index }, now_ms);
+    let entries = vec![Ordered { epoch: 1, entry: meanwhile }];
+    let message = Message::Entries { epoch: 1, first: index + 1, entries, stable: index + 1 };
+    joined.handle_message(NodeId(1), message, now_ms);
+    let age_ms = |connection| joined.restore(connection, now_ms).unwrap().age_ms;
+    assert_eq!(age_ms(ConnectionId(index + 1)), 2_500);
+    assert_eq!(age_ms(before), group.node(1).restore(before, 9_000).unwrap().age_ms);
 }

@@ -33,9 +33,10 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
         out.extend(connection.0.to_be_bytes());
     };
     match entry {
-        Entry::Open(handshake) => {
+        Entry::Open { handshake, at_ms } => {
             out.push(OPEN);
             encode_handshake(handshake, out);
+            out.extend(at_ms.to_be_bytes());
         }
         Entry::Data { connection, offset, said, bytes } => {
             of(out, DATA, connection);
@@ -67,7 +68,7 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
 pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     let kind = reader.u8()?;
     match kind {
-        OPEN => return Ok(Entry::Open(parse_handshake(reader)?)),
+        OPEN => return Ok(Entry::Open { handshake: parse_handshake(reader)?, at_ms: reader.u64()? }),
         NO_OP => return Ok(Entry::NoOp),
         PROCEED => return Ok(Entry::Proceed { index: reader.u64()? }),
         _ => {}

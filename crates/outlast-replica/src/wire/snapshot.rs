@@ -18,6 +18,7 @@ const RESUMES: u8 = 16;
 /// Appends it.
 pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
     out.extend(snapshot.index.to_be_bytes());
+    out.extend(snapshot.at_ms.to_be_bytes());
     out.extend(count_of(snapshot.connections.len()));
     for known in &snapshot.connections {
         encode_known(known, out);
@@ -42,6 +43,7 @@ pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
     if index > u64::MAX / 2 {
         return Err(NoMessage::Value);
     }
+    let at_ms = reader.u64()?;
     let (mut connections, mut closed) = (Vec::new(), Vec::new());
     for _ in 0..reader.u32()? {
         connections.push(parse_known(&mut reader)?);
@@ -54,7 +56,7 @@ pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
     if !reader.is_empty() {
         return Err(NoMessage::Length);
     }
-    Ok(Snapshot { index, connections, closed })
+    Ok(Snapshot { index, at_ms, connections, closed })
 }
 
 fn count_of(count: usize) -> [u8; 4] {

@@ -30,8 +30,11 @@ fn entries() -> Vec<Entry> {
         timestamp: Some(u32::MAX),
     };
     vec![
-        Entry::Open(handshake(("10.0.0.1:80", "10.0.0.9:40000"), SynOptions::default())),
-        Entry::Open(handshake(("[fd00::1]:443", "[2001:db8::9]:65535"), all)),
+        Entry::Open {
+            handshake: handshake(("10.0.0.1:80", "10.0.0.9:40000"), SynOptions::default()),
+            at_ms: 0,
+        },
+        Entry::Open { handshake: handshake(("[fd00::1]:443", "[2001:db8::9]:65535"), all), at_ms: 1 << 42 },
         Entry::Data { connection, offset: 1 << 40, said: 1 << 41, bytes: b"GET /"[..].into() },
         Entry::Data { connection, offset: 0, said: 0, bytes: (&[][..]).into() },
         Entry::Fin { connection },
@@ -139,8 +142,8 @@ fn snapshots() -> Vec<(&'static str, Snapshot)> {
     let closed = vec![(LastAck { handshake, sequence: 1, ack: 2, opened_at_ms: 0 }, 77)];
     let connections = vec![known(7, Some(resume)), known(8, Some(Resume::default())), known(9, None)];
     vec![
-        ("nothing", Snapshot { index: 0, connections: Vec::new(), closed: Vec::new() }),
-        ("all", Snapshot { index: u64::MAX / 2, connections, closed }),
+        ("nothing", Snapshot { index: 0, at_ms: 0, connections: Vec::new(), closed: Vec::new() }),
+        ("all", Snapshot { index: u64::MAX / 2, at_ms: 1 << 41, connections, closed }),
     ]
 }
 
