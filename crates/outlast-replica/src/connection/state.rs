@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) handshake: Handshake,
-    /// When the entry that opens it came to this node: its timestamps are reckoned from there.
+    /// When it was opened, or the entry that says so came to this node: its timestamps are reckoned from there.
     pub(crate) opened_at_ms: u64,
     /// The entry that opens it is stable.
     pub(crate) is_open: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Connection {
     pub(crate) is_accepted: bool,
     /// At the primary: another one has had it before, and this node has made it again.
     pub(crate) is_restored: bool,
-    /// In the view of this epoch.
+    /// It did so in the view of this epoch.
     pub(crate) restored_epoch: u64,
     /// Until then packets of its client may tell of answers that only the node before has sent.
     pub(crate) ahead_until_ms: u64,

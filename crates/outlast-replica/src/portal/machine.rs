@@ -37,7 +37,7 @@ const LISTENER: Token = Token(2);
 pub(super) const ASKER: Token = Token(3);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
-/// A machine whose clock was never set begins here.
+/// The clock of a machine that was never set begins here.
 const CLOCK_BEGINS_MS: u64 = 1 << 40;
 /// Clients that wait to be accepted: as many as Linux allows by default.
 const BACKLOG: i32 = 4096;

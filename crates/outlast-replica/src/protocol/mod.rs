@@ -179,6 +179,11 @@ impl Questions {
         }
     }
 
+    /// Whether something was passed that has not been answered.
+    pub(crate) fn owes(&self) -> bool {
+        if let Self::Redis(of) = self { of.owed > 0 } else { false }
+    }
+
     /// Whether the server has nothing left to answer.
     pub(crate) fn are_answered(&self) -> bool {
         match self {

@@ -15,6 +15,8 @@ use crate::{Limits, Order, Weigh};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+/// Longer than a primary holds anything back.
+const EARLIER_MS_MAX: u64 = 15_000;
 /// Clients are not read any more when this part of what the log may hold waits.
 const HELD_PART: usize = 4;
 
@@ -107,11 +109,13 @@ impl Replica {
         replica
     }
 
-    /// When a connection was opened, by this node's clock: one that joins hears of it late. Clocks of two primaries may differ, so the time
-    /// is no earlier than the snapshot, and no later than now.
+    /// When a connection was opened, by this node's clock: one that joins hears of it late. It may have been while the primary held all back for
+    /// the snapshot. Clocks of two primaries may differ, so the time is not much earlier than that, and no later than now.
     pub(super) fn opened_at_ms(&self, at_ms: u64, now_ms: u64) -> u64 {
         let opened = self.late.map(|(snapshot_ms, made_ms)| {
-            made_ms.saturating_add(at_ms.saturating_sub(snapshot_ms)).min(now_ms)
+            let earlier_ms = snapshot_ms.saturating_sub(at_ms).min(EARLIER_MS_MAX);
+            let later_ms = at_ms.saturating_sub(snapshot_ms);
+            made_ms.saturating_sub(earlier_ms).saturating_add(later_ms).min(now_ms)
         });
         opened.unwrap_or(now_ms)
     }

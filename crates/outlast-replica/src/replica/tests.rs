@@ -418,7 +418,7 @@ fn connections_are_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
     let ends = Ends { client: "10.0.0.9:40001".parse().unwrap(), ..ends() };
     group.now_ms = 6_500;
     let handshake = group.node(1).restore(before, 0).unwrap().syn_ack.unwrap();
-    let meanwhile = Entry::Open { handshake: Handshake { ends, ..handshake }, at_ms: 6_500 };
+    let open = |at_ms| Entry::Open { handshake: Handshake { ends, ..handshake }, at_ms };
     // It hears of that 2.5 s later, by a clock of its own.
     let (made_ms, now_ms, how) = (1 << 40, (1 << 40) + 4_000, (Delivery::Serial, Protocol::Raw));
     let view = View { epoch: 1, primary: NodeId(1), members: vec![NodeId(1), NodeId(2)] };
@@ -427,10 +427,11 @@ fn connections_are_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
     joined.handle_linked(NodeId(1), now_ms);
     let index = snapshot.index;
     joined.handle_message(NodeId(1), Message::Start { epoch: 1, stable: index }, now_ms);
-    let entries = vec![Ordered { epoch: 1, entry: meanwhile }];
-    let message = Message::Entries { epoch: 1, first: index + 1, entries, stable: index + 1 };
+    // One while the server was at rest, and one after that.
+    let entries = vec![Ordered { epoch: 1, entry: open(4_000) }, Ordered { epoch: 1, entry: open(6_500) }];
+    let message = Message::Entries { epoch: 1, first: index + 1, entries, stable: index + 2 };
     joined.handle_message(NodeId(1), message, now_ms);
     let age_ms = |connection| joined.restore(connection, now_ms).unwrap().age_ms;
-    assert_eq!(age_ms(ConnectionId(index + 1)), 2_500);
+    assert_eq!([1, 2].map(|number| age_ms(ConnectionId(index + number))), [5_000, 2_500]);
     assert_eq!(age_ms(before), group.node(1).restore(before, 9_000).unwrap().age_ms);
 }
