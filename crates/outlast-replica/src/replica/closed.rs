@@ -63,6 +63,14 @@ impl Closed {
         self.known.values().copied()
     }
 
+    /// An acknowledgement, and nothing else, that comes when all is over: nobody needs it, and a kernel that does not know the connection would
+    /// answer with a reset.
+    pub(super) fn is_late_ack(&self, segment: &Segment) -> bool {
+        let flags = segment.flags;
+        let is_bare = !flags.syn && !flags.rst && !flags.fin && segment.payload_bytes == 0;
+        is_bare && self.known.contains_key(&segment.ends)
+    }
+
     /// The answer to a client that has not heard that all is over.
     pub(super) fn answer(&self, segment: &Segment) -> Option<LastAck> {
         let last_ack = self.known.get(&segment.ends)?;

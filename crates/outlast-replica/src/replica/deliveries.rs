@@ -186,10 +186,6 @@ impl Replica {
                     .questions
                     .entry(connection)
                     .or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
-                if before.is_some_and(|working| working.passed_ms.is_some()) {
-                    // What comes behind is not asked together with that.
-                    questions.pass();
-                }
                 length = length.max(questions.partial_bytes()) + bytes.len();
                 questions.ask(bytes);
                 (!has_ended && !questions.are_answered(), false)

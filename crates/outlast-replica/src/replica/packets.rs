@@ -54,6 +54,9 @@ impl Replica {
             self.actions.push_back(Action::Acknowledge(last_ack));
             return Verdict::Drop;
         }
+        if connection.is_none() && self.closed.is_late_ack(segment) {
+            return Verdict::Drop;
+        }
         match connection {
             Some((connection, state))
                 if now_ms < state.ahead_until_ms

@@ -180,8 +180,12 @@ fn a_client_that_has_not_heard_of_its_end_is_answered_by_a_successor() {
             Action::Acknowledge(last_ack) => Some((last_ack.sequence, last_ack.ack)),
             _ => None,
         });
+        // An acknowledgement that has been under way for long is for nobody.
+        let late = group.packet(2, Direction::In, segment(CLIENT.number(1), SERVER.number(4), ACK));
+        let is_dropped = group.actions(2) == [Action::Verdict { packet: late, passes: false }];
         last_ack == Some((SERVER.number(4), CLIENT.number(1)))
             && actions.contains(&Action::Verdict { packet, passes: false })
+            && is_dropped
     });
 }
 

@@ -483,9 +483,10 @@ impl World {
         let out: Vec<NodeId> = self.nodes.values().filter(is_out).map(|node| node.me).collect();
         let mut back = if self.below(2) == 0 { self.pick(&out) } else { None };
         if let Some(node) = back {
-            // A node under its old number asks a primary, which knows whether others count on it.
-            let mut is_expected = false;
-            self.replica(donor, |donor, _| is_expected = donor.replica.expect(node).is_some())?;
+            // A node under its old number asks the primary of the newest view that it knows, which knows whether others count on it.
+            let newest = self.nodes.get(&node).and_then(|node| self.views.get(node.views - 1));
+            let mut is_expected = newest.is_some_and(|view| view.primary == donor);
+            self.replica(donor, |donor, _| is_expected &= donor.replica.expect(node).is_some())?;
             back = back.filter(|_| is_expected);
         }
         // It knows of the view without it, whatever the other one knows.
