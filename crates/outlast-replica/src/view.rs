@@ -30,6 +30,13 @@ impl View {
         self.members.contains(&node)
     }
 
+    /// At a node that knows this view: the node whose data it needs, if it is out. A node that has been a member before may be counted on by that
+    /// one alone, which knows it ([`Order::expect`](crate::Order::expect)); an earlier primary may have made it necessary and be dead.
+    #[must_use]
+    pub fn source_for(&self, node: NodeId) -> Option<NodeId> {
+        (!self.has(node) && self.has(self.primary)).then_some(self.primary)
+    }
+
     /// Whether this view may follow `before`. Consensus has to refuse all others.
     ///
     /// The primary has to have every stable entry, so it was a member before. Whoever is new has got all stable entries from the

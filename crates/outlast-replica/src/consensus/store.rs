@@ -202,7 +202,7 @@ impl RaftStateMachine<Types> for Views {
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<Types>>> {
-        // Made anew: a node that comes late gets it, and a leader that had none for it would end.
+        // Made again: a node that comes late gets it, and a leader that had none for it would end.
         match self.last {
             Some(_) => self.get_snapshot_builder().await.build_snapshot().await.map(Some),
             None => Ok(None),

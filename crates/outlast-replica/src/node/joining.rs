@@ -6,7 +6,7 @@ use crate::consensus::{Consensus, receive, send};
 use crate::copy::Copying;
 use crate::portal::copying::Joins;
 use crate::portal::machine::{Command, Handle};
-use crate::view::{NodeId, View};
+use crate::view::NodeId;
 use crate::wire;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
@@ -35,8 +35,8 @@ const SNAPSHOT_BYTES_MAX: u32 = 256 << 20;
 const END: u32 = 0;
 const FAILED: u32 = u32::MAX;
 const LOOK: Duration = Duration::from_millis(10);
-/// The portal's thread does what it is told within this time.
-const TOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The portal's thread does what it is asked for within this time.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
@@ -234,7 +234,7 @@ impl Shared {
         let mut last = String::new();
         loop {
             tokio::time::sleep(again).await;
-            if self.is_out().is_err() {
+            if self.source().is_err() {
                 again = AGAIN_MIN;
                 continue;
             }
@@ -254,47 +254,44 @@ impl Shared {
     pub(super) fn may_join(&self) -> Result<(), String> {
         let how =
             "it is not known how the server gets the data: --snapshot and --restore say so, at all nodes";
-        self.is_out().and_then(|_| self.copying.as_ref().ok_or_else(|| how.to_owned()))?;
+        self.source().and_then(|_| self.copying.as_ref().ok_or_else(|| how.to_owned()))?;
         let is_idle = self.joining.try_lock().is_ok();
         is_idle.then_some(()).ok_or_else(|| "this node is about to join already".to_owned())
     }
 
-    /// The view of which this node is no member, or why it cannot join.
-    fn is_out(&self) -> Result<View, String> {
+    /// The node whose data this one needs, or why it cannot join.
+    fn source(&self) -> Result<NodeId, String> {
         let is_witness = "a witness has no data, and needs none";
         self.machine.as_ref().ok_or(is_witness)?;
         let view = self.view().ok_or("there is no group yet")?;
-        if view.has(self.me) {
-            return Err("this node is a member already".to_owned());
-        }
+        let source = view.source_for(self.me).ok_or("this node is a member already")?;
         if !self.consensus.is_voter() {
             return Err("the group has not let this node in yet".to_owned());
         }
-        Ok(view)
+        Ok(source)
     }
 
     /// `one`: there is no other try meanwhile.
     async fn try_to_join(&self, one: OwnedMutexGuard<()>) -> Result<(), String> {
-        let view = self.is_out()?;
+        let source = self.source()?;
         let machine = self.machine.as_ref().ok_or("a witness has no data")?;
         let copying = self.copying.clone().ok_or("it is not known how the server gets the data")?;
         let members = self.consensus.members();
-        let from = self.name_of(view.primary, &members);
-        let address = members.get(&view.primary).map(|member| member.address.clone());
+        let from = self.name_of(source, &members);
+        let address = members.get(&source).map(|member| member.address.clone());
         let address = address.ok_or(
             "no node that runs has the data of the group: give all servers the data that you want, and start each node once with --new-group",
         )?;
         let tried = machine.facts().joins_tried;
         let mut decided = self.consensus.decided();
-        let is_same = move |now: &crate::consensus::Decided| {
-            now.view.as_ref().is_some_and(|now| now.primary == view.primary)
-        };
+        let is_same =
+            move |now: &crate::consensus::Decided| now.view.as_ref().is_some_and(|now| now.primary == source);
         let other_leads = async {
             let _ = decided.wait_for(|now| !is_same(now)).await;
         };
         let _one;
         tokio::select! {
-            copied = self.copy((&address, view.primary, &from), machine, copying, one) => _one = copied?,
+            copied = self.copy((&address, source, &from), machine, copying, one) => _one = copied?,
             () = other_leads => return Err("another node leads now: it is tried again with that one".to_owned()),
         }
         *self.joins.lock() = Joining::CatchesUp;
@@ -332,7 +329,7 @@ impl Shared {
         let at = Instant::now();
         tracing::info!(from, index = snapshot.index, "the server of this node gets a copy of the data");
         // Its connections of before end now, and not when it has the data.
-        self.is_out()?;
+        self.source()?;
         machine.tell(Command::Reset);
         // From now on it hears of views; it takes part in none before it has the data.
         self.takes_part.store(true, Ordering::Release);
@@ -340,7 +337,7 @@ impl Shared {
         let (pieces, ready) = mpsc::channel(PIECES);
         let restoring = blocking(move || {
             let mut pieces = Pieces { ready, piece: Vec::new(), at: 0, is_over: false };
-            // Who gives up does not end this thread: no other try begins before its end.
+            // When this try is given up, the thread goes on: no other try begins before its end.
             copying.restore(&mut pieces).map(|()| one)
         });
         let taking = async {
@@ -374,7 +371,7 @@ impl Shared {
                 *bytes += piece.len() as u64;
             }
             let is_end = piece.is_empty();
-            // Whoever takes them has ended, and says why.
+            // The thread that takes them has ended, and says why.
             if pieces.send(Ok(piece)).await.is_err() || is_end {
                 return Ok(());
             }
@@ -388,7 +385,7 @@ impl Shared {
                 tokio::time::sleep(LOOK).await;
             }
         };
-        timeout(TOLD_TIMEOUT, begins).await.map_err(|_| "the portal does not begin".to_owned())?;
+        timeout(BEGIN_TIMEOUT, begins).await.map_err(|_| "the portal does not begin".to_owned())?;
         while !self.is_member() {
             match machine.facts().joins {
                 Joins::Failed(why) => return Err(why),

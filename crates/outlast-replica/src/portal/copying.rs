@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 /// A server that has not answered all that it was given by then does not come to a rest: it is tried again later.
 const REST_WITHIN: Duration = Duration::from_secs(3);
-/// Connections whose state cannot be told to another server have so long to come into one that can. Then they are reset.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Connections whose state cannot be transferred to another server have so long to come into one that can. Then they are reset.
+const TRANSFERABLE_WITHIN: Duration = Duration::from_secs(2);
 /// Clients wait for a copy so long at the most.
 pub(crate) const HOLD_MAX: Duration = Duration::from_secs(10);
 /// Then all that are not in such a state are reset, however long they have been there.
@@ -22,7 +22,7 @@ const RESET_WITHIN: Duration = Duration::from_secs(5);
 /// Connections to the server of a node that joins are in their states by then.
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 
-/// Whoever wants a copy hears by this that the server rests, or why it does not.
+/// The node that wants a copy hears by this that the server rests, or why it does not.
 pub type Rests = oneshot::Sender<Result<(), String>>;
 /// And by this, when the data are those of this moment, what the other node has to know (PROTOCOL 12.8).
 pub type Taken = oneshot::Sender<Result<Vec<u8>, String>>;
@@ -34,7 +34,7 @@ pub(super) struct Copying {
     /// Since then nothing has gone on.
     held_at: Instant,
     /// Connections that are in the way, and since when.
-    untold: BTreeMap<ConnectionId, Instant>,
+    in_the_way: BTreeMap<ConnectionId, Instant>,
     stage: Stage,
 }
 
@@ -72,7 +72,7 @@ impl Machine {
                 self.copying = Some(Copying {
                     begun: now,
                     held_at: now,
-                    untold: BTreeMap::new(),
+                    in_the_way: BTreeMap::new(),
                     stage: Stage::Waits(rests),
                 });
                 self.replica.hold();
@@ -85,7 +85,7 @@ impl Machine {
     /// Looks whether the server rests.
     pub(super) fn go_on_with_copy(&mut self) {
         let now = Instant::now();
-        let Some(Copying { begun, held_at, mut untold, stage }) = self.copying.take() else { return };
+        let Some(Copying { begun, held_at, mut in_the_way, stage }) = self.copying.take() else { return };
         let is_serving = self.replica.is_serving();
         let rests = match stage {
             Stage::Rests if !self.replica.is_holding() => return,
@@ -96,7 +96,7 @@ impl Machine {
                 return self.release_all();
             }
             Stage::Rests => {
-                self.copying = Some(Copying { begun, held_at, untold, stage });
+                self.copying = Some(Copying { begun, held_at, in_the_way, stage });
                 return;
             }
             Stage::Waits(rests) => rests,
@@ -106,7 +106,7 @@ impl Machine {
             () if rests.is_closed() => Some("nobody waits for it"),
             () if held_at.elapsed() > REST_WITHIN => Some("its server is busy with what it was given"),
             () if begun.elapsed() > 2 * RESET_WITHIN => {
-                Some("there are always connections whose state cannot be told to another server")
+                Some("there are always connections whose state cannot be transferred to another server")
             }
             () => None,
         };
@@ -122,35 +122,35 @@ impl Machine {
             held_at = now;
         }
         if self.replica.is_settled() {
-            let now_untold = self.replica.untold();
-            if now_untold.is_empty() {
-                self.copying = Some(Copying { begun, held_at, untold, stage: Stage::Rests });
+            let now_in_the_way = self.replica.not_transferable();
+            if now_in_the_way.is_empty() {
+                self.copying = Some(Copying { begun, held_at, in_the_way, stage: Stage::Rests });
                 let _ = rests.send(Ok(()));
                 return;
             }
             self.release_all();
-            untold.retain(|connection, _| now_untold.contains(connection));
-            let since = |connection| (connection, untold.get(&connection).copied().unwrap_or(now));
-            untold = now_untold.into_iter().map(since).collect();
+            in_the_way.retain(|connection, _| now_in_the_way.contains(connection));
+            let since = |connection| (connection, in_the_way.get(&connection).copied().unwrap_or(now));
+            in_the_way = now_in_the_way.into_iter().map(since).collect();
             // Where many come and go, there may never be a moment without any.
             let all = begun.elapsed() > RESET_WITHIN;
-            let late: Vec<ConnectionId> = untold
+            let late: Vec<ConnectionId> = in_the_way
                 .iter()
-                .filter(|(_, since)| all || since.elapsed() > TOLD_WITHIN)
+                .filter(|(_, since)| all || since.elapsed() > TRANSFERABLE_WITHIN)
                 .map(|(connection, _)| *connection)
                 .collect();
-            self.reset_untold(&late);
+            self.reset_connections(&late);
         }
-        self.copying = Some(Copying { begun, held_at, untold, stage: Stage::Waits(rests) });
+        self.copying = Some(Copying { begun, held_at, in_the_way, stage: Stage::Waits(rests) });
     }
 
-    fn reset_untold(&mut self, untold: &[ConnectionId]) {
+    fn reset_connections(&mut self, in_the_way: &[ConnectionId]) {
         let now_ms = self.now_ms();
-        for connection in untold {
+        for connection in in_the_way {
             if self.replica.handle_abort(*connection, now_ms) {
                 tracing::warn!(
                     client = self.client_of(*connection),
-                    "the state of a connection cannot be told to another server: it is reset, so that a node can join"
+                    "the state of a connection cannot be transferred to another server: it is reset, so that a node can join"
                 );
             }
         }
@@ -170,7 +170,7 @@ impl Machine {
         }
         // What the server has said unasked belongs to the time before.
         self.read_servers();
-        if !self.replica.is_settled() || !self.replica.untold().is_empty() {
+        if !self.replica.is_settled() || !self.replica.not_transferable().is_empty() {
             self.release_all();
             let _ = taken.send(Err("its server has gone on meanwhile".to_owned()));
             return;

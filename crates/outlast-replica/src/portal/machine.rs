@@ -16,7 +16,7 @@ use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{Action, Delivery, PacketId, Replica, Restore};
+use crate::replica::{Delivery, PacketId, Replica, Restore};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
@@ -28,7 +28,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const WAKER: Token = Token(0);
@@ -55,7 +55,7 @@ pub struct Machine {
     pub(super) raw: Raw,
     lease: LeaseCheck,
     /// What becomes of packets, until the kernel is told.
-    verdicts: Vec<(u32, Verdict)>,
+    pub(super) verdicts: Vec<(u32, Verdict)>,
     pub(super) clients: BTreeMap<ConnectionId, Client>,
     pub(super) servers: BTreeMap<ConnectionId, Server>,
     pub(super) server: SocketAddr,
@@ -85,7 +85,7 @@ pub struct Machine {
     pub(super) portal: Portal,
     pub(super) peers: Peers,
     commands: Receiver<Command>,
-    facts: Arc<Mutex<Facts>>,
+    pub(super) facts: Arc<Mutex<Facts>>,
     pub(super) known: Facts,
     begun: Instant,
     /// What the time of day was then: clocks of nodes are about the same, and a node that joins knows connections that are older than itself.
@@ -316,8 +316,7 @@ impl Machine {
         self.accept();
         if self.looked_at.elapsed() >= LOOK {
             self.looked_at = Instant::now();
-            let positions = self.replica.is_serving().then(|| self.replica.order().positions().collect());
-            self.known.acked = positions.unwrap_or_default();
+            self.note_positions();
             self.dirty_clients.extend(self.watched.iter().copied());
         }
         if self.server_looked_at.elapsed() >= LOOK_AT_SERVER && self.replica.order().view().epoch > 0 {
@@ -450,75 +449,6 @@ impl Machine {
                 // The kernel had it whole before this node stopped to serve.
                 tracing::error!(%error, "a client may hear that its connection has ended here");
             }
-        }
-    }
-
-    /// Does what the core has decided.
-    pub(super) fn act(&mut self) -> io::Result<()> {
-        while let Some(action) = self.replica.poll_action() {
-            match action {
-                Action::Send { to, message } => self.peers.send(to, &message),
-                Action::Verdict { packet, passes } => {
-                    let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
-                    self.verdicts.push((packet.0, verdict));
-                }
-                Action::ConnectServer { connection } => self.connect_server(connection),
-                Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
-                Action::AskServer { index, connection } => self.ask_server(index, connection),
-                Action::Outdated => {
-                    self.join_fails("the others have gone on, and no longer keep what it lacks")
-                }
-                Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
-                Action::EndToServer { connection } => self.end_to_server(connection),
-                Action::CloseServer { connection } => self.close_server(connection),
-                Action::ClientReady { connection } => self.feed_client(connection),
-                Action::ResetClient { connection } => self.reset_client(connection),
-                Action::AnswerSyn { connection } => self.send_raw(|machine| {
-                    machine.restore(connection).map_or(Ok(()), |restore| machine.raw.answer_syn(&restore))
-                }),
-                Action::AskSent { connection } => {
-                    let sent = self.clients.get(&connection).map_or(0, Client::sent);
-                    self.replica.handle_sent(connection, sent);
-                }
-                Action::RestoreAgain { connection } => self.restore_again(connection),
-                Action::Acknowledge(last_ack) => {
-                    let epoch = self.replica.order().view().epoch;
-                    self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms(), epoch));
-                }
-                Action::TakeOver { epoch } => self.take_over(epoch)?,
-                Action::Fence => self.fence(),
-                Action::Excluded { .. } => self.known.is_excluded = true,
-                Action::TooFar { node } => {
-                    tracing::debug!(?node, "a node without data wants what is not kept any more")
-                }
-                Action::ServerHangs => {
-                    tracing::error!(server = %self.server, "the server of this backup does not answer, or does not keep up");
-                    self.known.is_server_hanging = true;
-                }
-                Action::ServerDiffers { connection } => {
-                    tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
-                    self.known.is_server_hanging = true;
-                }
-                Action::Lags { node } => tracing::debug!(?node, "a node keeps the others waiting"),
-            }
-        }
-        Ok(())
-    }
-
-    fn publish(&mut self) {
-        self.known.is_serving = self.replica.is_serving();
-        self.known.last = self.replica.order().last();
-        // Without the lease nobody may be heard, and all seem late.
-        let lagging = self.replica.has_lease().then(|| self.replica.order().lagging(self.now_ms()));
-        self.known.lagging = lagging.unwrap_or_default();
-        if self.known.view.as_ref() != Some(self.replica.order().view()) {
-            self.known.view = Some(self.replica.order().view().clone());
-        }
-        self.known.connections = self.replica.connections_count();
-        self.known.delivered = self.replica.order().delivered();
-        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
-        if *facts != self.known {
-            facts.clone_from(&self.known);
         }
     }
 }

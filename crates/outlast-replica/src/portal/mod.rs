@@ -1,6 +1,7 @@
 //! Connections of clients as the kernel has them: how they are made again on another machine, and how they end so that no client
 //! hears of it.
 
+mod actions;
 pub mod announce;
 mod asker;
 mod clients;

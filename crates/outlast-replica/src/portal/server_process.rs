@@ -67,7 +67,7 @@ impl ServerProcess {
             if !is_known {
                 return self.lives_elsewhere(asks);
             }
-            // It may be about to open its sockets anew. One that stops to listen, and ends connections, is about to end.
+            // It may be about to open its sockets again. One that stops to listen, and ends connections, is about to end.
             self.refused += 1;
             return owner_lives && asks == Ask::Rarely && self.refused < 2 * LATE_MAX;
         }
@@ -75,7 +75,7 @@ impl ServerProcess {
             self.refused = 0;
         }
         if is_known && !is_same && !owner_lives {
-            // Started anew: what it had in memory is gone. In another PID namespace its processes cannot be looked at.
+            // It was started again: what it had in memory is gone. In another PID namespace its processes cannot be looked at.
             return false;
         }
         if is_same && (owner_lives || self.is_hidden) {

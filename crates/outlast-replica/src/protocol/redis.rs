@@ -2,6 +2,7 @@
 //!
 //! Nothing is kept but positions: the bytes of values are passed over.
 
+use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 /// Of a line with a number; a longer one is none.
@@ -16,25 +17,31 @@ struct Line {
 }
 
 impl Line {
-    /// Takes bytes up to the end of the line. The line without its end, if that has come; none: it is too long.
-    fn take(&mut self, bytes: &mut &[u8]) -> Option<Option<Vec<u8>>> {
+    /// Takes bytes up to the end of the line. The line without its end, if that has come; none: it is too long. Nothing is copied of a line that
+    /// comes as a whole.
+    fn take<'a>(&mut self, bytes: &mut &'a [u8]) -> Option<Option<Cow<'a, [u8]>>> {
         let at = bytes.iter().position(|byte| *byte == b'\n');
         let (now, rest) = bytes.split_at(at.map_or(bytes.len(), |at| at + 1));
         *bytes = rest;
         if self.begun.len() + now.len() > LINE_BYTES_MAX {
             return None;
         }
+        if at.is_some() && self.begun.is_empty() {
+            return Some(Some(Cow::Borrowed(without_end(now))));
+        }
         self.begun.extend_from_slice(now);
         if at.is_none() {
             return Some(None);
         }
         let mut line = core::mem::take(&mut self.begun);
-        line.pop();
-        if line.last() == Some(&b'\r') {
-            line.pop();
-        }
-        Some(Some(line))
+        line.truncate(without_end(&line).len());
+        Some(Some(Cow::Owned(line)))
     }
+}
+
+fn without_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
 }
 
 fn number(text: &[u8]) -> Option<i64> {

@@ -1,14 +1,16 @@
 //! What a server of Redis keeps for a connection, beside the data: a client that has logged in, has chosen a database, or is in the middle of
-//! a transaction. Another server that is to go on with the connection is told the same.
+//! a transaction. Another server that is to go on with the connection gets the same requests.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
 
-/// Of a request that has not come as a whole, of a transaction, and of all that is said again of a connection. What is longer cannot be told.
+/// Of a request that has not come as a whole, of a transaction, and of all that is said again of a connection. What is longer cannot be transferred.
 const PARTIAL_BYTES_MAX: usize = 1 << 20;
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 const SETUP_BYTES_MAX: usize = 64 << 10;
+/// Of the words that matter.
+const WORD_BYTES_MAX: usize = 16;
 /// Of requests that subscribe to something, and of those that end that.
 const FAMILIES: [(&[u8], &[u8]); 3] =
     [(b"SUBSCRIBE", b"UNSUBSCRIBE"), (b"PSUBSCRIBE", b"PUNSUBSCRIBE"), (b"SSUBSCRIBE", b"SUNSUBSCRIBE")];
@@ -41,8 +43,8 @@ pub(crate) struct Session {
     queued_is_long: bool,
     /// Keys are watched: whether one has changed meanwhile, only this server knows.
     watches: bool,
-    /// It is in a state that no request tells.
-    is_untold: bool,
+    /// It is in a state that no request brings about.
+    is_not_transferable: bool,
     partial: Vec<u8>,
     partial_is_long: bool,
 }
@@ -70,7 +72,7 @@ impl Session {
 
     /// How it is brought about at another server; none: it cannot be.
     pub(crate) fn resume(&self) -> Option<Resume> {
-        if self.is_untold || self.watches || self.queued_is_long || self.partial_is_long {
+        if self.is_not_transferable || self.watches || self.queued_is_long || self.partial_is_long {
             return None;
         }
         Some(Resume {
@@ -101,13 +103,14 @@ impl Session {
     /// A whole request; or the first part of it, where it is long.
     fn note(&mut self, request: &[u8], is_long: bool) -> u64 {
         let mut words = Words::new(request);
-        let Some(word) = words.next().map(<[u8]>::to_ascii_uppercase) else { return 1 };
+        let (mut upper, mut of_client) = ([0; WORD_BYTES_MAX], [0; WORD_BYTES_MAX]);
+        let Some(word) = words.next().map(|word| to_uppercase(word, &mut upper)) else { return 1 };
         for (family, (begins, ends)) in FAMILIES.into_iter().enumerate() {
             if word == begins || word == ends {
                 return self.subscribe(family, word == begins, words, is_long);
             }
         }
-        match word.as_slice() {
+        match word {
             b"EXEC" | b"DISCARD" if self.is_queuing => {
                 (self.is_queuing, self.queued_is_long, self.watches) = (false, false, false);
                 self.queued.clear();
@@ -119,12 +122,12 @@ impl Session {
                 self.queue(request, is_long);
             }
             b"SELECT" | b"AUTH" | b"HELLO" | b"READONLY" | b"READWRITE" => self.remember(request, is_long),
-            b"CLIENT" => match words.next().map(<[u8]>::to_ascii_uppercase).as_deref() {
+            b"CLIENT" => match words.next().map(|word| to_uppercase(word, &mut of_client)) {
                 Some(b"SETNAME" | b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH") => self.remember(request, is_long),
-                Some(b"REPLY" | b"TRACKING" | b"CACHING") => self.is_untold = true,
+                Some(b"REPLY" | b"TRACKING" | b"CACHING") => self.is_not_transferable = true,
                 _ => self.queue(request, is_long),
             },
-            b"MONITOR" | b"SYNC" | b"PSYNC" | b"REPLCONF" => self.is_untold = true,
+            b"MONITOR" | b"SYNC" | b"PSYNC" | b"REPLCONF" => self.is_not_transferable = true,
             b"WATCH" if !self.is_queuing => self.watches = true,
             b"UNWATCH" if !self.is_queuing => self.watches = false,
             _ => self.queue(request, is_long),
@@ -149,7 +152,7 @@ impl Session {
     fn remember(&mut self, request: &[u8], is_long: bool) {
         // Whether it takes effect is known at the end of the transaction.
         if self.is_queuing || is_long {
-            self.is_untold = true;
+            self.is_not_transferable = true;
             return;
         }
         self.setup.retain(|before| before != request);
@@ -162,14 +165,14 @@ impl Session {
         if self.setup.iter().map(Vec::len).sum::<usize>() + channels > SETUP_BYTES_MAX {
             self.setup.clear();
             self.channels = Default::default();
-            self.is_untold = true;
+            self.is_not_transferable = true;
         }
     }
 
     /// Channels are subscribed to, or are no longer. Each has a reply of its own.
     fn subscribe(&mut self, family: usize, begins: bool, words: Words<'_>, is_long: bool) -> u64 {
         if self.is_queuing || is_long {
-            self.is_untold = true;
+            self.is_not_transferable = true;
             return 1;
         }
         let Some(channels) = self.channels.get_mut(family) else { return 1 };
@@ -204,6 +207,14 @@ impl Session {
         }
         all
     }
+}
+
+/// The word in capitals. One that is longer than those that matter stays as it is.
+fn to_uppercase<'a>(word: &'a [u8], room: &'a mut [u8; WORD_BYTES_MAX]) -> &'a [u8] {
+    let Some(upper) = room.get_mut(..word.len()) else { return word };
+    upper.copy_from_slice(word);
+    upper.make_ascii_uppercase();
+    upper
 }
 
 /// The words of a whole request.
@@ -323,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_known() {
+    fn what_cannot_be_transferred_is_known() {
         for all in [
             &b"watch a\r\n"[..],
             b"monitor\r\n",

@@ -44,8 +44,26 @@ struct Working {
     bytes: usize,
     /// When the server is asked next whether it is done with it.
     ask_at_ms: u64,
-    /// Since then it need not be answered, if the server is done with it.
-    passed_ms: Option<u64>,
+    proceed: Proceed,
+}
+
+/// Whether others go on without an answer to what was given last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Proceed {
+    /// The answer is waited for.
+    #[default]
+    No,
+    /// At the primary: it has been proposed that all go on, or will be.
+    Proposed,
+    /// That has a place in the order since then. This server gets the next one when it is done with what it has.
+    Since { at_ms: u64 },
+}
+
+impl Working {
+    /// Since when all may go on without an answer.
+    fn passed_ms(&self) -> Option<u64> {
+        if let Proceed::Since { at_ms } = self.proceed { Some(at_ms) } else { None }
+    }
 }
 
 /// What waits for its turn.
@@ -56,6 +74,8 @@ struct Waiting {
     after: u64,
     connection: ConnectionId,
     action: Action,
+    /// Here [`Proceed::Since`] means that the answer is not waited for at all, unless the server can be asked.
+    proceed: Proceed,
 }
 
 impl Waiting {
@@ -73,13 +93,9 @@ pub(super) struct Deliveries {
     bytes: usize,
     /// Since when the first that waits has been the first.
     first_since_ms: u64,
-    /// At the primary: that this entry is passed has a place in the order, or will have.
-    passing: Option<u64>,
     /// So much the server has said on each connection that it has.
     said: BTreeMap<ConnectionId, u64>,
     working: Option<Working>,
-    /// Entries that wait, and are not waited for once the server has them.
-    passed: BTreeSet<u64>,
     /// The server is to close these connections, and has not: it may work still on what has come there.
     closing: BTreeSet<ConnectionId>,
     /// The server has ended its streams of these connections, which are to be closed.
@@ -105,11 +121,12 @@ impl Deliveries {
 
     /// The next one that the server may have now.
     fn next(&mut self, now_ms: u64) -> Option<Waiting> {
-        let Waiting { index, connection, after, .. } = self.waiting.front()?;
+        let Waiting { connection, after, proceed, .. } = self.waiting.front()?;
         let is_free = self.working.is_none_or(|working| working.connection == *connection);
         // What a client says in answer to something comes behind it: the server has answered what it was given before.
         let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
-        let is_due = said >= *after || self.ended.contains(connection) || self.passed.contains(index);
+        let is_passed = matches!(proceed, Proceed::Since { .. });
+        let is_due = said >= *after || self.ended.contains(connection) || is_passed;
         if self.delivery == Delivery::Serial && !(is_free && is_due) {
             return None;
         }
@@ -129,14 +146,28 @@ impl Deliveries {
     }
 
     /// The answer to this entry is not waited for. The connection, if the server has it.
-    fn pass(&mut self, index: u64) -> Option<ConnectionId> {
+    fn pass(&mut self, index: u64, now_ms: u64) -> Option<ConnectionId> {
         let working = self.working.filter(|working| working.index == index);
         if working.is_some() {
             self.working = None;
-        } else if self.waiting.iter().any(|waiting| waiting.index == index) {
-            self.passed.insert(index);
+        } else if let Some(proceed) = self.proceed_mut(index) {
+            *proceed = Proceed::Since { at_ms: now_ms };
         }
         working.map(|working| working.connection)
+    }
+
+    /// Of the entry that is worked on, or of one that waits.
+    fn proceed_mut(&mut self, index: u64) -> Option<&mut Proceed> {
+        let working = self.working.as_mut().filter(|working| working.index == index);
+        let waiting = self.waiting.iter_mut().find(|waiting| waiting.index == index);
+        working.map(|working| &mut working.proceed).or(waiting.map(|waiting| &mut waiting.proceed))
+    }
+
+    /// It has been proposed that all go on without the answer to this entry, or that has a place in the order.
+    fn proceeds(&self, index: u64) -> bool {
+        let working = self.working.filter(|working| working.index == index).map(|working| working.proceed);
+        let waiting = || self.waiting.iter().find(|waiting| waiting.index == index);
+        working.or_else(|| waiting().map(|waiting| waiting.proceed)) != Some(Proceed::No)
     }
 }
 
@@ -152,7 +183,7 @@ impl Replica {
         // Where replies are counted it is known without that what a request has to wait for; and they may have other lengths.
         let counts = !matches!(self.protocol, Protocol::Raw);
         let after = if counts || is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
-        let waiting = Waiting { index, after, connection, action };
+        let waiting = Waiting { index, after, connection, action, proceed: Proceed::No };
         self.deliveries.bytes += waiting.bytes();
         if self.deliveries.waiting.is_empty() {
             self.deliveries.first_since_ms = now_ms;
@@ -174,7 +205,7 @@ impl Replica {
     }
 
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
-        let Waiting { index, connection, action, .. } = next;
+        let Waiting { index, connection, action, proceed, .. } = next;
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);
@@ -199,16 +230,16 @@ impl Replica {
             _ => (false, false),
         };
         let waits = waits && !is_mutant!(self, DeliversAtOnce);
-        let is_passed = self.deliveries.passed.remove(&index);
-        let passed_ms = (is_passed && self.protocol.asks_server() && !awaits_end).then_some(now_ms);
-        if is_passed && passed_ms.is_none() {
+        let is_passed = matches!(proceed, Proceed::Since { .. });
+        let asks = self.protocol.asks_server() && !awaits_end;
+        if is_passed && !asks {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
             self.deliveries.end_work(connection);
         }
         self.actions.push_back(action);
-        if waits && (!is_passed || passed_ms.is_some()) {
+        if waits && (!is_passed || asks) {
             let (since_ms, ask_at_ms) = (now_ms, now_ms + ASK_AFTER_MS);
             self.deliveries.working = Some(Working {
                 connection,
@@ -217,7 +248,7 @@ impl Replica {
                 awaits_end,
                 bytes: length,
                 ask_at_ms,
-                passed_ms,
+                proceed: if is_passed { Proceed::Since { at_ms: now_ms } } else { proceed },
             });
         }
     }
@@ -248,7 +279,7 @@ impl Replica {
         if let Some(questions) = self.questions.get_mut(&connection) {
             questions.answer(bytes);
             let is_passed =
-                |working: &Working| working.connection == connection && working.passed_ms.is_some();
+                |working: &Working| working.connection == connection && working.passed_ms().is_some();
             // What comes may answer what was passed before: the server says by itself whether it is done.
             if !questions.are_answered()
                 || self.deliveries.working.as_ref().is_some_and(is_passed) && questions.owes()
@@ -291,7 +322,7 @@ impl Replica {
         let working = self.deliveries.working.filter(|working| !working.awaits_end)?;
         let leads = self.role == Role::Serving && self.blocking().is_some();
         let asks = self.protocol.asks_server() && working.bytes <= ASK_BYTES_MAX;
-        (asks && (leads || working.passed_ms.is_some())).then_some(working.ask_at_ms)
+        (asks && (leads || working.passed_ms().is_some())).then_some(working.ask_at_ms)
     }
 
     pub(super) fn ask_server(&mut self, now_ms: u64) {
@@ -312,18 +343,17 @@ impl Replica {
     /// answered it does not answer before others have said something. The primary has all pass it; others do, when their servers are as far.
     pub fn handle_server_idle(&mut self, index: u64, now_ms: u64) {
         let working = self.deliveries.working.filter(|working| working.index == index);
-        if working.is_some_and(|working| working.passed_ms.is_some()) {
+        if working.is_some_and(|working| working.passed_ms().is_some()) {
             self.pass(index, now_ms);
-        } else if working.is_some() && self.role == Role::Serving && self.deliveries.passing != Some(index) {
-            self.deliveries.passing = Some(index);
-            self.propose(Entry::Proceed { index }, now_ms);
+        } else if working.is_some() && self.role == Role::Serving {
+            self.propose_proceed(index, now_ms);
         }
         self.take_outputs(now_ms);
     }
 
     /// A server that does not say whether it is done is not waited for without end.
     pub(super) fn passed_until_ms(&self) -> Option<u64> {
-        let passed_ms = self.deliveries.working?.passed_ms?;
+        let passed_ms = self.deliveries.working?.passed_ms()?;
         Some(passed_ms + self.order.limits().answer_timeout_ms)
     }
 
@@ -336,7 +366,7 @@ impl Replica {
     /// When the primary passes what its server does not answer.
     pub(super) fn passes_at_ms(&self) -> Option<u64> {
         let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
-        let is_new = self.deliveries.passing != Some(index);
+        let is_new = !self.deliveries.proceeds(index);
         is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
     }
 
@@ -391,14 +421,25 @@ impl Replica {
             return;
         }
         if let Some((index, _)) = self.blocking() {
-            self.deliveries.passing = Some(index);
+            self.propose_proceed(index, now_ms);
+        }
+    }
+
+    /// Once: it is not passed by what is proposed, but when that is stable.
+    fn propose_proceed(&mut self, index: u64, now_ms: u64) {
+        if let Some(proceed) = self.deliveries.proceed_mut(index).filter(|proceed| **proceed == Proceed::No) {
+            *proceed = Proceed::Proposed;
             self.propose(Entry::Proceed { index }, now_ms);
         }
     }
 
-    /// That was proposed by a node that leads no more.
-    pub(super) fn forget_passing(&mut self) {
-        self.deliveries.passing = None;
+    /// What was proposed by a node that leads no more may not come.
+    pub(super) fn forget_proposed_proceeds(&mut self) {
+        let working = self.deliveries.working.as_mut().map(|working| &mut working.proceed);
+        let waiting = self.deliveries.waiting.iter_mut().map(|waiting| &mut waiting.proceed);
+        for proceed in waiting.chain(working).filter(|proceed| **proceed == Proceed::Proposed) {
+            *proceed = Proceed::No;
+        }
     }
 
     /// All nodes go on without the answer to this entry.
@@ -413,14 +454,14 @@ impl Replica {
             && !working.awaits_end
         {
             // What the server of the primary was done with this one may have to read still.
-            (working.passed_ms, working.ask_at_ms) = (Some(now_ms), now_ms);
+            (working.proceed, working.ask_at_ms) = (Proceed::Since { at_ms: now_ms }, now_ms);
             return;
         }
         self.pass(index, now_ms);
     }
 
     fn pass(&mut self, index: u64, now_ms: u64) {
-        if let Some(connection) = self.deliveries.pass(index)
+        if let Some(connection) = self.deliveries.pass(index, now_ms)
             && let Some(questions) = self.questions.get_mut(&connection)
         {
             questions.pass();

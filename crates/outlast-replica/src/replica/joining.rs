@@ -2,7 +2,7 @@
 //!
 //! A snapshot has the server's data, and not its connections. But what clients say on them from then on changes the data, too: so the new node's
 //! server has to get it, on connections of its own. It gets them from the shell, in the state in which the other server has them, as far as the
-//! protocol is understood (a login, a chosen database). A connection whose state cannot be told has to end before the snapshot is made
+//! protocol is understood (a login, a chosen database). A connection whose state cannot be transferred has to end before the snapshot is made
 //! ([`Replica::handle_abort`]): a server that has missed what came there has other data.
 
 use super::{Action, Delivery, LastAck, Replica};
@@ -164,14 +164,14 @@ impl Replica {
         }
     }
 
-    /// Connections whose state at the server cannot be told to another one at present. They have to be over
+    /// Connections whose state cannot be transferred to another server at present. They have to be over
     /// ([`handle_abort`](Self::handle_abort)) before a [snapshot](Self::snapshot) is of use.
     #[must_use]
-    pub fn untold(&self) -> Vec<ConnectionId> {
-        let is_untold = |(id, state): &(&ConnectionId, &Connection)| {
+    pub fn not_transferable(&self) -> Vec<ConnectionId> {
+        let is_not_transferable = |(id, state): &(&ConnectionId, &Connection)| {
             state.is_open && !state.has_server_ended() && self.resume(**id).is_none()
         };
-        self.connections.iter().filter(is_untold).map(|(id, _)| *id).collect()
+        self.connections.iter().filter(is_not_transferable).map(|(id, _)| *id).collect()
     }
 
     fn resume(&self, connection: ConnectionId) -> Option<Resume> {

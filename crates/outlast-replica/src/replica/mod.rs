@@ -62,7 +62,7 @@ pub enum Action {
     ReconnectServer {
         /// For this client.
         connection: ConnectionId,
-        /// What the server is told for that.
+        /// What brings it into that state.
         resume: Resume,
     },
     /// Give these bytes of a client to the server of this node, in the order in which they come, across all clients, and say when it has
@@ -200,7 +200,7 @@ pub struct Replica {
     leadership_check: Option<LeadershipCheck>,
     /// Proposals for which there was no room.
     pending: VecDeque<Entry>,
-    /// Whose client has acknowledged what the others have not been told.
+    /// Clients that have acknowledged something, and the other nodes do not know it.
     acked: BTreeSet<ConnectionId>,
     deliveries: Deliveries,
     protocol: Protocol,
@@ -286,7 +286,7 @@ impl Replica {
         self.role == Role::Serving
     }
 
-    /// Whether this node was told last that no other one may serve.
+    /// Whether it was said last ([`handle_lease`](Self::handle_lease)) that no other node may serve.
     #[must_use]
     pub fn has_lease(&self) -> bool {
         self.has_lease

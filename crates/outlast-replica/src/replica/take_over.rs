@@ -69,7 +69,7 @@ impl Replica {
         self.opening.clear();
         self.acked.clear();
         self.unaccepted.clear();
-        self.forget_passing();
+        self.forget_proposed_proceeds();
         for ((_, packet), _) in core::mem::take(&mut self.held) {
             self.actions.push_back(Action::Verdict { packet, passes: false });
         }

@@ -1,7 +1,9 @@
 //! Clients with TCPs of their own, and nodes with kernels and servers around the product's type.
 
 mod client;
+mod healing;
 mod invariants;
+mod membership;
 mod node;
 mod server;
 mod tcp;

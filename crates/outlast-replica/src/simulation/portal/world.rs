@@ -1,7 +1,7 @@
 //! Nodes, clients, the network between them and consensus about views, driven by a seed.
 
 use super::client::{Client, ends};
-use super::invariants::{Watch, acknowledged, clients, progress};
+use super::invariants::{Watch, clients};
 use super::node::Node;
 use super::tcp::{Packet, refuse};
 use crate::mutant::Mutant;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
 extern crate std;
 
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     log_bytes_max: 2_000,
     message_bytes_max: 400,
     heartbeat_ms: 20,
@@ -25,13 +25,9 @@ const LIMITS: Limits = Limits {
 /// Of one schedule.
 const STEPS: u64 = 700;
 const CLIENTS_MAX: u64 = 6;
-const NODES_MAX: u64 = 6;
+pub(super) const NODES_MAX: u64 = 6;
 /// Clients share so few ports that one is used again.
 const PORTS: u64 = 4;
-/// Rounds after all is whole again, before it counts as standing still.
-const HEALING_ROUNDS: u64 = 3_000;
-/// So long afterwards packets are lost as before.
-const LOSING_ROUNDS: u64 = 30;
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
@@ -61,12 +57,12 @@ enum Action {
 
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
-struct Character {
+pub(super) struct Character {
     weights: [(u64, Action); 22],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
-    lost: u64,
-    twice: u64,
-    overtaking: u64,
+    pub(super) lost: u64,
+    pub(super) twice: u64,
+    pub(super) overtaking: u64,
 }
 
 impl Character {
@@ -114,23 +110,23 @@ pub enum Outcome {
 
 #[derive(Debug)]
 pub struct World {
-    random: SplitMix64,
-    character: Character,
-    nodes: BTreeMap<NodeId, Node>,
-    links: BTreeMap<(NodeId, NodeId), VecDeque<Message<Entry>>>,
-    views: Vec<View>,
+    pub(super) random: SplitMix64,
+    pub(super) character: Character,
+    pub(super) nodes: BTreeMap<NodeId, Node>,
+    pub(super) links: BTreeMap<(NodeId, NodeId), VecDeque<Message<Entry>>>,
+    pub(super) views: Vec<View>,
     /// Who has taken the portal's address, the last one last: the network may still bring packets to an earlier one.
-    owners: Vec<NodeId>,
-    nodes_made: u64,
+    pub(super) owners: Vec<NodeId>,
+    pub(super) nodes_made: u64,
     /// A primary has asked for this node in the view after that epoch, and may.
-    promoted: BTreeSet<(u64, NodeId)>,
-    to_portal: VecDeque<Packet>,
-    to_clients: VecDeque<Packet>,
-    clients: BTreeMap<u16, Client>,
-    clients_made: u64,
-    now_ms: u64,
-    watch: Watch,
-    traces: bool,
+    pub(super) promoted: BTreeSet<(u64, NodeId)>,
+    pub(super) to_portal: VecDeque<Packet>,
+    pub(super) to_clients: VecDeque<Packet>,
+    pub(super) clients: BTreeMap<u16, Client>,
+    pub(super) clients_made: u64,
+    pub(super) now_ms: u64,
+    pub(super) watch: Watch,
+    pub(super) traces: bool,
 }
 
 impl World {
@@ -179,15 +175,15 @@ impl World {
         world
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.random.next_u64() % limit
     }
 
-    fn pick<T: Copy>(&mut self, among: &[T]) -> Option<T> {
+    pub(super) fn pick<T: Copy>(&mut self, among: &[T]) -> Option<T> {
         (!among.is_empty()).then(|| among[self.below(among.len() as u64) as usize])
     }
 
-    fn trace(&self, what: impl FnOnce() -> std::string::String) {
+    pub(super) fn trace(&self, what: impl FnOnce() -> std::string::String) {
         if self.traces {
             std::println!("{}", what());
         }
@@ -244,7 +240,7 @@ impl World {
     }
 
     /// Something happens at a node; what comes of it is done.
-    fn with(
+    pub(super) fn with(
         &mut self,
         node: NodeId,
         happens: impl FnOnce(&mut Node, &mut SplitMix64, &mut Watch, u64) -> Result<(), Violation>,
@@ -267,14 +263,18 @@ impl World {
         Ok(())
     }
 
-    fn replica(&mut self, node: NodeId, happens: impl FnOnce(&mut Node, u64)) -> Result<(), Violation> {
+    pub(super) fn replica(
+        &mut self,
+        node: NodeId,
+        happens: impl FnOnce(&mut Node, u64),
+    ) -> Result<(), Violation> {
         self.with(node, |node, random, _, now_ms| {
             happens(node, now_ms);
             node.act(random, now_ms)
         })
     }
 
-    fn deliver_message(&mut self) -> Result<(), Violation> {
+    pub(super) fn deliver_message(&mut self) -> Result<(), Violation> {
         let busy: Vec<(NodeId, NodeId)> =
             self.links.iter().filter(|(_, link)| !link.is_empty()).map(|(ends, _)| *ends).collect();
         let Some((from, to)) = self.pick(&busy) else { return Ok(()) };
@@ -285,7 +285,7 @@ impl World {
         self.replica(to, |node, now_ms| node.replica.handle_message(from, message, now_ms))
     }
 
-    fn deliver_packet(&mut self) -> Result<(), Violation> {
+    pub(super) fn deliver_packet(&mut self) -> Result<(), Violation> {
         let to_portal = self.below(2) == 0;
         let waiting = if to_portal { self.to_portal.len() } else { self.to_clients.len() };
         if waiting == 0 {
@@ -337,7 +337,7 @@ impl World {
         self.pick(&ports)
     }
 
-    fn client_acts(&mut self) -> Result<(), Violation> {
+    pub(super) fn client_acts(&mut self) -> Result<(), Violation> {
         let Some(port) = self.pick_client() else { return Ok(()) };
         let Some(client) = self.clients.get_mut(&port) else { return Ok(()) };
         self.to_portal.extend(client.act(&mut self.random));
@@ -389,14 +389,14 @@ impl World {
         }
     }
 
-    fn link(&mut self, node: NodeId, other: NodeId) -> Result<(), Violation> {
+    pub(super) fn link(&mut self, node: NodeId, other: NodeId) -> Result<(), Violation> {
         self.links.insert((node, other), VecDeque::new());
         self.links.insert((other, node), VecDeque::new());
         self.replica(node, |node, now_ms| node.replica.handle_linked(other, now_ms))?;
         self.replica(other, |other, now_ms| other.replica.handle_linked(node, now_ms))
     }
 
-    fn link_all(&mut self) {
+    pub(super) fn link_all(&mut self) {
         let nodes: Vec<NodeId> = self.nodes.keys().copied().collect();
         for (at, node) in nodes.iter().enumerate() {
             for other in &nodes[at + 1..] {
@@ -407,185 +407,12 @@ impl World {
         }
     }
 
-    fn kill(&mut self, node: NodeId) {
+    pub(super) fn kill(&mut self, node: NodeId) {
         self.trace(|| std::format!("kill {node:?}"));
         self.nodes.remove(&node);
         self.links.retain(|(from, to), _| *from != node && *to != node);
         for other in self.nodes.values_mut() {
             other.replica.handle_unlinked(node);
         }
-    }
-
-    fn learn_view(&mut self, node: NodeId) -> Result<(), Violation> {
-        let Some(state) = self.nodes.get_mut(&node) else { return Ok(()) };
-        let Some(view) = self.views.get(state.views).cloned() else { return Ok(()) };
-        state.views += 1;
-        self.trace(|| std::format!("{node:?} learns {view:?}"));
-        self.replica(node, |node, now_ms| node.replica.handle_view(view, now_ms))
-    }
-
-    /// The lease is over, or there again: here it is not asked who has it, as any node may lose it at any time.
-    fn lease(&mut self, node: NodeId) -> Result<(), Violation> {
-        let has_lease = self.below(3) > 0;
-        self.trace(|| std::format!("{node:?} has the lease: {has_lease}"));
-        self.replica(node, |node, now_ms| node.set_lease(has_lease, now_ms))
-    }
-
-    /// Consensus decides: with any members, for any reason, also while the primary is well.
-    fn decide_view(&mut self) {
-        let Some(before) = self.views.last().cloned() else { return };
-        let mut members: Vec<NodeId> = Vec::new();
-        for node in before.members.clone() {
-            if self.below(6) > 0 {
-                members.push(node);
-            }
-        }
-        let living: Vec<NodeId> =
-            members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
-        let stays = self.below(2) == 0 && living.contains(&before.primary);
-        let Some(primary) = (if stays { Some(before.primary) } else { self.pick(&living) }) else { return };
-        if primary == before.primary {
-            let promoted = self.promoted.iter().filter(|(epoch, _)| *epoch == before.epoch);
-            members.extend(promoted.map(|(_, node)| *node));
-        }
-        members.sort_unstable();
-        members.dedup();
-        let view = View { epoch: before.epoch + 1, primary, members };
-        self.trace(|| std::format!("decided {view:?}"));
-        self.views.push(view);
-    }
-
-    /// A primary that has a node which has caught up may ask for it.
-    fn promote(&mut self) -> Result<(), Violation> {
-        let leading = self.nodes.values().filter(|node| node.replica.order().is_primary());
-        let pairs: Vec<(NodeId, NodeId)> = leading
-            .flat_map(|node| {
-                let others = self.nodes.keys().filter(|other| !node.replica.order().view().has(**other));
-                others.map(|other| (node.me, *other))
-            })
-            .collect();
-        let Some((node, other)) = self.pick(&pairs) else { return Ok(()) };
-        let mut asked = None;
-        self.replica(node, |node, now_ms| {
-            asked = node.replica.promote(other, now_ms).then(|| node.replica.order().view().epoch);
-        })?;
-        self.promoted.extend(asked.map(|epoch| (epoch, other)));
-        Ok(())
-    }
-
-    /// A node begins with a snapshot of this one, if its server has worked off all: a new one, or one that is out and has no links for now.
-    fn join(&mut self, donor: NodeId) -> Result<(), Violation> {
-        if self.nodes.get(&donor).is_none_or(|node| node.is_busy()) {
-            return Ok(());
-        }
-        let is_out =
-            |node: &&Node| node.me != donor && (node.excluded || !node.replica.order().view().has(node.me));
-        let out: Vec<NodeId> = self.nodes.values().filter(is_out).map(|node| node.me).collect();
-        let mut back = if self.below(2) == 0 { self.pick(&out) } else { None };
-        if let Some(node) = back {
-            // A node under its old number asks the primary of the newest view that it knows, which knows whether others count on it.
-            let newest = self.nodes.get(&node).and_then(|node| self.views.get(node.views - 1));
-            let mut is_expected = newest.is_some_and(|view| view.primary == donor);
-            self.replica(donor, |donor, _| is_expected &= donor.replica.expect(node).is_some())?;
-            back = back.filter(|_| is_expected);
-        }
-        // It knows of the view without it, whatever the other one knows.
-        let mut views = self.nodes.get(&donor).map_or(1, |node| node.views);
-        let me = match back {
-            Some(node) => {
-                views = views.max(self.nodes.get(&node).map_or(1, |node| node.views));
-                self.kill(node);
-                node
-            }
-            None if self.nodes_made >= NODES_MAX => return Ok(()),
-            None => {
-                self.nodes_made += 1;
-                NodeId(self.nodes_made)
-            }
-        };
-        let leading =
-            self.nodes.values().filter(|node| node.replica.order().is_primary()).map(|node| node.me);
-        for primary in leading.collect::<Vec<_>>() {
-            self.replica(primary, |node, _| _ = node.replica.expect(me))?;
-        }
-        let Some(state) = self.nodes.get(&donor) else { return Ok(()) };
-        let Some(view) = self.views.get(views - 1).cloned() else { return Ok(()) };
-        let node = state.join(me, (view, views), LIMITS, self.now_ms);
-        self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
-        self.watch.join(me, donor);
-        self.nodes.insert(me, node);
-        self.replica(me, |node, now_ms| node.set_lease(true, now_ms))?;
-        let others: Vec<NodeId> = self.nodes.keys().copied().filter(|other| *other != me).collect();
-        for other in others {
-            self.link(me, other)?;
-        }
-        Ok(())
-    }
-
-    /// Nothing breaks from now on, and a member that lives leads the others. Every client has to get all, and every server the same.
-    fn heal(mut self) -> Result<Outcome, Violation> {
-        let differing = self.nodes.values().filter(|node| node.may_differ()).map(|node| node.me);
-        for node in differing.collect::<Vec<_>>() {
-            self.kill(node);
-        }
-        let Some(before) = self.views.last().cloned() else { return Ok(Outcome::AllDead) };
-        let members: Vec<NodeId> =
-            before.members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
-        let Some(primary) = self.pick(&members) else { return Ok(Outcome::AllDead) };
-        let view = View { epoch: before.epoch + 1, primary, members: members.clone() };
-        self.trace(|| std::format!("healing: {view:?}"));
-        self.views.push(view);
-        self.link_all();
-        for node in members.clone() {
-            self.replica(node, |node, now_ms| node.set_lease(true, now_ms))?;
-        }
-        for round in 0..HEALING_ROUNDS {
-            if round == LOSING_ROUNDS {
-                (self.character.lost, self.character.twice, self.character.overtaking) = (0, 0, 0);
-            }
-            self.now_ms += 5;
-            for node in self.nodes.keys().copied().collect::<Vec<_>>() {
-                self.learn_view(node)?;
-                self.replica(node, Node::resume)?;
-                self.with(node, Node::restore)?;
-                self.with(node, Node::look)?;
-                self.with(node, Node::serve)?;
-                self.replica(node, |node, now_ms| node.replica.flush(now_ms))?;
-                self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms))?;
-            }
-            for _ in 0..8 {
-                self.deliver_message()?;
-                self.deliver_packet()?;
-            }
-            self.client_acts()?;
-            if round % 16 == 15 {
-                for node in members.clone() {
-                    self.with(node, Node::repeat)?;
-                    self.with(node, Node::announce)?;
-                }
-                let clients: Vec<u16> = self.clients.keys().copied().collect();
-                for port in clients {
-                    let repeated = self.clients.get_mut(&port).and_then(|client| client.tcp.repeat());
-                    self.to_portal.extend(repeated);
-                }
-            }
-            if round > LOSING_ROUNDS && self.clients.values().all(Client::is_over) && self.is_quiet(&members)
-            {
-                break;
-            }
-        }
-        for client in self.clients.values() {
-            progress::check(client)?;
-            acknowledged::check(&self.watch, client, &members)?;
-        }
-        Ok(Outcome::Healed)
-    }
-
-    /// The members have delivered the same, and their servers have worked it off.
-    fn is_quiet(&self, members: &[NodeId]) -> bool {
-        let mut delivered = members.iter().map(|node| self.nodes[node].replica.order().delivered());
-        let first = delivered.next();
-        delivered.all(|index| Some(index) == first)
-            && members.iter().all(|node| self.nodes[node].server.is_idle())
     }
 }

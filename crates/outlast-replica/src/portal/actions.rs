@@ -1,0 +1,89 @@
+//! What the core has decided is done, and other threads learn how this node is.
+
+use super::clients::Client;
+use super::machine::Machine;
+use crate::replica::Action;
+use outlast_netlink::queue::Verdict;
+use std::io;
+use std::sync::PoisonError;
+
+impl Machine {
+    /// Does what the core has decided.
+    pub(super) fn act(&mut self) -> io::Result<()> {
+        while let Some(action) = self.replica.poll_action() {
+            match action {
+                Action::Send { to, message } => self.peers.send(to, &message),
+                Action::Verdict { packet, passes } => {
+                    let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
+                    self.verdicts.push((packet.0, verdict));
+                }
+                Action::ConnectServer { connection } => self.connect_server(connection),
+                Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
+                Action::AskServer { index, connection } => self.ask_server(index, connection),
+                Action::Outdated => {
+                    self.join_fails("the others have gone on, and no longer keep what it lacks")
+                }
+                Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
+                Action::EndToServer { connection } => self.end_to_server(connection),
+                Action::CloseServer { connection } => self.close_server(connection),
+                Action::ClientReady { connection } => self.feed_client(connection),
+                Action::ResetClient { connection } => self.reset_client(connection),
+                Action::AnswerSyn { connection } => self.send_raw(|machine| {
+                    machine.restore(connection).map_or(Ok(()), |restore| machine.raw.answer_syn(&restore))
+                }),
+                Action::AskSent { connection } => {
+                    let sent = self.clients.get(&connection).map_or(0, Client::sent);
+                    self.replica.handle_sent(connection, sent);
+                }
+                Action::RestoreAgain { connection } => self.restore_again(connection),
+                Action::Acknowledge(last_ack) => {
+                    let epoch = self.replica.order().view().epoch;
+                    self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms(), epoch));
+                }
+                Action::TakeOver { epoch } => self.take_over(epoch)?,
+                Action::Fence => self.fence(),
+                Action::Excluded { .. } => self.known.is_excluded = true,
+                Action::TooFar { node } => {
+                    tracing::debug!(?node, "a node without data wants what is not kept any more")
+                }
+                Action::ServerHangs => {
+                    tracing::error!(server = %self.server, "the server of this backup does not answer, or does not keep up");
+                    self.known.is_server_hanging = true;
+                }
+                Action::ServerDiffers { connection } => {
+                    tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
+                    self.known.is_server_hanging = true;
+                }
+                Action::Lags { node } => tracing::debug!(?node, "a node keeps the others waiting"),
+            }
+        }
+        Ok(())
+    }
+
+    /// How far the others are, at the primary.
+    pub(super) fn note_positions(&mut self) {
+        let positions = || self.replica.is_serving().then(|| self.replica.order().positions());
+        let known = self.known.acked.iter().map(|(node, index)| (*node, *index));
+        if !known.eq(positions().into_iter().flatten()) {
+            self.known.acked = positions().into_iter().flatten().collect();
+        }
+    }
+
+    /// Tells other threads how this node is.
+    pub(super) fn publish(&mut self) {
+        self.known.is_serving = self.replica.is_serving();
+        self.known.last = self.replica.order().last();
+        // Without the lease nobody may be heard, and all seem late.
+        let lagging = self.replica.has_lease().then(|| self.replica.order().lagging(self.now_ms()));
+        self.known.lagging = lagging.unwrap_or_default();
+        if self.known.view.as_ref() != Some(self.replica.order().view()) {
+            self.known.view = Some(self.replica.order().view().clone());
+        }
+        self.known.connections = self.replica.connections_count();
+        self.known.delivered = self.replica.order().delivered();
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if *facts != self.known {
+            facts.clone_from(&self.known);
+        }
+    }
+}
