@@ -46,6 +46,10 @@ pub struct Replica {
     pub take_over_us: Option<u64>,
     /// How many times the kernel had no room for packets.
     pub overflows: u64,
+    /// Packets of clients that this node has passed on to another primary.
+    pub forwarded_packets: u64,
+    /// Packets of clients that another node has passed on to this one.
+    pub injected_packets: u64,
 }
 
 /// Why a group is not there yet.

@@ -33,6 +33,9 @@ const VERDICT_HEADER: u16 = 2;
 const MARK: u16 = 3;
 const PAYLOAD: u16 = 10;
 const LENGTH: u16 = 13;
+const INFO: u16 = 14;
+/// Of `INFO`: a device, or the last one to handle the packet, has yet to compute its checksum; and it is made of many.
+const CHECKSUM_IS_OPEN: u32 = 1 | 2;
 
 const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
@@ -73,6 +76,8 @@ pub struct Packet<'a> {
     pub bytes: &'a [u8],
     /// How long it is.
     pub packet_bytes: u32,
+    /// The checksum of its protocol is not in it: it has not left a machine, or the kernel has made one packet of many. Any other is not verified yet.
+    pub checksum_is_open: bool,
 }
 
 /// What becomes of a packet.
@@ -122,6 +127,11 @@ fn fixed(number: u16) -> [u8; FIXED_BYTES] {
     [0, 0, high, low]
 }
 
+fn parameters(copy_bytes: u32) -> [u8; 5] {
+    let [a, b, c, d] = copy_bytes.to_be_bytes();
+    [a, b, c, d, COPY_PACKET]
+}
+
 impl Queue {
     /// Takes a queue, in the calling thread's network namespace.
     ///
@@ -134,12 +144,9 @@ impl Queue {
             sockopt::set_socket_recv_buffer_size(&socket, settings.socket_bytes)?;
         }
         let mut message = Message::new(CONFIG, flags::ACK, &fixed(number));
-        let mut parameters = [0; 5];
-        parameters[..4].copy_from_slice(&settings.copy_bytes.to_be_bytes());
-        parameters[4] = COPY_PACKET;
         message
             .attribute(CONFIG_COMMAND, &[BIND, 0, 0, 0])
-            .attribute(CONFIG_PARAMETERS, &parameters)
+            .attribute(CONFIG_PARAMETERS, &parameters(settings.copy_bytes))
             .attribute(CONFIG_LENGTH_MAX, &settings.packets_max.to_be_bytes())
             .attribute(CONFIG_MASK, &FLAG_GSO.to_be_bytes())
             .attribute(CONFIG_FLAGS, &FLAG_GSO.to_be_bytes());
@@ -161,6 +168,22 @@ impl Queue {
         }
         rustix::io::ioctl_fionbio(&queue.socket, true)?;
         Ok(queue)
+    }
+
+    /// From now on so many bytes of each packet are shown. Those that have come before, and were not read, have what was asked for then.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn copy(&mut self, copy_bytes: u32) -> io::Result<()> {
+        let mut message = Message::new(CONFIG, 0, &fixed(self.number));
+        message.attribute(CONFIG_PARAMETERS, &parameters(copy_bytes));
+        send(&self.socket, &message.finish(0))?;
+        let room = copy_bytes as usize + BESIDE_BYTES;
+        // Longer ones may wait still.
+        if room > self.room.len() {
+            self.room.resize(room, 0);
+        }
+        Ok(())
     }
 
     /// The next packet, without waiting: this can be polled for it ([`AsFd`]).
@@ -207,20 +230,25 @@ impl Queue {
     pub fn flush(&mut self) -> io::Result<()> {
         // A whole number of verdicts, which are all as long.
         for piece in self.verdicts.chunks(VERDICT_BYTES * VERDICTS_MAX) {
-            let mut tries = 0;
-            while let Err(error) = rustix::net::send(&self.socket, piece, SendFlags::empty()) {
-                tries += 1;
-                match error {
-                    Errno::INTR => {}
-                    // The kernel works on a message before it takes the next one: only memory can be short.
-                    Errno::AGAIN | Errno::NOBUFS if tries < TRIES_MAX => std::thread::sleep(AGAIN),
-                    error => return Err(error.into()),
-                }
-            }
+            send(&self.socket, piece)?;
         }
         self.verdicts.clear();
         Ok(())
     }
+}
+
+/// The kernel works on a message before it takes the next one: only memory can be short.
+fn send(socket: &OwnedFd, message: &[u8]) -> io::Result<()> {
+    let mut tries = 0;
+    while let Err(error) = rustix::net::send(socket, message, SendFlags::empty()) {
+        tries += 1;
+        match error {
+            Errno::INTR => {}
+            Errno::AGAIN | Errno::NOBUFS if tries < TRIES_MAX => std::thread::sleep(AGAIN),
+            error => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 impl AsFd for Queue {
@@ -236,6 +264,7 @@ fn is_packet(message: &[u8]) -> bool {
 /// None: it is none, or is cut.
 fn parse(message: &[u8]) -> Option<Packet<'_>> {
     let (mut id, mut hook, mut mark, mut bytes, mut length) = (None, Hook::Other, 0, None, None);
+    let mut checksum_is_open = false;
     let end = usize::try_from(u32_at(message, 0)).ok()?;
     let body = message.get(HEADER_LEN + FIXED_BYTES..end).filter(|_| is_packet(message))?;
     let number = |value: &[u8]| value.get(..4)?.try_into().ok().map(u32::from_be_bytes);
@@ -252,12 +281,13 @@ fn parse(message: &[u8]) -> Option<Packet<'_>> {
             MARK => mark = number(value)?,
             PAYLOAD => bytes = Some(value),
             LENGTH => length = number(value),
+            INFO => checksum_is_open = number(value)? & CHECKSUM_IS_OPEN != 0,
             _ => {}
         }
     }
     let bytes = bytes?;
     let packet_bytes = length.or_else(|| u32::try_from(bytes.len()).ok())?;
-    Some(Packet { id: id?, hook, mark, bytes, packet_bytes })
+    Some(Packet { id: id?, hook, mark, bytes, packet_bytes, checksum_is_open })
 }
 
 #[cfg(test)]
@@ -270,6 +300,7 @@ mod tests {
             .attribute(PACKET_HEADER, &[0, 0, 0, 9, 8, 0, 3])
             .attribute(MARK, &0x77_u32.to_be_bytes())
             .attribute(LENGTH, &1500_u32.to_be_bytes())
+            .attribute(INFO, &1_u32.to_be_bytes())
             .attribute(PAYLOAD, b"packet");
         message.finish(0)
     }
@@ -277,7 +308,14 @@ mod tests {
     #[test]
     fn a_packet_is_read_and_a_cut_one_is_none() {
         let message = message();
-        let packet = Packet { id: 9, hook: Hook::Output, mark: 0x77, bytes: b"packet", packet_bytes: 1500 };
+        let packet = Packet {
+            id: 9,
+            hook: Hook::Output,
+            mark: 0x77,
+            bytes: b"packet",
+            packet_bytes: 1500,
+            checksum_is_open: true,
+        };
         assert_eq!(parse(&message), Some(packet));
         for cut in 0..message.len() {
             assert_eq!(parse(&message[..cut]), None, "{cut}");

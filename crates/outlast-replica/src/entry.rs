@@ -66,6 +66,8 @@ pub enum Entry {
         /// Of which entry.
         index: u64,
     },
+    /// The servers forget what a copy of their data lacks, as one is about to be made.
+    Refresh,
     /// Both streams have ended, and the client has all: the connection is forgotten.
     Closed {
         /// Which connection.
@@ -78,6 +80,21 @@ pub const DATA_BYTES_MAX: usize = 256 << 10;
 
 /// What an entry takes beside its bytes, at the most on the wire and about in memory.
 const ENTRY_BYTES: usize = 96;
+
+impl Entry {
+    /// The connection on which servers are given something for it.
+    pub(crate) fn given_on(&self) -> Option<ConnectionId> {
+        match self {
+            Self::Data { connection, .. }
+            | Self::Fin { connection }
+            | Self::Reset { connection }
+            | Self::Abort { connection }
+            | Self::Closed { connection } => Some(*connection),
+            Self::Open { .. } | Self::End { .. } | Self::Acked { .. } => None,
+            Self::NoOp | Self::Proceed { .. } | Self::Refresh => None,
+        }
+    }
+}
 
 impl Weigh for Entry {
     fn weight_bytes(&self) -> usize {

@@ -104,6 +104,14 @@ pub(crate) enum Mutant {
     PassesUnasked,
     /// What the server does not answer keeps all waiting.
     ProceedIsForgotten,
+    /// Servers do not forget what a copy lacks.
+    NothingIsForgotten,
+    /// A primary that has not handed over in the end forgets what it has withheld.
+    WithheldAreForgotten,
+    /// A primary that has given the lease back goes on to serve.
+    GivesBackAndServes,
+    /// A lease counts as given back that was lent once more since then.
+    TakesOldReturns,
     /// A primary goes on when its lease is over.
     ServesWithoutLease,
     /// What a primary has given an index before its lease was over is not waited for when it takes over again.

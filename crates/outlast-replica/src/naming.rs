@@ -172,7 +172,7 @@ mod tests {
         lease.handle_term(3, true);
         lease.handle_applied(3);
         lease.handle_acked(NodeId(1), 3, 1900);
-        let left_ms = lease.lend(NodeId(1), 1910).unwrap();
+        let left_ms = lease.lend(NodeId(1), 0, 1910).unwrap();
         let until_ms = 1910 + left_ms;
         let voters =
             [(1, None), (2, Some(1990))].map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });

@@ -30,8 +30,8 @@ impl View {
         self.members.contains(&node)
     }
 
-    /// At a node that knows this view: the node whose data it needs, if it is out. A node that has been a member before may be counted on by that
-    /// one alone, which knows it ([`Order::expect`](crate::Order::expect)); an earlier primary may have made it necessary and be dead.
+    /// At a node that knows this view: the node whose data it needs, if it is out. Only the primary knows whether it
+    /// counts on that node ([`Order::expect`](crate::Order::expect)).
     #[must_use]
     pub fn source_for(&self, node: NodeId) -> Option<NodeId> {
         (!self.has(node) && self.has(self.primary)).then_some(self.primary)

@@ -94,6 +94,10 @@ pub enum Error {
     Refused(String),
 }
 
+/// When a primary has given back what it had borrowed. None where it leads the consensus itself.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenBack(Option<u64>);
+
 /// One node's part in the consensus. It ends a moment after this is dropped.
 pub struct Consensus {
     service: Service,
@@ -179,14 +183,14 @@ impl Consensus {
     /// stopped at any instruction.
     #[must_use]
     pub fn may_serve(&self, epoch: u64) -> bool {
-        self.service.may_serve(epoch)
+        self.service.left_ms(epoch) > 0
     }
 
-    /// The same question, for another thread.
+    /// For how long, for another thread.
     #[must_use]
     pub fn lease_check(&self) -> LeaseCheck {
         let service = self.service.clone();
-        LeaseCheck::new(move |epoch| service.may_serve(epoch))
+        LeaseCheck::new(move |epoch| service.left_ms(epoch))
     }
 
     /// All nodes of the group that this one knows: voters, and those that become voters. None before it is in a group.
@@ -243,6 +247,34 @@ impl Consensus {
         }
     }
 
+    /// At the primary of the present view: does not serve any more by what it has borrowed from the leader, as another node is to be the primary.
+    /// [`Self::hand_over`] has that decided.
+    pub fn give_back(&self, epoch: u64) -> GivenBack {
+        let leads = self.leader() == Some(self.service.state.me);
+        // A leader has the lease to lend to the next one.
+        GivenBack((!leads).then(|| self.service.state.give_back(epoch)))
+    }
+
+    /// Has the view decided that makes another node the primary. Where it is not, this node serves again.
+    ///
+    /// # Errors
+    /// As those of [`Self::propose`].
+    pub async fn hand_over(&self, view: &View, given_back: GivenBack) -> Result<(), Error> {
+        if let Some(returned_ms) = given_back.0
+            && let Some(leader) = self.leader()
+            && let Some(member) = self.members().remove(&leader)
+        {
+            let state = &self.service.state;
+            let mut link = Link::new(leader, &member, state.clone());
+            let request = Request::Return { node: state.me.0, returned_ms };
+            // Where it does not hear that, the next primary borrows nothing before the time of the loan is over.
+            let _ = timeout(ASK_TIMEOUT, link.call(&request)).await;
+        }
+        let proposed = self.propose(view).await;
+        self.service.state.borrow_again();
+        proposed
+    }
+
     /// Asks this node of a group, which may lead it, to put this new node in the place of the dead one of the same name.
     /// Whether it has done so.
     pub async fn enter(&self, through: &str, member: Member) -> bool {
@@ -279,13 +311,18 @@ impl Consensus {
 /// Stands for election, proposes views and borrows the lease, when it is time for that.
 async fn attend(service: Service) {
     let Service { raft, state, decided } = &service;
+    let mut news = decided.clone();
     let mut tasks = JoinSet::new();
     let mut proposing = None;
     let mut borrowing: Option<tokio::task::AbortHandle> = None;
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        looks.tick().await;
+        tokio::select! {
+            _ = looks.tick() => {}
+            // A new primary borrows the lease at once.
+            changed = news.changed() => if changed.is_err() { return },
+        }
         while tasks.try_join_next().is_some() {}
         let metrics = raft.metrics().borrow().clone();
         let known = decided.borrow().clone();
@@ -314,7 +351,7 @@ async fn attend(service: Service) {
         let is_primary = known.view.as_ref().is_some_and(|view| view.primary == state.me);
         let leader = metrics.current_leader.filter(|leader| *leader != state.me.0);
         if !is_busy(&borrowing)
-            && let Some(view) = known.view.filter(|_| is_primary)
+            && let Some(view) = known.view.filter(|view| is_primary && state.borrows(view.epoch))
             && let Some(leader) = leader
             && let Some(member) = metrics.membership_config.membership().get_node(&leader)
         {
@@ -347,7 +384,10 @@ async fn borrow(mut link: Link, service: Service, epoch: u64) {
     let me = service.state.me;
     loop {
         let asked_ms = now_ms();
-        let request = Request::Borrow { node: me.0, epoch };
+        if !service.state.borrows(epoch) {
+            return;
+        }
+        let request = Request::Borrow { node: me.0, epoch, asked_ms };
         let Ok(Ok(Answer::Lent(lent))) = timeout(ASK_TIMEOUT, link.call(&request)).await else { return };
         let Some(left_ms) = lent else { return };
         service.state.note_borrowed(asked_ms, left_ms);

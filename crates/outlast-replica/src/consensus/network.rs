@@ -176,9 +176,11 @@ impl Service {
             }
             // Views are short: a copy of them is one piece.
             Request::Snapshot(request) => request.vote.committed && request.offset == 0 && request.done,
-            Request::Ask { .. } | Request::Borrow { .. } | Request::Propose(_) | Request::Enter { .. } => {
-                true
-            }
+            Request::Ask { .. }
+            | Request::Borrow { .. }
+            | Request::Return { .. }
+            | Request::Propose(_)
+            | Request::Enter { .. } => true,
         }
     }
 
@@ -197,10 +199,14 @@ impl Service {
                 let runs = self.raft.metrics().borrow().running_state.is_ok();
                 Answer::WouldVote(runs && !is_older && self.state.would_vote())
             }
-            Request::Borrow { node, epoch } => {
+            Request::Borrow { node, epoch, asked_ms } => {
                 let is_primary = |view: &View| view.primary == NodeId(node) && view.epoch == epoch;
                 let is_primary = self.decided.borrow().view.as_ref().is_some_and(is_primary);
-                Answer::Lent(if is_primary { self.state.lend(NodeId(node)) } else { None })
+                Answer::Lent(if is_primary { self.state.lend(NodeId(node), asked_ms) } else { None })
+            }
+            Request::Return { node, returned_ms } => {
+                self.state.note_returned(NodeId(node), returned_ms);
+                Answer::Returned
             }
             Request::Propose(proposal) => Answer::Proposed(self.propose(proposal).await),
             Request::Enter { node, member } => Answer::Entered(self.enter(NodeId(node), member).await),
@@ -240,10 +246,9 @@ impl Service {
         written.is_ok_and(|written| written.data)
     }
 
-    /// Whether this node may serve as the primary of this view.
-    pub(super) fn may_serve(&self, epoch: u64) -> bool {
-        let is_mine = |view: &View| view.primary == self.state.me && view.epoch == epoch;
-        self.decided.borrow().view.as_ref().is_some_and(is_mine) && self.state.may_serve()
+    /// For so many milliseconds more this node may serve as the primary of this view.
+    pub(super) fn left_ms(&self, epoch: u64) -> u64 {
+        if self.decided.borrow().is_led_by(self.state.me, epoch) { self.state.left_ms() } else { 0 }
     }
 
     /// A node that was started again wants the place that it had among the voters.

@@ -36,6 +36,8 @@ struct Inner {
     term: u64,
     /// When this voter has last answered in this term.
     answered_ms: BTreeMap<NodeId, u64>,
+    /// This node hands over, and borrows nothing for the view of this epoch.
+    borrows_none_for: Option<u64>,
 }
 
 /// Shared by all tasks of a node.
@@ -60,6 +62,7 @@ impl State {
             given_up_term: 0,
             term: 0,
             answered_ms: BTreeMap::new(),
+            borrows_none_for: None,
         };
         Self { me, promise_ms, inner: Mutex::new(inner), promising: tokio::sync::Mutex::default() }
     }
@@ -185,19 +188,43 @@ impl State {
     }
 
     /// Lends the primary what is left of the lease.
-    pub(super) fn lend(&self, to: NodeId) -> Option<u64> {
+    pub(super) fn lend(&self, to: NodeId, asked_ms: u64) -> Option<u64> {
         let inner = &mut *self.inner.lock();
-        if inner.undecided > 0 { None } else { inner.lease.lend(to, now_ms()) }
+        if inner.undecided > 0 { None } else { inner.lease.lend(to, asked_ms, now_ms()) }
+    }
+
+    /// At the primary of this view: it does not serve any more by what it has borrowed, and borrows nothing for that view before
+    /// [`Self::borrow_again`]. When that was.
+    pub(super) fn give_back(&self, epoch: u64) -> u64 {
+        let inner = &mut *self.inner.lock();
+        let now_ms = now_ms();
+        inner.lease.give_back(now_ms);
+        inner.borrows_none_for = Some(epoch);
+        now_ms
+    }
+
+    pub(super) fn borrow_again(&self) {
+        self.inner.lock().borrows_none_for = None;
+    }
+
+    /// Whether the primary of this view asks for what is left of the leader's lease.
+    pub(super) fn borrows(&self, epoch: u64) -> bool {
+        self.inner.lock().borrows_none_for != Some(epoch)
+    }
+
+    /// That node has given back what it had borrowed.
+    pub(super) fn note_returned(&self, from: NodeId, returned_ms: u64) {
+        self.inner.lock().lease.handle_returned(from, returned_ms);
     }
 
     pub(super) fn note_borrowed(&self, asked_ms: u64, left_ms: u64) {
         self.inner.lock().lease.handle_borrowed(asked_ms, left_ms.min(self.promise_ms));
     }
 
-    /// Whether the primary may serve at this instant, which is the one at which it asks.
-    pub(super) fn may_serve(&self) -> bool {
+    /// For so many milliseconds more the primary may serve, from the instant at which it asks on, if nothing else happens.
+    pub(super) fn left_ms(&self) -> u64 {
         let inner = self.inner.lock();
-        inner.undecided == 0 && inner.lease.may_serve(now_ms())
+        if inner.undecided > 0 { 0 } else { inner.lease.left_ms(now_ms()) }
     }
 }
 

@@ -110,6 +110,8 @@ impl RaftLogStorage<Types> for Log {
 pub struct Decided {
     /// The newest view; none before the first.
     pub view: Option<View>,
+    /// All views from this epoch on have the same primary.
+    pub led_since_epoch: u64,
     /// The term of the last entry.
     pub term: u64,
 }
@@ -118,6 +120,7 @@ pub struct Decided {
 #[derive(Debug, Serialize, Deserialize)]
 struct Stored {
     view: Option<Proposal>,
+    led_since_epoch: u64,
     term: u64,
 }
 
@@ -127,6 +130,16 @@ pub(super) struct Views {
     last: Option<LogId<u64>>,
     membership: StoredMembership<u64, Member>,
     decided: watch::Sender<Decided>,
+}
+
+impl Decided {
+    /// Whether this node may go on as the primary of the view of this epoch. It may not know yet of the newest one; if it leads that, too, and all
+    /// between, then nobody else has led, and in the older view it waits for at least as many members.
+    pub(super) fn is_led_by(&self, node: NodeId, epoch: u64) -> bool {
+        let leads =
+            |view: &View| view.primary == node && (self.led_since_epoch..=view.epoch).contains(&epoch);
+        self.view.as_ref().is_some_and(leads)
+    }
 }
 
 impl Views {
@@ -143,6 +156,9 @@ impl Views {
             Some(before) => view.follows(before),
         };
         if follows {
+            if decided.view.as_ref().is_none_or(|before| before.primary != view.primary) {
+                decided.led_since_epoch = view.epoch;
+            }
             decided.view = Some(view);
         }
         follows
@@ -197,7 +213,9 @@ impl RaftStateMachine<Types> for Views {
         let stored: Stored = postcard::from_bytes(snapshot.get_ref())
             .map_err(|error| StorageIOError::read_snapshot(Some(meta.signature()), &error))?;
         (self.last, self.membership) = (meta.last_log_id, meta.last_membership.clone());
-        self.decided.send_replace(Decided { view: stored.view.as_ref().map(View::from), term: stored.term });
+        let Stored { view, led_since_epoch, term } = stored;
+        let view = view.as_ref().map(View::from);
+        self.decided.send_replace(Decided { view, led_since_epoch, term });
         Ok(())
     }
 
@@ -220,13 +238,34 @@ pub(super) struct Copy {
 
 impl RaftSnapshotBuilder<Types> for Copy {
     async fn build_snapshot(&mut self) -> Result<Snapshot<Types>> {
-        let Decided { view, term } = &self.decided;
-        let stored = Stored { view: view.as_ref().map(Proposal::from), term: *term };
+        let Decided { view, led_since_epoch, term } = &self.decided;
+        let (led_since_epoch, term) = (*led_since_epoch, *term);
+        let stored = Stored { view: view.as_ref().map(Proposal::from), led_since_epoch, term };
         let bytes =
             postcard::to_allocvec(&stored).map_err(|error| StorageIOError::write_snapshot(None, &error))?;
         let snapshot_id = self.last.map_or_else(String::new, |last| last.to_string());
         let meta =
             SnapshotMeta { last_log_id: self.last, last_membership: self.membership.clone(), snapshot_id };
         Ok(Snapshot { meta, snapshot: Box::new(Cursor::new(bytes)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_primary_goes_on_in_an_older_view_only_if_nobody_else_has_led_since() {
+        let mut decided = Decided::default();
+        let next = |decided: &mut Decided, epoch: u64, primary: u64, members: &[u64]| {
+            let members = members.to_vec();
+            assert!(Views::decide(decided, &Proposal { epoch, primary, members }));
+            (0..=epoch + 1).filter(|epoch| decided.is_led_by(NodeId(1), *epoch)).collect::<Vec<_>>()
+        };
+        assert_eq!(next(&mut decided, 1, 1, &[1, 2, 3]), [1]);
+        assert_eq!(next(&mut decided, 2, 1, &[1, 2]), [1, 2]);
+        assert!(next(&mut decided, 3, 2, &[1, 2]).is_empty());
+        assert_eq!(next(&mut decided, 4, 1, &[1, 2]), [4]);
+        assert_eq!(next(&mut decided, 5, 1, &[1]), [4, 5]);
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// With what a connection begins, from the one who connects.
-pub(crate) const MAGIC: [u8; 8] = *b"outlast\x0d";
+pub(crate) const MAGIC: [u8; 8] = *b"outlast\x10";
 /// A longer message is none. A log has views and memberships of some nodes, and is cut every few hundred entries.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
@@ -33,6 +33,13 @@ pub(super) enum Request {
     Borrow {
         node: u64,
         epoch: u64,
+        /// By that node's clock.
+        asked_ms: u64,
+    },
+    /// The primary has given back what it had borrowed, by its own clock then.
+    Return {
+        node: u64,
+        returned_ms: u64,
     },
     /// The primary wants this view, for a node that has all that it has.
     Propose(Proposal),
@@ -51,6 +58,8 @@ pub(super) enum Answer {
     WouldVote(bool),
     /// So much is left; none: nothing is lent.
     Lent(Option<u64>),
+    /// It is known.
+    Returned,
     /// Whether it was decided.
     Proposed(bool),
     /// Whether it has the vote.

@@ -238,6 +238,8 @@ pub(super) fn restore(server: SocketAddr, password: Option<&str>, data: &mut dyn
     let alone = asks.ask(&["REPLICAOF", "NO", "ONE"]);
     drop(result?);
     alone?;
+    // Those of the node that gives the copy are forgotten as well.
+    asks.ask(&["SCRIPT", "FLUSH"])?;
     match asks.info()?.field("role") {
         Some("master") => Ok(()),
         role => Err(other(format!("Redis is still {}", role.unwrap_or("of no role")))),

@@ -5,8 +5,8 @@
 //! from when it began to say it, which was before: so its lease ends first, whatever happens to messages and processes in between. What
 //! remains is that clocks run at other speeds: the lease is shorter by [`MARGIN_MS`].
 //!
-//! The leader need not be the primary: then the primary borrows what is left of the lease, and the leader names no other primary before
-//! that is over.
+//! The leader need not be the primary: then the primary borrows what is left of the lease, and the leader lends it to no other one, nor serves
+//! itself, before that is over, or given back.
 
 #[cfg(test)]
 mod simulation;
@@ -20,6 +20,15 @@ use alloc::vec::Vec;
 
 /// Clocks of two machines may differ by so much in the time of a promise, and reading one may take so long.
 pub const MARGIN_MS: u64 = 5;
+
+/// What a leader has lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loan {
+    to: NodeId,
+    until_ms: u64,
+    /// When it was asked for last, by the clock of that node.
+    asked_ms: u64,
+}
 
 /// What one node knows of the lease. All times are its own clock's, which never goes back (`CLOCK_MONOTONIC`).
 #[derive(Debug)]
@@ -36,10 +45,13 @@ pub struct Lease {
     acked_ms: BTreeMap<NodeId, u64>,
     /// When this node last heard the leader: it has promised to elect nobody else for a time.
     heard_ms: Option<u64>,
-    /// To which node, and until when.
-    lent: Option<(NodeId, u64)>,
+    lent: Option<Loan>,
     /// Until when.
     borrowed_ms: Option<u64>,
+    /// This node gave back what it had borrowed: loans that it asked for until then are none.
+    returned_ms: Option<u64>,
+    /// Which node has done so last, and when by its own clock: what it asked for before may come later.
+    returned_by: Option<(NodeId, u64)>,
     #[cfg(test)]
     pub(crate) mutant: Option<crate::mutant::Mutant>,
 }
@@ -59,6 +71,8 @@ impl Lease {
             heard_ms: None,
             lent: None,
             borrowed_ms: None,
+            returned_ms: None,
+            returned_by: None,
             #[cfg(test)]
             mutant: None,
         }
@@ -129,25 +143,28 @@ impl Lease {
     /// it has lent is over. One that learns of a newer term leads no more at once, and the primary goes on to serve by what it has borrowed.
     #[must_use]
     pub fn may_vote(&self, now_ms: u64) -> bool {
-        let has_lent = self.lent.is_some_and(|(_, until_ms)| now_ms < until_ms);
+        let has_lent = self.lent.is_some_and(|loan| now_ms < loan.until_ms);
         let promised = self.heard_ms.is_some_and(|heard_ms| now_ms < heard_ms + self.promise_ms);
         let holds = self.until_ms().is_some_and(|until_ms| now_ms < until_ms);
         !promised && (!has_lent || is_mutant!(self, VotesAtOnce)) && (!holds || is_mutant!(self, LeaderVotes))
     }
 
     /// The primary, another node, asks for what is left of the lease: how long that is. It counts from before it asked, with a clock of its
-    /// own, which may be slower.
-    pub fn lend(&mut self, to: NodeId, now_ms: u64) -> Option<u64> {
-        if !self.may_name(to, now_ms) {
+    /// own, which may be slower. By that clock it asked at `asked_ms`.
+    pub fn lend(&mut self, to: NodeId, asked_ms: u64, now_ms: u64) -> Option<u64> {
+        let is_late =
+            self.returned_by.is_some_and(|(node, returned_ms)| node == to && asked_ms <= returned_ms);
+        if is_late || !self.may_name(to, now_ms) {
             return None;
         }
         let until_ms = self.until_ms().filter(|until_ms| now_ms < *until_ms)?;
         // What was lent before is not taken back, should the lease be shorter since: the voters may be others.
-        let lent_ms = self
-            .lent
-            .filter(|(before, _)| *before == to)
-            .map_or(until_ms, |(_, lent_ms)| lent_ms.max(until_ms));
-        self.lent = Some((to, lent_ms));
+        let before = self.lent.filter(|before| before.to == to);
+        self.lent = Some(Loan {
+            to,
+            until_ms: before.map_or(until_ms, |before| before.until_ms.max(until_ms)),
+            asked_ms: before.map_or(asked_ms, |before| before.asked_ms.max(asked_ms)),
+        });
         let margin_ms = if is_mutant!(self, LendsAll) { 0 } else { MARGIN_MS };
         Some((until_ms - now_ms).saturating_sub(margin_ms))
     }
@@ -155,12 +172,33 @@ impl Lease {
     /// Whether the leader may name this node as the primary now: no other one serves by its lease.
     #[must_use]
     pub fn may_name(&self, primary: NodeId, now_ms: u64) -> bool {
-        let is_free = |(to, until_ms): (NodeId, u64)| to == primary || now_ms >= until_ms;
+        let is_free = |loan: Loan| loan.to == primary || now_ms >= loan.until_ms;
         self.lent.is_none_or(is_free) || is_mutant!(self, NamesTwo)
+    }
+
+    /// This node does not serve any more by what it has borrowed, nor by what it has asked for: the leader may have it back.
+    /// It is to say that with [`handle_returned`](Self::handle_returned) and this time, by its own clock.
+    pub fn give_back(&mut self, now_ms: u64) {
+        self.returned_ms = Some(now_ms);
+        if !is_mutant!(self, GivesBackAndServes) {
+            self.borrowed_ms = None;
+        }
+    }
+
+    /// At the leader: that node has given back what it had asked for at `returned_ms` or before, by its own clock.
+    pub fn handle_returned(&mut self, from: NodeId, returned_ms: u64) {
+        let is_old = |loan: &Loan| loan.asked_ms > returned_ms && !is_mutant!(self, TakesOldReturns);
+        self.lent = self.lent.filter(|loan| loan.to != from || is_old(loan));
+        self.returned_by = Some((from, returned_ms));
     }
 
     /// What was left of the leader's lease when it was asked, at this time or later.
     pub fn handle_borrowed(&mut self, asked_ms: u64, left_ms: u64) {
+        if self.returned_ms.is_some_and(|returned_ms| asked_ms <= returned_ms)
+            && !is_mutant!(self, GivesBackAndServes)
+        {
+            return;
+        }
         self.borrowed_ms = self.borrowed_ms.max(Some(asked_ms.saturating_add(left_ms)));
     }
 
@@ -168,7 +206,13 @@ impl Lease {
     /// stopped at any instruction.
     #[must_use]
     pub fn may_serve(&self, now_ms: u64) -> bool {
+        self.left_ms(now_ms) > 0
+    }
+
+    /// For so long it may, in milliseconds, if nothing else is heard.
+    #[must_use]
+    pub fn left_ms(&self, now_ms: u64) -> u64 {
         let own = self.until_ms().filter(|_| self.may_name(self.me, now_ms));
-        own.max(self.borrowed_ms).is_some_and(|until_ms| now_ms < until_ms)
+        own.max(self.borrowed_ms).map_or(0, |until_ms| until_ms.saturating_sub(now_ms))
     }
 }

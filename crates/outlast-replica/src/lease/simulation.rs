@@ -69,6 +69,9 @@ enum Message {
     Lend {
         asked_ms: u64,
     },
+    Return {
+        returned_ms: u64,
+    },
     Lent {
         asked_ms: u64,
         left_ms: u64,
@@ -219,8 +222,9 @@ impl World {
             850..900 => self.ask(id),
             900..940 => self.tick(id),
             940..955 => self.name(id, other),
+            955..960 => self.give_back(id),
             // Those that are stopped go on sooner than others are stopped.
-            955..985 => {
+            960..985 => {
                 let goes_on = self.below(4) > 0;
                 let voter = self.voters.get_mut(&id).unwrap();
                 voter.stopped = !voter.stopped && !goes_on;
@@ -305,6 +309,16 @@ impl World {
         let asked_ms = self.clock_ms(id);
         if !self.voters[&id].stopped && self.voters[&id].primary == id {
             self.send_all(id, Message::Lend { asked_ms });
+        }
+    }
+
+    /// A primary that does not lead hands over.
+    fn give_back(&mut self, id: NodeId) {
+        let returned_ms = self.clock_ms(id);
+        let voter = self.voters.get_mut(&id).unwrap();
+        if !voter.stopped && voter.primary == id && !voter.leads {
+            voter.lease.give_back(returned_ms);
+            self.send_all(id, Message::Return { returned_ms });
         }
     }
 
@@ -393,10 +407,11 @@ impl World {
                 }
             }
             Message::Lend { asked_ms } if voter.primary == from => {
-                if let Some(left_ms) = voter.lease.lend(from, now_ms) {
+                if let Some(left_ms) = voter.lease.lend(from, asked_ms, now_ms) {
                     self.send(to, from, Message::Lent { asked_ms, left_ms });
                 }
             }
+            Message::Return { returned_ms } => voter.lease.handle_returned(from, returned_ms),
             Message::Lent { asked_ms, left_ms } => voter.lease.handle_borrowed(asked_ms, left_ms),
             _ => {}
         }
@@ -417,7 +432,8 @@ fn nobody_serves_beside_another_whatever_stops() {
 }
 
 /// Rarer ones have tests of their own.
-const MUTANTS: [Mutant; 2] = [Mutant::HalfIsEnough, Mutant::NamesTwo];
+const MUTANTS: [Mutant; 4] =
+    [Mutant::HalfIsEnough, Mutant::NamesTwo, Mutant::GivesBackAndServes, Mutant::TakesOldReturns];
 
 #[test]
 fn every_fault_of_the_lease_is_found() {

@@ -47,7 +47,7 @@ fn who_holds_the_lease_elects_nobody() {
 fn who_has_lent_the_lease_elects_nobody_before_that_is_over() {
     only_finds(Mutant::VotesAtOnce, |mutant| {
         let mut lease = leading(mutant);
-        let is_lent = lease.lend(NodeId(2), 1_010).is_some();
+        let is_lent = lease.lend(NodeId(2), 0, 1_010).is_some();
         lease.handle_term(8, false);
         is_lent && !lease.may_vote(1_094) && lease.may_vote(1_095)
     });
@@ -108,10 +108,10 @@ fn what_is_lent_counts_from_before_it_was_asked() {
     let (mut leader, mut primary) = (leading(None), Lease::new(NodeId(2), PROMISE_MS));
     // Its clock shows other times.
     let asked_ms = 70_000;
-    let left_ms = leader.lend(NodeId(2), 1_050);
+    let left_ms = leader.lend(NodeId(2), 0, 1_050);
     assert_eq!(left_ms, Some(45 - MARGIN_MS));
     assert!(!leader.may_name(NodeId(3), 1_094) && leader.may_name(NodeId(3), 1_095));
-    assert!(leader.may_name(NodeId(2), 1_050) && leader.lend(NodeId(3), 1_060).is_none());
+    assert!(leader.may_name(NodeId(2), 1_050) && leader.lend(NodeId(3), 0, 1_060).is_none());
     // Nor does the leader serve meanwhile.
     assert!(!leader.may_serve(1_060));
     primary.handle_borrowed(asked_ms, 40);
@@ -121,6 +121,6 @@ fn what_is_lent_counts_from_before_it_was_asked() {
 #[test]
 fn a_slower_clock_does_not_make_more_of_what_is_lent() {
     only_finds(Mutant::LendsAll, |mutant| {
-        leading(mutant).lend(NodeId(2), 1_000) == Some(PROMISE_MS - 2 * MARGIN_MS)
+        leading(mutant).lend(NodeId(2), 0, 1_000) == Some(PROMISE_MS - 2 * MARGIN_MS)
     });
 }

@@ -4,6 +4,7 @@
 use super::joining::{self, Copies};
 use super::meeting;
 use super::meeting::Introduction;
+use super::switchover::{self, HandOvers};
 use crate::consensus::{self, Consensus, receive, send};
 use crate::portal::machine::{Command, Handle};
 use crate::portal::peers;
@@ -33,6 +34,7 @@ pub(super) struct Door {
     /// None: a witness.
     pub(super) machine: Option<Handle>,
     pub(super) copies: Option<Arc<Copies>>,
+    pub(super) hand_overs: Option<HandOvers>,
     /// What this node says of itself, but for whether it has a group.
     pub(super) introduction: watch::Receiver<Introduction>,
     /// Of the list. Others get half of the places.
@@ -84,6 +86,10 @@ impl Door {
             joining::MAGIC => {
                 let Some(copies) = self.copies.clone() else { return Ok(()) };
                 tokio::spawn(async move { copies.give(stream).await });
+            }
+            switchover::MAGIC => {
+                let Some(hand_overs) = self.hand_overs.clone() else { return Ok(()) };
+                tokio::spawn(async move { hand_overs.answer(stream).await });
             }
             meeting::MAGIC => {
                 let _: Option<Introduction> = receive(&mut stream).await?;

@@ -6,6 +6,7 @@ mod joining;
 pub mod meeting;
 mod remembered;
 mod status;
+mod switchover;
 mod views;
 
 use crate::consensus::{self, Consensus};
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use switchover::HandOvers;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -138,6 +140,7 @@ struct Shared {
     server: Option<SocketAddr>,
     waits: Mutex<Option<Waits>>,
     copying: Option<Copying>,
+    hand_overs: Option<HandOvers>,
     /// One try at a time.
     joining: Arc<tokio::sync::Mutex<()>>,
     joins: Mutex<Joining>,
@@ -211,7 +214,15 @@ impl Node {
             copying: copying.clone(),
             busy: tokio::sync::Mutex::default(),
         });
+        let hand_overs = machine.clone();
+        let hand_overs = hand_overs.map(|machine| HandOvers {
+            me,
+            consensus: consensus.clone(),
+            machine,
+            busy: Arc::default(),
+        });
         let door = Door {
+            hand_overs: hand_overs.clone(),
             me,
             consensus: consensus.clone(),
             machine: machine.clone(),
@@ -228,6 +239,7 @@ impl Node {
             server,
             waits: Mutex::new(None),
             copying,
+            hand_overs,
             joining: Arc::default(),
             joins: Mutex::default(),
             takes_part: AtomicBool::new(false),
@@ -352,6 +364,7 @@ fn run_machine(
     let settings = machine::Settings {
         me,
         lease: consensus.lease_check(),
+        promise_ms: group.promise_ms,
         limits: Limits {
             lag_timeout_ms: Limits::default().lag_timeout_ms.max(group.promise_ms),
             ..Limits::default()
@@ -362,6 +375,7 @@ fn run_machine(
         device: portal.device.clone(),
         mark: MARK,
         server: portal.server,
+        password: portal.copying.as_ref().and_then(|copying| copying.password.clone()),
     };
     // Before the rules are touched: they may be those of another process, which has the address.
     let listener = machine::listen(at).map_err(|error| Error::Portal { portal: at, error })?;

@@ -161,25 +161,6 @@ impl Shared {
         tracing::info!(epoch = view.epoch, primary, members = names.join(", "), "a view is decided");
     }
 
-    pub(super) async fn switch_over(&self, to: Option<&str>) -> Result<String, Error> {
-        let members = self.consensus.members();
-        let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
-        let mut others = view.members.iter().filter(|node| **node != view.primary);
-        let next = others.find(|node| to.is_none_or(|to| self.name_of(**node, &members) == to)).copied();
-        let Some(next) = next else {
-            let what = match to {
-                Some(to) if self.name_of(view.primary, &members) == to => {
-                    format!("{to} is the primary already")
-                }
-                Some(to) => format!("{to} is no member of the view: only a member has all data"),
-                None => "there is no other member that could be the primary".to_owned(),
-            };
-            return Err(Error::Group(what));
-        };
-        self.consensus.propose(&View { epoch: view.epoch + 1, primary: next, members: view.members }).await?;
-        Ok(self.name_of(next, &members))
-    }
-
     pub(super) async fn evict(&self, name: &str) -> Result<(), Error> {
         let members = self.consensus.members();
         let view = self.view().ok_or_else(|| Error::Group("there is no view yet".to_owned()))?;
@@ -207,8 +188,12 @@ impl Shared {
                 "this is the last node that has all data of the group: nobody serves clients any more"
             );
         }
+        let left = async {
+            self.hand_over_before_leaving().await;
+            left.await;
+        };
         if self.machine.is_some() && timeout(LEAVE_TIMEOUT, left).await.is_err() {
-            tracing::warn!("the others were not told that this node ends: they will take it for dead");
+            tracing::warn!("the others do not know that this node ends: they will take it for dead");
         }
     }
 }

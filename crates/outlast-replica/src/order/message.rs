@@ -1,6 +1,7 @@
 //! What nodes say to each other about the order.
 
 use crate::log::Ordered;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// From one node to another. Links keep the order of messages; what was under way when one breaks is lost.
@@ -42,6 +43,16 @@ pub enum Message<E> {
     Outdated {
         /// Of the view.
         epoch: u64,
+    },
+    /// From a node that begins to serve clients as the primary.
+    Serving {
+        /// Of its view.
+        epoch: u64,
+    },
+    /// To the primary, or one that is about to be it: a packet of a client has come to the primary before.
+    Forwarded {
+        /// From its IP header on.
+        bytes: Arc<[u8]>,
     },
     /// To the primary: what was sent does not follow on this.
     Missing {

@@ -258,6 +258,11 @@ impl<E: Clone + Weigh> Order<E> {
         }
     }
 
+    /// Nodes to which there is a link.
+    pub(crate) fn linked(&self) -> impl Iterator<Item = NodeId> {
+        self.linked.iter().copied()
+    }
+
     /// There is a link to this node, a new one.
     pub fn handle_linked(&mut self, node: NodeId) {
         self.linked.insert(node);
@@ -287,6 +292,8 @@ impl<E: Clone + Weigh> Order<E> {
             Message::Entries { epoch, first, entries, stable } => {
                 self.entries(from, epoch, first, entries, stable);
             }
+            // They are not about the order.
+            Message::Serving { .. } | Message::Forwarded { .. } => {}
         }
     }
 

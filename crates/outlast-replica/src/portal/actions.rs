@@ -3,7 +3,6 @@
 use super::clients::Client;
 use super::machine::Machine;
 use crate::replica::Action;
-use outlast_netlink::queue::Verdict;
 use std::io;
 use std::sync::PoisonError;
 
@@ -13,13 +12,11 @@ impl Machine {
         while let Some(action) = self.replica.poll_action() {
             match action {
                 Action::Send { to, message } => self.peers.send(to, &message),
-                Action::Verdict { packet, passes } => {
-                    let verdict = if passes { Verdict::Accept } else { Verdict::Drop };
-                    self.verdicts.push((packet.0, verdict));
-                }
+                Action::Verdict { packet, passes } => self.decide(packet, passes),
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
                 Action::AskServer { index, connection } => self.ask_server(index, connection),
+                Action::RefreshServer { index } => self.refresh_server(index),
                 Action::Outdated => {
                     self.join_fails("the others have gone on, and no longer keep what it lacks")
                 }
@@ -42,6 +39,9 @@ impl Machine {
                 }
                 Action::TakeOver { epoch } => self.take_over(epoch)?,
                 Action::Fence => self.fence(),
+                Action::GiveUpAddress => self.give_up_address(),
+                Action::Forward { packet, to } => self.forward(packet, to),
+                Action::Inject { bytes } => self.inject(&bytes),
                 Action::Excluded { .. } => self.known.is_excluded = true,
                 Action::TooFar { node } => {
                     tracing::debug!(?node, "a node without data wants what is not kept any more")

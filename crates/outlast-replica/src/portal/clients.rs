@@ -77,13 +77,14 @@ impl Machine {
         let Ok(portal) = socket.local_addr() else { return };
         let ends = Ends { portal, client };
         let Some(connection) = self.replica.handle_accepted(&ends) else { return };
-        let _ = socket.set_nodelay(true);
         self.add(connection, socket, (ends, 0, 0));
         self.feed_client(connection);
     }
 
     fn add(&mut self, connection: ConnectionId, socket: TcpStream, (ends, base, written): (Ends, u64, u64)) {
         let token = self.new_token(connection, false);
+        // What the server says goes on at once, as it has decided when to say it; also where the client acknowledges late.
+        let _ = socket.set_nodelay(true);
         // A client whose machine is gone would be known for ever.
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
         let socket_ref = socket2::SockRef::from(&socket);
@@ -251,6 +252,20 @@ impl Machine {
         for connection in std::mem::take(&mut self.dirty_clients) {
             self.look_at_client(connection);
         }
+    }
+
+    /// Reads what all of them have sent, whether the kernel has said so or not.
+    pub(super) fn read_all_clients(&mut self) {
+        for (connection, client) in &mut self.clients {
+            client.stream.note_ready(true, true);
+            self.dirty_clients.insert(*connection);
+        }
+        self.look_at_clients();
+    }
+
+    /// Some of what a client has sent has no place in the order.
+    pub(super) fn has_unread_clients(&self) -> bool {
+        self.clients.values().any(|client| client.input.is_some() || client.stream.is_readable())
     }
 
     fn look_at_client(&mut self, connection: ConnectionId) {

@@ -3,9 +3,10 @@
 
 use super::machine::{LOOK, Machine};
 use crate::entry::ConnectionId;
-use crate::replica::{Replica, Snapshot};
+use crate::replica::{Action, Replica, Snapshot};
 use crate::view::{NodeId, View};
 use crate::wire;
+use outlast_netlink::queue::Verdict;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub(super) struct Copying {
     begun: Instant,
     /// Since then nothing has gone on.
     held_at: Instant,
+    /// It could rest: the servers of all nodes are to forget what a copy lacks, and it comes to a rest right behind that.
+    refreshes: bool,
     /// Connections that are in the way, and since when.
     in_the_way: BTreeMap<ConnectionId, Instant>,
     stage: Stage,
@@ -72,6 +75,7 @@ impl Machine {
                 self.copying = Some(Copying {
                     begun: now,
                     held_at: now,
+                    refreshes: false,
                     in_the_way: BTreeMap::new(),
                     stage: Stage::Waits(rests),
                 });
@@ -85,7 +89,10 @@ impl Machine {
     /// Looks whether the server rests.
     pub(super) fn go_on_with_copy(&mut self) {
         let now = Instant::now();
-        let Some(Copying { begun, held_at, mut in_the_way, stage }) = self.copying.take() else { return };
+        let Some(Copying { begun, held_at, mut refreshes, mut in_the_way, stage }) = self.copying.take()
+        else {
+            return;
+        };
         let is_serving = self.replica.is_serving();
         let rests = match stage {
             Stage::Rests if !self.replica.is_holding() => return,
@@ -96,7 +103,7 @@ impl Machine {
                 return self.release_all();
             }
             Stage::Rests => {
-                self.copying = Some(Copying { begun, held_at, in_the_way, stage });
+                self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage });
                 return;
             }
             Stage::Waits(rests) => rests,
@@ -116,19 +123,21 @@ impl Machine {
             return;
         }
         let mut held_at = held_at;
-        if !self.replica.is_holding() {
+        if !self.replica.is_holding() && !refreshes {
             // Connections were in the way.
             self.replica.hold();
             held_at = now;
         }
-        if self.replica.is_settled() {
+        if self.replica.is_holding() && self.replica.is_settled() {
             let now_in_the_way = self.replica.not_transferable();
-            if now_in_the_way.is_empty() {
-                self.copying = Some(Copying { begun, held_at, in_the_way, stage: Stage::Rests });
+            if now_in_the_way.is_empty() && self.replica.is_refreshed() {
+                self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage: Stage::Rests });
                 let _ = rests.send(Ok(()));
                 return;
             }
             self.release_all();
+            refreshes = now_in_the_way.is_empty() && self.replica.refresh_and_hold(self.now_ms());
+            held_at = now;
             in_the_way.retain(|connection, _| now_in_the_way.contains(connection));
             let since = |connection| (connection, in_the_way.get(&connection).copied().unwrap_or(now));
             in_the_way = now_in_the_way.into_iter().map(since).collect();
@@ -141,7 +150,7 @@ impl Machine {
                 .collect();
             self.reset_connections(&late);
         }
-        self.copying = Some(Copying { begun, held_at, in_the_way, stage: Stage::Waits(rests) });
+        self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage: Stage::Waits(rests) });
     }
 
     fn reset_connections(&mut self, in_the_way: &[ConnectionId]) {
@@ -170,7 +179,8 @@ impl Machine {
         }
         // What the server has said unasked belongs to the time before.
         self.read_servers();
-        if !self.replica.is_settled() || !self.replica.not_transferable().is_empty() {
+        let is_whole = self.replica.is_settled() && self.replica.is_refreshed();
+        if !is_whole || !self.replica.not_transferable().is_empty() {
             self.release_all();
             let _ = taken.send(Err("its server has gone on meanwhile".to_owned()));
             return;
@@ -194,12 +204,21 @@ impl Machine {
 
     /// Forgets all that this node knew of the group: its server is about to get other data.
     pub(super) fn reset(&mut self) {
+        let mut packets = self.replica.waiting_packets();
+        while let Some(action) = self.replica.poll_action() {
+            if let Action::Verdict { packet, .. } | Action::Forward { packet, .. } = action {
+                packets.push(packet);
+            }
+        }
+        self.verdicts.extend(packets.into_iter().map(|packet| (packet.0, Verdict::Drop)));
+        self.handing_over.forget_all();
         self.fence();
+        self.give_up_address();
         for (_, server) in std::mem::take(&mut self.servers) {
             self.forget_token(server.token);
         }
         self.dirty_servers.clear();
-        self.asker = None;
+        (self.asker, self.refresher) = (None, None);
         self.closing_servers.clear();
         self.replica = Replica::new(self.settings.me, View::none(), self.settings.limits)
             .with(self.settings.delivery, self.settings.protocol);

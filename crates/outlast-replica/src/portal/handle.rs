@@ -1,6 +1,7 @@
 //! How a node's portal is to be, what it is told, and what is known of it.
 
 use super::copying::{Joins, Rests, Taken};
+use super::handing_over::HandedOver;
 use crate::order::Limits;
 use crate::protocol::Protocol;
 use crate::replica::{Delivery, Snapshot};
@@ -12,17 +13,18 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Says at any instant whether this node may serve as the primary of the view of this epoch. No other one may then.
-pub struct LeaseCheck(Box<dyn Fn(u64) -> bool + Send>);
+/// Says at any instant for how many milliseconds more this node may serve as the primary of the view of this epoch, unless something happens. No
+/// other one may then. 0: it may not.
+pub struct LeaseCheck(Box<dyn Fn(u64) -> u64 + Send>);
 
 impl LeaseCheck {
     /// By this function, which is called for every packet or two: it has to be fast.
-    pub fn new(may_serve: impl Fn(u64) -> bool + Send + 'static) -> Self {
-        Self(Box::new(may_serve))
+    pub fn new(left_ms: impl Fn(u64) -> u64 + Send + 'static) -> Self {
+        Self(Box::new(left_ms))
     }
 
-    /// Whether it may now.
-    pub(super) fn may_serve(&self, epoch: u64) -> bool {
+    /// For so long it may.
+    pub(super) fn left_ms(&self, epoch: u64) -> u64 {
         (self.0)(epoch)
     }
 }
@@ -40,6 +42,8 @@ pub struct Settings {
     pub me: NodeId,
     /// Who may serve.
     pub lease: LeaseCheck,
+    /// For so long voters promise to elect nobody else.
+    pub promise_ms: u64,
     /// Of the order.
     pub limits: Limits,
     /// When servers get what clients send: the same at all nodes.
@@ -54,6 +58,8 @@ pub struct Settings {
     pub mark: u32,
     /// This node's server.
     pub server: SocketAddr,
+    /// Its password, where it wants one. Of Redis.
+    pub password: Option<String>,
 }
 
 /// What a node is told by other threads.
@@ -69,6 +75,10 @@ pub enum Command {
     Copy(NodeId, Rests),
     /// The data are those of this moment.
     Copied(Taken),
+    /// That other member is to be the primary: packets of clients are withheld for it, for so long at the most.
+    HandOver(NodeId, Duration, HandedOver),
+    /// It is not: this node goes on.
+    KeepOn,
     /// The server is about to get other data: all that was known of the group is forgotten.
     Reset,
     /// The server has the data of this snapshot, which came then: the node catches up from there.
@@ -112,10 +122,16 @@ pub struct Facts {
     pub is_server_hanging: bool,
     /// It was a member, and is none any more.
     pub is_excluded: bool,
+    /// Packets of clients that come here are withheld, or go to the primary.
+    pub is_forwarding: bool,
     /// How long it took to restore all connections, the last time.
     pub restored_in: Option<Duration>,
     /// The kernel had no room for so many packets at a time, or more.
     pub overflows: u64,
+    /// Packets of clients that went to another primary.
+    pub forwarded: u64,
+    /// Packets of clients that came to another node first.
+    pub injected: u64,
 }
 
 /// To tell a node something, and to ask how it is.
@@ -130,6 +146,11 @@ impl Handle {
     /// Tells it this. One that has ended hears nothing.
     pub fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
+        let _ = self.waker.wake();
+    }
+
+    /// Something that it asks by itself has changed, such as the lease.
+    pub fn wake(&self) {
         let _ = self.waker.wake();
     }
 

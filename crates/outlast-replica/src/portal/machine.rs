@@ -5,9 +5,11 @@ use super::announce::Portal;
 use super::asker::Asker;
 use super::clients::Client;
 use super::copying::{Copying, Joins};
+use super::handing_over::HandingOver;
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
 use super::peers::{News, Peers};
 use super::raw::Raw;
+use super::refresher::Refresher;
 use super::repair;
 use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
@@ -35,6 +37,7 @@ const WAKER: Token = Token(0);
 const QUEUE: Token = Token(1);
 const LISTENER: Token = Token(2);
 pub(super) const ASKER: Token = Token(3);
+pub(super) const REFRESHER: Token = Token(4);
 /// Of connections: those of clients have even ones from here on, those to the server odd ones.
 const FIRST: usize = 10;
 /// The clock of a machine that was never set begins here.
@@ -45,6 +48,8 @@ const BACKLOG: i32 = 4096;
 pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Between two looks whether the server lives, besides those when it ends a connection.
 const LOOK_AT_SERVER: Duration = Duration::from_secs(1);
+/// It has something to do more often: longer, and it was stopped.
+const SLEPT: Duration = Duration::from_secs(2);
 /// Between two questions of a primary that waits for the lease.
 const ASK_LEASE: Duration = Duration::from_millis(1);
 
@@ -54,6 +59,12 @@ pub struct Machine {
     pub(super) replica: Replica,
     pub(super) raw: Raw,
     lease: LeaseCheck,
+    /// What it said last.
+    pub(super) lease_left_ms: u64,
+    pub(super) promise_ms: u64,
+    /// This process has done nothing for a while.
+    has_slept: bool,
+    worked_at: Instant,
     /// What becomes of packets, until the kernel is told.
     pub(super) verdicts: Vec<(u32, Verdict)>,
     pub(super) clients: BTreeMap<ConnectionId, Client>,
@@ -61,8 +72,12 @@ pub struct Machine {
     pub(super) server: SocketAddr,
     pub(super) settings: Plan,
     pub(super) asker: Option<Asker>,
+    pub(super) refresher: Option<Refresher>,
+    /// Of the server, where it wants one.
+    pub(super) password: Option<String>,
     /// Another node is getting a copy of the server's data.
     pub(super) copying: Option<Copying>,
+    pub(super) handing_over: HandingOver,
     pub(super) resumes_since: Instant,
     /// The last that it was told of.
     pub(super) newest_view: Option<View>,
@@ -80,7 +95,7 @@ pub struct Machine {
     looked_at: Instant,
     server_looked_at: Instant,
     poll: Poll,
-    queue: Queue,
+    pub(super) queue: Queue,
     listener: TcpListener,
     pub(super) portal: Portal,
     pub(super) peers: Peers,
@@ -150,11 +165,18 @@ impl Machine {
             replica: Replica::new(plan.me, View::none(), plan.limits).with(plan.delivery, plan.protocol),
             settings: plan,
             asker: None,
+            refresher: None,
+            password: settings.password,
             copying: None,
+            handing_over: HandingOver::default(),
             resumes_since: Instant::now(),
             newest_view: None,
             raw: Raw::open(settings.mark)?,
             lease: settings.lease,
+            lease_left_ms: 0,
+            promise_ms: settings.promise_ms,
+            has_slept: false,
+            worked_at: Instant::now(),
             verdicts: Vec::new(),
             clients: BTreeMap::new(),
             servers: BTreeMap::new(),
@@ -200,6 +222,11 @@ impl Machine {
         self.replica.restore(connection, self.now_ms())
     }
 
+    /// Where clients connect to.
+    pub(super) fn portal_address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
     /// A token for the socket of a client, or of a connection to the server.
     pub(super) fn new_token(&mut self, connection: ConnectionId, is_server: bool) -> Token {
         let token = Token(self.next_token + usize::from(is_server));
@@ -225,6 +252,7 @@ impl Machine {
         let result = self.work_until_the_end();
         // The others have the clients.
         self.fence();
+        self.give_up_address();
         result
     }
 
@@ -255,7 +283,7 @@ impl Machine {
         let looks = (!self.watched.is_empty()).then(|| self.looked_at + LOOK);
         let lease = self.replica.order().is_primary().then(|| {
             // One that serves has to give the address up soon after its lease is over.
-            now + if self.replica.is_serving() { LOOK } else { ASK_LEASE }
+            now + if self.replica.is_serving() && !self.replica.keeps_packets() { LOOK } else { ASK_LEASE }
         });
         let server = self.replica.order().view().epoch > 0;
         let server = server.then(|| self.server_looked_at + LOOK_AT_SERVER);
@@ -273,6 +301,11 @@ impl Machine {
         {
             return asker.note_ready(readable, writable);
         }
+        if token == REFRESHER
+            && let Some(refresher) = &mut self.refresher
+        {
+            return refresher.note_ready(readable, writable);
+        }
         let Some(connection) = self.by_token.get(&token) else { return };
         if token.0.is_multiple_of(2) {
             if let Some(client) = self.clients.get_mut(connection) {
@@ -287,6 +320,8 @@ impl Machine {
 
     /// Everything that can be done without waiting.
     fn work(&mut self) -> io::Result<()> {
+        self.has_slept = self.worked_at.elapsed() > SLEPT;
+        self.worked_at = Instant::now();
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::View(view) => self.take_view(view),
@@ -294,6 +329,8 @@ impl Machine {
                 Command::Link(node, socket) => self.peers.adopt(node, socket, self.poll.registry()),
                 Command::Copy(node, rests) => self.begin_copy(node, rests),
                 Command::Copied(taken) => self.end_copy(taken),
+                Command::HandOver(to, within, asks) => self.begin_to_hand_over((to, within), asks)?,
+                Command::KeepOn => self.keep_on(),
                 Command::Reset => self.reset(),
                 Command::Join(snapshot, at, view) => self.join(&snapshot, at, view)?,
                 Command::Stop => self.ends = true,
@@ -302,6 +339,7 @@ impl Machine {
         // The process may have been stopped for a while: nothing comes before this.
         self.has_lease();
         self.act()?;
+        self.look_at_end_of_lease()?;
         // What has been answered meanwhile is not late.
         self.look_at_servers();
         self.hear_peers();
@@ -326,9 +364,11 @@ impl Machine {
         self.look_at_clients();
         self.look_at_servers();
         self.look_at_asker();
+        self.look_at_refresher();
         self.close_late_servers();
         self.look_at_resumed();
         self.go_on_with_copy();
+        self.go_on_with_hand_over()?;
         self.promote();
         self.replica.flush(self.now_ms());
         self.act()?;
@@ -360,13 +400,14 @@ impl Machine {
     /// Whether no other node may serve now. Asked right before anything leaves.
     pub(super) fn has_lease(&mut self) -> bool {
         let order = self.replica.order();
-        let has_lease = order.is_primary() && self.lease.may_serve(order.view().epoch);
+        self.lease_left_ms = if order.is_primary() { self.lease.left_ms(order.view().epoch) } else { 0 };
+        let has_lease = self.lease_left_ms > 0;
         self.replica.handle_lease(has_lease, self.now_ms());
         has_lease
     }
 
     /// Tells the kernel what becomes of packets. Without the lease none passes, whatever was decided before.
-    fn say_verdicts(&mut self) -> io::Result<()> {
+    pub(super) fn say_verdicts(&mut self) -> io::Result<()> {
         let mut verdicts = std::mem::take(&mut self.verdicts);
         let passes = verdicts.iter().any(|(_, verdict)| *verdict == Verdict::Accept) && self.has_lease();
         for (id, verdict) in verdicts.drain(..) {
@@ -413,8 +454,9 @@ impl Machine {
         }
     }
 
-    fn take_packets(&mut self) -> io::Result<()> {
+    pub(super) fn take_packets(&mut self) -> io::Result<()> {
         let now_ms = self.now_ms();
+        let has_slept = self.has_slept;
         loop {
             let drops = match self.queue.receive()? {
                 Received::Nothing => return Ok(()),
@@ -427,6 +469,14 @@ impl Machine {
                     match Segment::parse(packet.bytes, direction) {
                         Ok(segment) => {
                             if direction == Direction::In {
+                                if has_slept && !self.replica.is_serving() {
+                                    // It may have waited for minutes.
+                                    self.verdicts.push((packet.id, Verdict::Drop));
+                                    continue;
+                                }
+                                if self.replica.keeps_packets() {
+                                    self.handing_over.keep(&packet, !self.replica.is_serving());
+                                }
                                 // When the kernel has it, it may say how far the client is.
                                 self.heard.extend(self.by_ends.get(&segment.ends));
                             }

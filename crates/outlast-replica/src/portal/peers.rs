@@ -12,11 +12,13 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// With what a link begins, in both directions, before the number of the node (PROTOCOL 12.5).
-pub const MAGIC: [u8; 8] = *b"outlast\x0c";
+pub const MAGIC: [u8; 8] = *b"outlast\x12";
 /// With what it begins, with that number.
 pub const HELLO_BYTES: usize = 16;
 /// What the other node's kernel does not acknowledge for so long takes the link with it.
 const UNANSWERED: Duration = Duration::from_secs(2);
+/// Packets of clients are not sent where so much waits.
+const PACKETS_BYTES_MAX: usize = 4 << 20;
 /// Before a link is tried again.
 const AGAIN: Duration = Duration::from_millis(50);
 /// A link that is not up by then is tried again.
@@ -178,6 +180,18 @@ impl Peers {
             wire::encode(message, &mut bytes);
             link.stream.push(&bytes);
         }
+    }
+
+    /// Has a packet of a client sent, if there is a link, and little waits there: the order goes on that link as well. Whether it is.
+    pub(super) fn send_packet(&mut self, to: NodeId, packet: Box<[u8]>) -> bool {
+        let link = self.by_node.get(&to).and_then(|number| self.links.get_mut(number));
+        let Some(link) = link.filter(|link| link.stream.waiting_bytes() < PACKETS_BYTES_MAX) else {
+            return false;
+        };
+        let mut bytes = Vec::new();
+        wire::encode(&Message::Forwarded { bytes: packet.into() }, &mut bytes);
+        link.stream.push(&bytes);
+        true
     }
 
     /// Sends what waits, and takes in what has come.

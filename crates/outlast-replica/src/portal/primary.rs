@@ -38,7 +38,11 @@ impl Machine {
     /// This node does not lead any more: no client hears anything of it.
     pub(super) fn fence(&mut self) {
         self.announce_at = None;
+        self.handing_over.note_fence();
         self.forget_clients();
+    }
+
+    pub(super) fn give_up_address(&mut self) {
         if let Err(error) = self.portal.give_up() {
             tracing::error!(%error, "the portal's address cannot be given up");
         }

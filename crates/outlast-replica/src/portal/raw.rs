@@ -59,6 +59,8 @@ impl Said<'_> {
 pub struct Raw {
     v4: Socket,
     v6: Option<Socket>,
+    /// Without the mark: what they send to this machine's portal comes to its queue.
+    injecting: (Socket, Option<Socket>),
 }
 
 impl Raw {
@@ -67,15 +69,16 @@ impl Raw {
     /// # Errors
     /// This process may not (`CAP_NET_RAW`, `CAP_NET_ADMIN`).
     pub fn open(mark: u32) -> io::Result<Self> {
-        let open = |domain| {
+        let open = |domain, mark: Option<u32>| {
             // With this protocol what is sent has its header with it (raw(7), ipv6(7)).
             let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)))?;
-            socket.set_mark(mark)?;
+            mark.map_or(Ok(()), |mark| socket.set_mark(mark))?;
             socket.set_nonblocking(true)?;
             io::Result::Ok(socket)
         };
         // Some machines have no IPv6.
-        Ok(Self { v4: open(Domain::IPV4)?, v6: open(Domain::IPV6).ok() })
+        let injecting = (open(Domain::IPV4, None)?, open(Domain::IPV6, None).ok());
+        Ok(Self { v4: open(Domain::IPV4, Some(mark))?, v6: open(Domain::IPV6, Some(mark)).ok(), injecting })
     }
 
     /// Tells the client of a connection that was made again where it stands, and sends the first of what it may not have: the kernel
@@ -181,6 +184,19 @@ impl Raw {
         self.send(&last.handshake.ends, &said)
     }
 
+    /// Has this machine take a packet of a client as if it came from the network.
+    ///
+    /// # Errors
+    /// It is none of IP, or cannot be sent.
+    pub fn inject(&self, packet: &[u8]) -> io::Result<()> {
+        let to = etherparse::IpSlice::from_slice(packet).map_err(io::Error::other)?.destination_addr();
+        let socket = match to {
+            IpAddr::V4(_) => &self.injecting.0,
+            IpAddr::V6(_) => self.injecting.1.as_ref().ok_or(io::ErrorKind::Unsupported)?,
+        };
+        socket.send_to(packet, &SockAddr::from(SocketAddr::new(to, 0))).map(drop)
+    }
+
     fn send(&self, ends: &Ends, said: &Said<'_>) -> io::Result<()> {
         self.send_between(ends.portal, ends.client, said)
     }
@@ -198,6 +214,35 @@ impl Raw {
             sent => sent.map(drop),
         }
     }
+}
+
+/// Computes the checksum of TCP: a device may have been about to do so, or the kernel has made one packet of many. None: it is no TCP.
+pub fn renew_checksum(packet: &mut [u8]) -> Option<()> {
+    /// Of the header (RFC 9293, section 3.1).
+    const CHECKSUM_AT: usize = 16;
+    let (checksum, tcp_bytes) = checksum_of(packet)?;
+    let at = packet.len() - tcp_bytes + CHECKSUM_AT;
+    packet.get_mut(at..at + 2)?.copy_from_slice(&checksum.to_be_bytes());
+    Some(())
+}
+
+/// And how long the part is over which it is.
+fn checksum_of(packet: &[u8]) -> Option<(u16, usize)> {
+    let slices = etherparse::SlicedPacket::from_ip(packet).ok()?;
+    let Some(etherparse::TransportSlice::Tcp(tcp)) = &slices.transport else { return None };
+    let header = tcp.to_header();
+    let checksum = match slices.net.as_ref()? {
+        etherparse::NetSlice::Ipv4(ip) => {
+            let ip = ip.header();
+            header.calc_checksum_ipv4_raw(ip.source(), ip.destination(), tcp.payload()).ok()?
+        }
+        etherparse::NetSlice::Ipv6(ip) => {
+            let ip = ip.header();
+            header.calc_checksum_ipv6_raw(ip.source(), ip.destination(), tcp.payload()).ok()?
+        }
+        etherparse::NetSlice::Arp(_) => return None,
+    };
+    Some((checksum, tcp.slice().len()))
 }
 
 fn packet(from: SocketAddr, to: SocketAddr, said: &Said<'_>) -> io::Result<Vec<u8>> {

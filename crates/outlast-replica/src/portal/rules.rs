@@ -12,7 +12,7 @@ pub const MARK: u32 = 0x6f75_746c;
 const QUEUE_FIRST: u16 = 0x6f00;
 const QUEUES: u16 = 256;
 /// Headers alone.
-const COPY_BYTES: u32 = 128;
+pub(super) const COPY_BYTES: u32 = 128;
 /// As many as wait on a fast link for some milliseconds.
 const PACKETS_MAX: u32 = 1 << 16;
 const SOCKET_BYTES: usize = 16 << 20;

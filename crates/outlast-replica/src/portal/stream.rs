@@ -92,6 +92,11 @@ impl Stream {
         self.ends = true;
     }
 
+    /// There may be something to read.
+    pub(super) fn is_readable(&self) -> bool {
+        self.is_readable
+    }
+
     /// What waits to be sent.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.out.len()

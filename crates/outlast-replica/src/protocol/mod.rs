@@ -27,6 +27,16 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// Whether the server has something that a copy of its data lacks, and can forget it: of Redis, scripts.
+    pub(crate) fn forgets(self) -> bool {
+        match self {
+            Self::Raw => false,
+            Self::Redis => true,
+            #[cfg(test)]
+            Self::Counted | Self::CountedAsked => true,
+        }
+    }
+
     /// Whether the server says, on a connection of its own, when it has worked off what it was given on others: it reads all before it answers.
     pub(crate) fn asks_server(self) -> bool {
         match self {

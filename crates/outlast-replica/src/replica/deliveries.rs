@@ -21,6 +21,9 @@ const ASK_AGAIN_MS: u64 = 10;
 /// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time.
 const ASK_BYTES_MAX: usize = 8 << 10;
 
+/// Of what a server is asked by the node itself. Connections are numbered from 1 on.
+pub(super) const NO_CONNECTION: ConnectionId = ConnectionId(0);
+
 /// When a server gets what has a place in the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
@@ -45,6 +48,8 @@ struct Working {
     /// When the server is asked next whether it is done with it.
     ask_at_ms: u64,
     proceed: Proceed,
+    /// The server has nothing to do, though it has not answered: it waits for something that others say.
+    is_idle: bool,
 }
 
 /// Whether others go on without an answer to what was given last.
@@ -103,9 +108,11 @@ pub(super) struct Deliveries {
 }
 
 impl Deliveries {
-    /// Nothing waits, and the server has answered all.
+    /// Nothing waits, and the server has answered all, or has nothing to do.
     pub(super) fn are_done(&self) -> bool {
-        self.waiting.is_empty() && self.working.is_none() && self.closing.is_empty()
+        self.waiting.is_empty()
+            && self.working.is_none_or(|working| working.is_idle)
+            && self.closing.is_empty()
     }
 
     /// Something of this connection waits.
@@ -161,6 +168,13 @@ impl Deliveries {
         let working = self.working.as_mut().filter(|working| working.index == index);
         let waiting = self.waiting.iter_mut().find(|waiting| waiting.index == index);
         working.map(|working| &mut working.proceed).or(waiting.map(|waiting| &mut waiting.proceed))
+    }
+
+    /// Of an entry that is worked on, or waits.
+    pub(super) fn connection_of(&self, index: u64) -> Option<ConnectionId> {
+        let working = self.working.filter(|working| working.index == index);
+        let waiting = || self.waiting.iter().find(|waiting| waiting.index == index);
+        working.map(|working| working.connection).or_else(|| waiting().map(|waiting| waiting.connection))
     }
 
     /// It has been proposed that all go on without the answer to this entry, or that has a place in the order.
@@ -223,6 +237,7 @@ impl Replica {
             }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
+            Action::RefreshServer { .. } => (true, true),
             Action::CloseServer { .. } => {
                 self.deliveries.closing.insert(connection);
                 (true, true)
@@ -248,6 +263,7 @@ impl Replica {
                 awaits_end,
                 bytes: length,
                 ask_at_ms,
+                is_idle: false,
                 proceed: if is_passed { Proceed::Since { at_ms: now_ms } } else { proceed },
             });
         }
@@ -311,6 +327,15 @@ impl Replica {
         self.take_outputs(now_ms);
     }
 
+    /// The server of this node has forgotten what a copy of its data lacks.
+    pub fn handle_refreshed(&mut self, index: u64, now_ms: u64) {
+        if self.deliveries.working.is_some_and(|working| working.index == index) {
+            self.deliveries.end_work(NO_CONNECTION);
+        }
+        self.go_on_with_deliveries(now_ms);
+        self.take_outputs(now_ms);
+    }
+
     /// Whether what comes on other connections waits until the server has ended this one: it may work still on what it has got.
     #[must_use]
     pub fn awaits_end(&self, connection: ConnectionId) -> bool {
@@ -319,7 +344,7 @@ impl Replica {
 
     /// When the server is asked whether it is done with what it does not answer.
     pub(super) fn asks_at_ms(&self) -> Option<u64> {
-        let working = self.deliveries.working.filter(|working| !working.awaits_end)?;
+        let working = self.deliveries.working.filter(|working| !working.awaits_end && !self.rests())?;
         let leads = self.role == Role::Serving && self.blocking().is_some();
         let asks = self.protocol.asks_server() && working.bytes <= ASK_BYTES_MAX;
         (asks && (leads || working.passed_ms().is_some())).then_some(working.ask_at_ms)
@@ -346,7 +371,7 @@ impl Replica {
         if working.is_some_and(|working| working.passed_ms().is_some()) {
             self.pass(index, now_ms);
         } else if working.is_some() && self.role == Role::Serving {
-            self.propose_proceed(index, now_ms);
+            self.go_on_unanswered(index, now_ms);
         }
         self.take_outputs(now_ms);
     }
@@ -363,10 +388,15 @@ impl Replica {
         self.deliveries.blocking().or(working.map(|working| (working.index, working.since_ms)))
     }
 
+    /// All is held, and the server has nothing to do.
+    fn rests(&self) -> bool {
+        self.is_holding() && self.deliveries.are_done()
+    }
+
     /// When the primary passes what its server does not answer.
     pub(super) fn passes_at_ms(&self) -> Option<u64> {
         let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
-        let is_new = !self.deliveries.proceeds(index);
+        let is_new = !self.deliveries.proceeds(index) && !self.rests();
         is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
     }
 
@@ -421,6 +451,17 @@ impl Replica {
             return;
         }
         if let Some((index, _)) = self.blocking() {
+            self.go_on_unanswered(index, now_ms);
+        }
+    }
+
+    /// The answer to this entry is not waited for. While all is held, and nothing else waits, it is enough to know that.
+    fn go_on_unanswered(&mut self, index: u64, now_ms: u64) {
+        if let Some(working) = &mut self.deliveries.working {
+            let is_of_client = working.connection != NO_CONNECTION;
+            working.is_idle |= working.index == index && self.holding.is_some() && is_of_client;
+        }
+        if self.holding.is_none() || !self.deliveries.waiting.is_empty() {
             self.propose_proceed(index, now_ms);
         }
     }

@@ -1,5 +1,6 @@
 //! What becomes of entries that are stable.
 
+use super::deliveries::NO_CONNECTION;
 use super::streams::UNACCEPTED_MS;
 use super::{Action, Replica, Role};
 use crate::connection::Connection;
@@ -93,6 +94,15 @@ impl Replica {
                     self.actions.push_back(Action::ResetClient { connection });
                 }
                 self.judge_again(connection);
+            }
+            Entry::Refresh => {
+                if self.protocol.forgets() && !is_mutant!(self, NothingIsForgotten) {
+                    let action = Action::RefreshServer { index };
+                    self.deliver_to_server((index, 0), NO_CONNECTION, action, now_ms);
+                }
+                if self.holds_behind == Some(index) {
+                    self.hold();
+                }
             }
             Entry::NoOp => self.answer_strays(index, now_ms),
             Entry::Proceed { index } => self.proceed(index, now_ms),

@@ -5,7 +5,7 @@
 //! protocol is understood (a login, a chosen database). A connection whose state cannot be transferred has to end before the snapshot is made
 //! ([`Replica::handle_abort`]): a server that has missed what came there has other data.
 
-use super::{Action, Delivery, LastAck, Replica};
+use super::{Action, Delivery, LastAck, Replica, Role};
 use crate::connection::{Connection, Handshake};
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
@@ -126,6 +126,23 @@ impl Replica {
         self.holding.get_or_insert_default();
     }
 
+    /// The same, right behind an entry at which the servers of all nodes forget what a copy of their data lacks. Whether that is
+    /// proposed. Only then may the data be [copied](Self::snapshot), once this [holds](Self::is_refreshed).
+    pub fn refresh_and_hold(&mut self, now_ms: u64) -> bool {
+        if self.role != Role::Serving || !self.pending.is_empty() || self.holding.is_some() {
+            return false;
+        }
+        self.holds_behind = self.order.propose(Entry::Refresh, now_ms).ok();
+        self.take_outputs(now_ms);
+        self.holds_behind.is_some()
+    }
+
+    /// All is held right behind such an entry.
+    #[must_use]
+    pub fn is_refreshed(&self) -> bool {
+        self.is_holding() && self.holds_behind == Some(self.worked_on)
+    }
+
     /// Whether it is so.
     #[must_use]
     pub fn is_holding(&self) -> bool {
@@ -134,6 +151,7 @@ impl Replica {
 
     /// All goes on.
     pub fn release(&mut self, now_ms: u64) {
+        self.holds_behind = None;
         if self.holding.as_ref().is_some_and(|holding| !holding.resumes) {
             self.go_on(now_ms);
         }
@@ -154,14 +172,15 @@ impl Replica {
 
     pub(super) fn deliver_or_hold(&mut self, index: u64, entry: Entry, now_ms: u64) {
         let Some(holding) = &mut self.holding else { return self.deliver(index, entry, now_ms) };
-        match entry {
-            // The server may be busy with something that it never answers, for others that have not come to it.
-            Entry::Proceed { index } if index <= self.worked_on => self.proceed(index, now_ms),
-            entry => {
-                holding.bytes += entry.weight_bytes();
-                holding.entries.push_back((index, entry));
-            }
+        if let Entry::Proceed { index } = entry
+            && let Some(connection) = self.deliveries.connection_of(index)
+            && !holding.entries.iter().any(|(_, held)| held.given_on() == Some(connection))
+        {
+            // The server is given what waits already. Nothing that is held goes before it: what other clients say waits behind it at all nodes.
+            return self.proceed(index, now_ms);
         }
+        holding.bytes += entry.weight_bytes();
+        holding.entries.push_back((index, entry));
     }
 
     /// Connections whose state cannot be transferred to another server at present. They have to be over

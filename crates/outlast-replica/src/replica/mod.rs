@@ -3,6 +3,7 @@
 mod closed;
 mod deliveries;
 mod entries;
+mod handing_over;
 mod joining;
 mod packets;
 mod streams;
@@ -22,6 +23,7 @@ use closed::Closed;
 pub use closed::LastAck;
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
+use handing_over::{Early, Forwarding, Withholding};
 use joining::Holding;
 pub use joining::{Known, Snapshot};
 pub use take_over::Restore;
@@ -120,7 +122,22 @@ pub enum Action {
         epoch: u64,
     },
     /// This node leads no longer: its sockets of clients are closed so that no client hears of it, and no packet leaves.
+    /// The portal's address stays here for some time, a second at the most ([`GiveUpAddress`](Self::GiveUpAddress)): what comes may be for another node.
     Fence,
+    /// Another node has the portal's address by now, or may have it soon: this one gives it up.
+    GiveUpAddress,
+    /// A packet that was handed in is for another node, which is the primary now, or is about to be: [`Message::Forwarded`]. Here it is dropped.
+    Forward {
+        /// Which.
+        packet: PacketId,
+        /// To which node.
+        to: NodeId,
+    },
+    /// A packet came to the node that was the primary before: it goes on here, as if the network had brought it.
+    Inject {
+        /// From its IP header on.
+        bytes: Arc<[u8]>,
+    },
     /// This node was a member, and is none any more: it has to stop.
     Excluded {
         /// Of the view that is without it.
@@ -140,6 +157,11 @@ pub enum Action {
         index: u64,
         /// The last of what was given is of this client.
         connection: ConnectionId,
+    },
+    /// The server of this node is to forget what a copy of its data lacks. When it has: [`Replica::handle_refreshed`].
+    RefreshServer {
+        /// The entry for which it is.
+        index: u64,
     },
     /// The server of this node, a backup, answers nothing for a long time, and what comes after that waits; or too much of that waits. This node
     /// should not be a member.
@@ -215,6 +237,13 @@ pub struct Replica {
     gap_ms: u64,
     /// What is stable waits, so that the server has nothing to do ([`hold`](Self::hold)).
     holding: Option<Holding>,
+    /// All is held from behind this entry on.
+    holds_behind: Option<u64>,
+    withholding: Option<Withholding>,
+    forwarding: Option<Forwarding>,
+    early: Early,
+    /// Which other node has said last that it serves, and in which view.
+    serving: Option<(NodeId, u64)>,
     /// Index of the last entry that was worked on here.
     worked_on: u64,
     /// Since this node has begun with a snapshot, until it is a member: when that was made, by the clocks of the node that made it, and of this one.
@@ -265,6 +294,11 @@ impl Replica {
             heard_ms: 0,
             gap_ms: 0,
             holding: None,
+            holds_behind: None,
+            withholding: None,
+            forwarding: None,
+            early: Early::default(),
+            serving: None,
             worked_on,
             late: None,
             unaccepted: VecDeque::new(),
@@ -302,7 +336,7 @@ impl Replica {
         if has_lease {
             self.order.lead_again(now_ms);
         }
-        self.handle_role();
+        self.handle_role(now_ms);
         self.release(now_ms);
         self.take_outputs(now_ms);
     }
@@ -317,15 +351,17 @@ impl Replica {
             self.late = None;
         }
         if skips {
-            self.step_down();
+            self.step_down(now_ms);
         }
-        self.handle_role();
+        self.handle_role(now_ms);
+        self.forward_to_primary(now_ms);
         self.take_outputs(now_ms);
     }
 
     /// There is a link to this node, a new one.
     pub fn handle_linked(&mut self, node: NodeId, now_ms: u64) {
         self.order.handle_linked(node);
+        self.say_that_it_serves_to(node);
         self.take_outputs(now_ms);
     }
 
@@ -340,7 +376,9 @@ impl Replica {
             self.note_gap(now_ms);
             self.heard_ms = now_ms;
         }
-        self.order.handle_message(from, message, now_ms);
+        if !self.handle_hand_over(from, &message, now_ms) {
+            self.order.handle_message(from, message, now_ms);
+        }
         self.take_outputs(now_ms);
     }
 
@@ -362,7 +400,7 @@ impl Replica {
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
         let differs_at_ms = self.missed.values().min().map(|at_ms| at_ms + MISSED_MS);
         let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), self.asks_at_ms(), differs_at_ms];
-        let deliveries = deliveries.into_iter().chain([self.passed_until_ms()]);
+        let deliveries = deliveries.into_iter().chain([self.passed_until_ms(), self.hand_over_ends_ms()]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 
@@ -373,6 +411,7 @@ impl Replica {
             self.tell_acked(now_ms);
         }
         self.give_up_unaccepted(now_ms);
+        self.end_late_hand_over(now_ms);
         self.ask_server(now_ms);
         self.pass_unanswered(now_ms);
         self.find_differing_server(now_ms);

@@ -16,6 +16,9 @@ const STRAYS_MAX: usize = 1_024;
 impl Replica {
     /// A packet of the portal waits for a verdict.
     pub fn handle_packet(&mut self, packet: PacketId, direction: Direction, segment: &Segment, now_ms: u64) {
+        if self.withhold(packet, direction, segment) {
+            return;
+        }
         let known = self.by_ends.get(&segment.ends).copied();
         let is_serving = self.role == Role::Serving || is_mutant!(self, ServesTooEarly);
         let verdict = if is_serving {

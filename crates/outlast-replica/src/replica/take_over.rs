@@ -43,7 +43,7 @@ pub struct Restore<'a> {
 
 impl Replica {
     /// Whether this node leads may have changed.
-    pub(super) fn handle_role(&mut self) {
+    pub(super) fn handle_role(&mut self, now_ms: u64) {
         let leads = self.order.is_primary() && self.has_lease;
         if leads == (self.role != Role::Backup) {
             if self.role == Role::Restoring {
@@ -56,11 +56,11 @@ impl Replica {
             self.role = Role::Waiting;
             return;
         }
-        self.step_down();
+        self.step_down(now_ms);
     }
 
     /// This node serves no clients any more.
-    pub(super) fn step_down(&mut self) {
+    pub(super) fn step_down(&mut self, now_ms: u64) {
         if self.role == Role::Backup {
             return;
         }
@@ -74,6 +74,7 @@ impl Replica {
             self.actions.push_back(Action::Verdict { packet, passes: false });
         }
         self.drop_strays();
+        self.begin_to_forward(now_ms);
         self.actions.push_back(Action::Fence);
         self.forget_proposals();
     }
@@ -156,6 +157,9 @@ impl Replica {
             }
             self.tell_client(connection);
         }
+        self.end_forwarding();
+        self.keep_on(now_ms);
+        self.say_that_it_serves(now_ms);
         self.take_outputs(now_ms);
     }
 }

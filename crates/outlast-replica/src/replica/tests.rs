@@ -439,3 +439,69 @@ fn connections_are_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
     assert_eq!([1, 2].map(|number| age_ms(ConnectionId(index + number))), [5_000, 2_500]);
     assert_eq!(age_ms(before), group.node(1).restore(before, 9_000).unwrap().age_ms);
 }
+
+/// The primary of two, with one client, has begun to hand over to the other node, and gets a packet of the client.
+fn handing_over(mutant: Option<Mutant>) -> (Group, PacketId) {
+    let mut group = Group::new(2, mutant);
+    let connection = group.open(1);
+    group.node(1).handle_input(connection, b"before"[..].into(), 0).unwrap();
+    for (node, to) in [(1, 1), (1, 3), (2, 1)] {
+        assert!(group.node(node).hand_over(NodeId(to), 1_000, 0).is_err());
+    }
+    group.node(1).hand_over(NodeId(2), 1_000, 0).unwrap();
+    assert!(!group.node(1).is_handed_over());
+    group.actions(1);
+    let packet = group.packet(1, Direction::In, segment(CLIENT.number(6), SERVER.number(0), ACK));
+    assert_eq!(group.actions(1), []);
+    group.settle();
+    assert!(group.node(1).is_handed_over());
+    group.actions(1);
+    (group, packet)
+}
+
+#[test]
+fn what_comes_while_a_primary_hands_over_goes_to_the_next_one() {
+    let (mut group, packet) = handing_over(None);
+    let view = View { epoch: 2, primary: NodeId(2), members: vec![NodeId(1), NodeId(2)] };
+    group.node(1).handle_view(view.clone(), 0);
+    let forward = |packet| Action::Forward { packet, to: NodeId(2) };
+    assert_eq!(group.actions(1), [forward(packet), Action::Fence]);
+    let late = group.packet(1, Direction::In, segment(CLIENT.number(6), SERVER.number(0), ACK));
+    assert_eq!(group.actions(1), [forward(late)]);
+    // It comes before that one serves.
+    let message = Message::Forwarded { bytes: b"packet"[..].into() };
+    group.node(2).handle_view(view, 0);
+    group.node(2).handle_message(NodeId(1), message.clone(), 0);
+    group.settle();
+    assert!(group.actions(2).contains(&Action::TakeOver { epoch: 2 }));
+    group.node(2).handle_restored(2, 0);
+    let inject = Action::Inject { bytes: b"packet"[..].into() };
+    group.settle();
+    assert!(group.actions(2).contains(&inject));
+    group.node(2).handle_message(NodeId(1), message, 0);
+    assert!(group.actions(2).contains(&inject));
+    // The one before hears of that, and what comes a little later is forwarded, too.
+    let late = group.packet(1, Direction::In, segment(CLIENT.number(6), SERVER.number(0), ACK));
+    assert_eq!(group.actions(1), [forward(late)]);
+    let due_ms = group.node(1).poll_timeout().unwrap();
+    group.node(1).handle_timeout(due_ms);
+    assert_eq!((due_ms, group.actions(1)), (10, vec![Action::GiveUpAddress]));
+    let packet = group.packet(1, Direction::In, segment(CLIENT.number(6), SERVER.number(0), ACK));
+    assert_eq!(group.actions(1), [Action::Verdict { packet, passes: false }]);
+}
+
+#[test]
+fn a_primary_that_does_not_hand_over_in_the_end_takes_what_has_come() {
+    only_finds(Mutant::WithheldAreForgotten, |mutant| {
+        [false, true].into_iter().all(|is_late| {
+            let (mut group, packet) = handing_over(mutant);
+            if is_late {
+                group.node(1).handle_timeout(1_000);
+            } else {
+                group.node(1).keep_on(0);
+            }
+            group.actions(1).contains(&Action::Verdict { packet, passes: true })
+                && !group.node(1).keeps_packets()
+        })
+    });
+}

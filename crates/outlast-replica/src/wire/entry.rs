@@ -17,6 +17,7 @@ const ACKED: u8 = 7;
 const CLOSED: u8 = 8;
 const NO_OP: u8 = 9;
 const PROCEED: u8 = 10;
+const REFRESH: u8 = 11;
 
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
@@ -58,6 +59,7 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
         }
         Entry::Closed { connection } => of(out, CLOSED, connection),
         Entry::NoOp => out.push(NO_OP),
+        Entry::Refresh => out.push(REFRESH),
         Entry::Proceed { index } => {
             out.push(PROCEED);
             out.extend(index.to_be_bytes());
@@ -70,6 +72,7 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     match kind {
         OPEN => return Ok(Entry::Open { handshake: parse_handshake(reader)?, at_ms: reader.u64()? }),
         NO_OP => return Ok(Entry::NoOp),
+        REFRESH => return Ok(Entry::Refresh),
         PROCEED => return Ok(Entry::Proceed { index: reader.u64()? }),
         _ => {}
     }

@@ -25,6 +25,10 @@ const ENTRIES: u8 = 3;
 const ACK: u8 = 4;
 const MISSING: u8 = 5;
 const OUTDATED: u8 = 6;
+const SERVING: u8 = 7;
+const FORWARDED: u8 = 8;
+/// The longest packet of IPv4, or of IPv6 with its header.
+const PACKET_BYTES_MAX: usize = 40 + u16::MAX as usize;
 
 /// Why bytes are no message. The link is of no use any more: nobody knows where the next message begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,11 @@ pub fn encode(message: &Message<Entry>, out: &mut Vec<u8>) {
         Message::Ack { epoch, index } => pair(out, ACK, *epoch, *index),
         Message::Missing { epoch, after } => pair(out, MISSING, *epoch, *after),
         Message::Outdated { epoch } => pair(out, OUTDATED, *epoch, 0),
+        Message::Serving { epoch } => pair(out, SERVING, *epoch, 0),
+        Message::Forwarded { bytes } => {
+            pair(out, FORWARDED, 0, 0);
+            out.extend_from_slice(bytes);
+        }
         Message::Entries { epoch, first, entries, stable } => {
             pair(out, ENTRIES, *epoch, *first);
             out.extend(stable.to_be_bytes());
@@ -89,7 +98,15 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Message<Entry>, usize)>, NoMessage>
         ACK => Message::Ack { epoch, index: number },
         MISSING => Message::Missing { epoch, after: number },
         OUTDATED if number == 0 => Message::Outdated { epoch },
-        OUTDATED => return Err(NoMessage::Value),
+        SERVING if number == 0 => Message::Serving { epoch },
+        FORWARDED if (epoch, number) == (0, 0) => {
+            let bytes = reader.bytes(reader.left())?;
+            if bytes.len() > PACKET_BYTES_MAX {
+                return Err(NoMessage::Long);
+            }
+            Message::Forwarded { bytes: bytes.into() }
+        }
+        OUTDATED | SERVING | FORWARDED => return Err(NoMessage::Value),
         ENTRIES => {
             let (stable, mut entries) = (reader.u64()?, Vec::new());
             while !reader.is_empty() {

@@ -16,6 +16,11 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
+    /// So many bytes are left.
+    pub(super) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8], NoMessage> {
         let (bytes, rest) = self.rest.split_at_checked(count).ok_or(NoMessage::Length)?;
         self.rest = rest;

@@ -43,6 +43,7 @@ fn entries() -> Vec<Entry> {
         Entry::Abort { connection },
         Entry::Acked { connection, offset: u64::MAX },
         Entry::NoOp,
+        Entry::Refresh,
         Entry::Proceed { index: 1 << 33 },
         Entry::Closed { connection },
     ]
@@ -64,6 +65,8 @@ fn messages() -> Vec<(&'static str, Message<Entry>)> {
         ("ack", Message::Ack { epoch: 2, index: u64::MAX }),
         ("outdated", Message::Outdated { epoch: 3 }),
         ("missing", Message::Missing { epoch: 2, after: 1 }),
+        ("serving", Message::Serving { epoch: 5 }),
+        ("forwarded", Message::Forwarded { bytes: b"\x45\0\0\x28"[..].into() }),
         ("no_entries", ordered(Vec::new())),
         ("entries", ordered(entries())),
     ]

@@ -174,6 +174,12 @@ pub(super) fn register(page: &Replica, registry: &mut Registry) {
         registry.register(name, help, gauge(value));
     }
     registry.register("take_overs", "Take-overs of this node", ConstCounter::new(page.take_overs));
+    for (name, help, value) in [
+        ("forwarded_packets", "Packets of clients passed on to another primary", page.forwarded_packets),
+        ("injected_packets", "Packets of clients that another node has passed on", page.injected_packets),
+    ] {
+        registry.register(name, help, ConstCounter::new(value));
+    }
     registry.register(
         "queue_overflows",
         "Times the kernel had no room for packets",

@@ -82,6 +82,8 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         take_overs: facts.take_overs,
         take_over_us: facts.restored_in.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         overflows: facts.overflows,
+        forwarded_packets: facts.forwarded,
+        injected_packets: facts.injected,
     }
 }
 

@@ -44,6 +44,7 @@ mod python_suites;
 mod relay;
 mod replicate;
 mod replicate_join;
+mod replicate_switchover;
 mod restarting;
 mod run;
 mod run_activated;

@@ -381,7 +381,13 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     });
     let (metrics, labels) = (metrics.unwrap(), format!("{{group=\"db\",node=\"{first}\"}}"));
     let values = ["serving", "view", "members", "excluded", "connections", "last_index", "delivered_index"];
-    let values = values.into_iter().chain(["take_overs_total", "queue_overflows_total", "take_over_seconds"]);
+    let values = values.into_iter().chain([
+        "take_overs_total",
+        "queue_overflows_total",
+        "take_over_seconds",
+        "forwarded_packets_total",
+        "injected_packets_total",
+    ]);
     for name in values.map(|name| format!("\noutlast_replica_{name}{labels} ")) {
         assert!(metrics.contains(&name), "{name} is not in\n{metrics}");
     }

@@ -70,6 +70,12 @@ fn a_node_comes_back_and_serves_connections_that_are_older_than_its_data() {
         let number = number % 16;
         assert_eq!(client.ask(&format!("select {number}\r\nclient setname idle{number}\r\n"), 2), "+OK +OK");
     }
+    // Copies lack scripts: they are forgotten everywhere.
+    let load = "script load \"return redis.call('incr', 'scripted')\"\r\n";
+    let mut scripts = Client::new(&machines);
+    let hash = scripts.ask(load, 2).strip_prefix("$40 ").unwrap().to_owned();
+    let runs = format!("evalsha {hash} 0\r\n");
+    assert_eq!(scripts.ask(&runs, 1), ":1");
     // The beginning of a request.
     chooses.stream.write_all(b"*2\r\n$3\r\nge").unwrap();
     let (done, why) = machines.ask(&first, &["join"]);
@@ -82,7 +88,12 @@ fn a_node_comes_back_and_serves_connections_that_are_older_than_its_data() {
     let (done, said) = machines.ask(&first, &["join"]);
     assert!(done && said == format!("{first} is a member of the group\n"), "{said}");
     counters.go_on();
+    let answer = scripts.ask(&runs, 1);
+    assert!(answer.starts_with("-NOSCRIPT"), "{answer}");
+    scripts.ask(load, 2);
+    assert_eq!(scripts.ask(&runs, 1), ":2");
     switch_to(&machines, &first);
+    assert_eq!(scripts.ask(&runs, 1), ":3");
     counters.go_on();
 
     for (number, client) in idle.iter_mut().enumerate() {

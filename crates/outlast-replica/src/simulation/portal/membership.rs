@@ -23,6 +23,16 @@ impl World {
         self.replica(node, |node, now_ms| node.set_lease(has_lease, now_ms))
     }
 
+    /// A primary prepares that another node leads, or does so no more.
+    pub(super) fn hand_over(&mut self, node: NodeId, nodes: &[NodeId]) -> Result<(), Violation> {
+        let Some(to) = self.pick(nodes) else { return Ok(()) };
+        if to == node {
+            return self.replica(node, Node::prepare_to_fence);
+        }
+        self.trace(|| std::format!("{node:?} hands over to {to:?}, or keeps on"));
+        self.replica(node, |node, now_ms| node.hand_over(to, now_ms))
+    }
+
     /// Consensus decides: with any members, for any reason, also while the primary is well.
     pub(super) fn decide_view(&mut self) {
         let Some(before) = self.views.last().cloned() else { return };
@@ -35,7 +45,10 @@ impl World {
         let living: Vec<NodeId> =
             members.iter().copied().filter(|node| self.nodes.contains_key(node)).collect();
         let stays = self.below(2) == 0 && living.contains(&before.primary);
-        let Some(primary) = (if stays { Some(before.primary) } else { self.pick(&living) }) else { return };
+        let leading = self.nodes.get(&before.primary).filter(|node| node.replica.is_handed_over());
+        let successor = leading.and_then(|node| node.hands_over_to).filter(|node| living.contains(node));
+        let chosen = if stays { Some(before.primary) } else { self.pick(&living) };
+        let Some(primary) = successor.filter(|_| !stays).or(chosen) else { return };
         if primary == before.primary {
             let promoted = self.promoted.iter().filter(|(epoch, _)| *epoch == before.epoch);
             members.extend(promoted.map(|(_, node)| *node));

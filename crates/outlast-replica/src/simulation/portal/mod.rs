@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 21] = [
+const MUTANTS: [(Mutant, &[&str]); 22] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -47,6 +47,7 @@ const MUTANTS: [(Mutant, &[&str]); 21] = [
     (Mutant::SnapshotForgetsAnswers, &["progress", "clients"]),
     (Mutant::SnapshotIsAhead, &["same answers", "same input", "progress", "clients"]),
     (Mutant::SnapshotForgetsConnections, &["progress", "clients", "same input", "same answers"]),
+    (Mutant::NothingIsForgotten, &["same answers", "clients", "progress"]),
     (Mutant::KeepsUnopened, &["progress", "clients", "same answers", "same input"]),
     (Mutant::KeepsProposed, &["progress", "clients"]),
     (Mutant::EndsAreForgotten, &["progress", "clients"]),

@@ -42,6 +42,10 @@ pub struct Out {
     pub packets: VecDeque<Packet>,
     /// It takes the portal's address.
     pub takes_address: bool,
+    /// For another node, which is the primary now.
+    pub forwarded: Vec<(NodeId, Packet)>,
+    /// Which of all packets that were ever forwarded come from the network.
+    pub injected: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -53,6 +57,8 @@ pub struct Node {
     /// It knows so many of the views.
     pub views: usize,
     pub excluded: bool,
+    /// The last one to which it was to hand over.
+    pub hands_over_to: Option<NodeId>,
     protocol: Protocol,
     /// Its server is to say when it has worked off all, about these entries.
     asked: Vec<u64>,
@@ -87,7 +93,7 @@ impl Node {
         Self {
             views,
             joins: true,
-            ..Self::with(me, replica, self.server.clone(), self.protocol, self.replica.mutant)
+            ..Self::with(me, replica, self.server.copy(), self.protocol, self.replica.mutant)
         }
     }
 
@@ -107,6 +113,7 @@ impl Node {
             out: Out::default(),
             views: 1,
             excluded: false,
+            hands_over_to: None,
             outdated: false,
             joins: false,
             protocol,
@@ -124,7 +131,13 @@ impl Node {
 
     /// Its server has not worked off all that it was given, or does what no other does.
     pub fn is_busy(&self) -> bool {
-        !self.server.is_idle() || !self.replica.is_settled() || self.may_differ() || self.excluded
+        let is_whole =
+            if self.replica.is_serving() { self.replica.is_refreshed() } else { !self.server.is_loaded() };
+        !is_whole
+            || !self.server.is_idle()
+            || !self.replica.is_settled()
+            || self.may_differ()
+            || self.excluded
     }
 
     /// The copy of the server has its connections.
@@ -141,8 +154,26 @@ impl Node {
             // It does so anyway.
         } else if self.replica.is_holding() {
             self.replica.release(now_ms);
-        } else {
+        } else if !self.replica.refresh_and_hold(now_ms) {
             self.replica.hold();
+        }
+    }
+
+    /// Another member is to lead, or is not.
+    pub fn hand_over(&mut self, to: NodeId, now_ms: u64) {
+        if self.replica.is_handing_over() {
+            self.replica.keep_on(now_ms);
+        } else if self.replica.hand_over(to, 1_000, now_ms).is_ok() {
+            self.hands_over_to = Some(to);
+        }
+    }
+
+    /// Its lease is about to end, or is not.
+    pub fn prepare_to_fence(&mut self, now_ms: u64) {
+        if self.replica.is_about_to_fence() {
+            self.replica.keep_on(now_ms);
+        } else {
+            self.replica.prepare_to_fence(now_ms);
         }
     }
 
@@ -248,6 +279,18 @@ impl Node {
                     self.out.packets.push_back(tcp.bare_ack());
                 }
                 Action::TakeOver { epoch } => self.restoring = Some(epoch),
+                Action::Forward { packet, to } => {
+                    let Some((_, packet)) = self.packets.remove(&packet) else {
+                        return Err(verdicts::second(packet));
+                    };
+                    self.out.forwarded.push((to, packet));
+                }
+                Action::Inject { bytes } => {
+                    let number = bytes.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+                    self.out.injected.push(number as usize);
+                }
+                // The network brings packets to earlier owners anyway.
+                Action::GiveUpAddress => {}
                 Action::Fence => {
                     self.differs |= self.may_differ();
                     self.sockets.clear();
@@ -255,6 +298,9 @@ impl Node {
                 }
                 Action::Excluded { .. } => self.excluded = true,
                 Action::AskServer { index, .. } => self.asked.push(index),
+                Action::RefreshServer { index } => {
+                    self.server.give(ConnectionId(0), Request::Refresh(index));
+                }
                 Action::Outdated => self.outdated = true,
                 Action::TooFar { .. }
                 | Action::Lags { .. }
@@ -368,6 +414,7 @@ impl Node {
         for answer in answers {
             match answer {
                 Answer::Bytes(bytes) => self.replica.handle_answer(connection, &bytes, now_ms),
+                Answer::Refreshed(index) => self.replica.handle_refreshed(index, now_ms),
                 Answer::Closed => self.replica.handle_server_closed(connection, now_ms),
                 Answer::End => self.replica.handle_answer_end(connection, now_ms),
                 Answer::Reset => self.replica.handle_server_reset(connection, now_ms),

@@ -10,6 +10,9 @@ extern crate std;
 /// A client that sends this byte has its stream ended, or its connection reset.
 pub const QUIT: u8 = 255;
 pub const ABORT: u8 = 254;
+/// What has come with the first of these is known from then on, until it is forgotten, and not in a copy. The answer to the second says whether it is.
+pub const LOAD: u8 = 197;
+pub const KNOWN: u8 = 196;
 /// And this one has no answer.
 pub const SILENT: u8 = 198;
 
@@ -20,6 +23,8 @@ pub enum Request {
     End,
     /// The replica has closed the connection.
     Close,
+    /// It is to forget what a copy lacks: for this entry.
+    Refresh(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,8 @@ pub enum Answer {
     Reset,
     /// To one whose client is gone.
     Closed,
+    /// It has forgotten.
+    Refreshed(u64),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -36,6 +43,8 @@ pub struct Server {
     /// What has come and was not looked at yet, of each connection.
     inbox: BTreeMap<ConnectionId, VecDeque<Request>>,
     worked: u8,
+    /// Something that a copy lacks.
+    is_loaded: bool,
     ended: BTreeMap<ConnectionId, ()>,
 }
 
@@ -43,6 +52,16 @@ impl Server {
     /// Something comes.
     pub fn give(&mut self, connection: ConnectionId, request: Request) {
         self.inbox.entry(connection).or_default().push_back(request);
+    }
+
+    /// One with the same data, and nothing else.
+    pub fn copy(&self) -> Self {
+        Self { is_loaded: false, ..self.clone() }
+    }
+
+    /// A copy of it lacks something.
+    pub fn is_loaded(&self) -> bool {
+        self.is_loaded
     }
 
     /// It has worked off all.
@@ -61,6 +80,10 @@ impl Server {
             self.inbox.remove(&connection);
         }
         let mut answers = Vec::new();
+        if let Request::Refresh(index) = request {
+            self.is_loaded = false;
+            return Some((connection, Vec::new(), std::vec![Answer::Refreshed(index)]));
+        }
         if self.ended.contains_key(&connection) {
             answers.extend((request == Request::Close).then_some(Answer::Closed));
             return Some((connection, Vec::new(), answers));
@@ -76,12 +99,15 @@ impl Server {
                         answers.push(if byte == QUIT { Answer::End } else { Answer::Reset });
                         break;
                     }
+                    self.is_loaded |= byte == LOAD;
                     if byte != SILENT {
-                        let count = self.count();
+                        let known = if byte == KNOWN && self.is_loaded { 0x80 } else { 0 };
+                        let count = self.count() ^ known;
                         answers.push(Answer::Bytes(std::vec![byte, count, byte ^ count]));
                     }
                 }
             }
+            Request::Refresh(_) => {}
             Request::Close => {
                 self.ended.insert(connection, ());
                 answers.push(Answer::Closed);

@@ -46,6 +46,7 @@ enum Action {
     LearnView,
     DecideView,
     Lease,
+    HandOver,
     Promote,
     Join,
     Hold,
@@ -58,7 +59,7 @@ enum Action {
 /// What happens more, and what less, from schedule to schedule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Character {
-    weights: [(u64, Action); 22],
+    weights: [(u64, Action); 23],
     /// Of a hundred packets so many are lost, come twice, or overtake others.
     pub(super) lost: u64,
     pub(super) twice: u64,
@@ -84,6 +85,7 @@ impl Character {
             (60, Action::LearnView),
             (14, Action::DecideView),
             (6, Action::Lease),
+            (6, Action::HandOver),
             (20, Action::Promote),
             (6, Action::Join),
             (6, Action::Hold),
@@ -122,6 +124,10 @@ pub struct World {
     pub(super) promoted: BTreeSet<(u64, NodeId)>,
     pub(super) to_portal: VecDeque<Packet>,
     pub(super) to_clients: VecDeque<Packet>,
+    /// All that were ever forwarded from one node to another.
+    forwarded: Vec<Packet>,
+    /// Those that have come there.
+    injected: VecDeque<(NodeId, Packet)>,
     pub(super) clients: BTreeMap<u16, Client>,
     pub(super) clients_made: u64,
     pub(super) now_ms: u64,
@@ -162,6 +168,8 @@ impl World {
             promoted: BTreeSet::new(),
             to_portal: VecDeque::new(),
             to_clients: VecDeque::new(),
+            forwarded: Vec::new(),
+            injected: VecDeque::new(),
             clients: BTreeMap::new(),
             clients_made: 0,
             now_ms: 0,
@@ -223,6 +231,7 @@ impl World {
             Action::Timeout => self.replica(node, |node, now_ms| node.replica.handle_timeout(now_ms)),
             Action::LearnView => self.learn_view(node),
             Action::Lease => self.lease(node),
+            Action::HandOver => self.hand_over(node, &nodes),
             Action::Promote => self.promote(),
             Action::Join => self.join(node),
             Action::Hold => self.replica(node, Node::hold),
@@ -253,6 +262,16 @@ impl World {
             }
         }
         self.to_clients.extend(state.out.packets.drain(..));
+        for (to, packet) in state.out.forwarded.drain(..) {
+            let number = self.forwarded.len() as u64;
+            self.forwarded.push(packet);
+            if let Some(link) = self.links.get_mut(&(node, to)) {
+                link.push_back(Message::Forwarded { bytes: number.to_be_bytes()[..].into() });
+            }
+        }
+        for number in state.out.injected.drain(..) {
+            self.injected.extend(self.forwarded.get(number).map(|packet| (node, packet.clone())));
+        }
         if core::mem::take(&mut state.out.takes_address) {
             self.owners.retain(|owner| *owner != node);
             self.owners.push(node);
@@ -286,6 +305,14 @@ impl World {
     }
 
     pub(super) fn deliver_packet(&mut self) -> Result<(), Violation> {
+        if !self.injected.is_empty()
+            && self.below(2) == 0
+            && let Some((node, packet)) = self.injected.pop_front()
+        {
+            self.trace(|| std::format!("injected at {node:?}: {packet:?}"));
+            return self
+                .with(node, |node, random, watch, now_ms| node.packet_in(packet, random, watch, now_ms));
+        }
         let to_portal = self.below(2) == 0;
         let waiting = if to_portal { self.to_portal.len() } else { self.to_clients.len() };
         if waiting == 0 {
