@@ -1,7 +1,7 @@
 //! What can be asked, and what is answered.
 
 use crate::Status;
-use crate::replica::{Drains, Evicted, Joins, Switched};
+use crate::replica::{Drains, Evicted, Explained, Joins, Switched};
 use crate::upgrade::{UpgradeAnswer, UpgradeOutcome};
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,8 @@ pub enum Request {
     },
     /// To leave the group, and end: [`Drains`].
     Drain {},
+    /// What has happened to the group, and why: [`Explained`].
+    Why {},
     /// To replace the data of its server, which is out of the group, by those of another one, and to take part again: [`Joins`].
     Join {},
     /// That the upgrade of this number is no longer wanted, and the old program goes on: [`Withdrawn`].
@@ -76,6 +78,8 @@ pub enum Answer {
     Drains(Drains),
     /// To [`Request::Join`].
     Joins(Joins),
+    /// To [`Request::Why`].
+    Explained(Explained),
     /// To anything.
     Refused(Refused),
 }
@@ -133,6 +137,7 @@ mod tests {
             (Request::Outcome { wish: 3 }, r#"{"do":"outcome","wish":3}"#),
             (Request::Switchover { to: None }, r#"{"do":"switchover"}"#),
             (Request::Evict { node: "b".to_owned() }, r#"{"do":"evict","node":"b"}"#),
+            (Request::Why {}, r#"{"do":"why"}"#),
             (Request::Drain {}, r#"{"do":"drain"}"#),
             (Request::Join {}, r#"{"do":"join"}"#),
             (Request::Withdraw { wish: 3 }, r#"{"do":"withdraw","wish":3}"#),

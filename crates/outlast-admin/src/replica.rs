@@ -145,6 +145,31 @@ pub struct Joins {
     pub joins: String,
 }
 
+/// What has happened to a group, as one of its nodes has seen it, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explained {
+    /// The node.
+    pub node: String,
+    /// What has happened.
+    pub events: Vec<Event>,
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Event {
+    /// When, in milliseconds since 1970, by that node's clock.
+    pub at_ms: u64,
+    /// In which view; 0: before the first.
+    pub epoch: u64,
+    /// What.
+    pub what: String,
+    /// Why, as far as is known.
+    pub why: String,
+    /// For how many milliseconds clients had no primary, as far as that node knows.
+    pub pause_ms: Option<u64>,
+}
+
 /// This node leaves the group, and ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drains {

@@ -167,9 +167,11 @@ impl Administered for Instance {
             Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => {
                 Answer::refused("it runs no program")
             }
-            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {} => {
-                Answer::refused("it is no node of a group of replicas")
-            }
+            Request::Switchover { .. }
+            | Request::Evict { .. }
+            | Request::Drain {}
+            | Request::Join {}
+            | Request::Why {} => Answer::refused("it is no node of a group of replicas"),
         }
     }
 }

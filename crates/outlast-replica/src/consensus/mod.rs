@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
 use std::sync::Arc;
 use std::time::Duration;
-pub use store::{Decided, Proposal};
+pub use store::{Decided, Proposal, Why};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -224,8 +224,8 @@ impl Consensus {
     ///
     /// # Errors
     /// Nobody leads, or it is not decided within a moment: others have decided something else.
-    pub async fn propose(&self, view: &View) -> Result<(), Error> {
-        let proposal = Proposal::from(view);
+    pub async fn propose(&self, view: &View, why: Why) -> Result<(), Error> {
+        let proposal = Proposal::new(view, why);
         let is_decided = async {
             let state = &self.service.state;
             match self.leader() {
@@ -270,7 +270,7 @@ impl Consensus {
             // Where it does not hear that, the next primary borrows nothing before the time of the loan is over.
             let _ = timeout(ASK_TIMEOUT, link.call(&request)).await;
         }
-        let proposed = self.propose(view).await;
+        let proposed = self.propose(view, Why::Switchover).await;
         self.service.state.borrow_again();
         proposed
     }
@@ -345,7 +345,8 @@ async fn attend(service: Service) {
         {
             let service = service.clone();
             proposing = Some(tasks.spawn(async move {
-                let _ = timeout(PROPOSE_TIMEOUT, service.propose(Proposal::from(&view))).await;
+                let why = if view.epoch == 1 { Why::Begins } else { Why::Silent };
+                let _ = timeout(PROPOSE_TIMEOUT, service.propose(Proposal::new(&view, why))).await;
             }));
         }
         let is_primary = known.view.as_ref().is_some_and(|view| view.primary == state.me);

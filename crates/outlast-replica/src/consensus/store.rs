@@ -18,18 +18,50 @@ use tokio::sync::watch;
 
 type Result<T> = std::result::Result<T, StorageError<u64>>;
 
+/// Why a view takes the place of another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Why {
+    /// The first one: all nodes are there.
+    #[default]
+    Begins,
+    /// Those that are missing, or the primary before, did not answer the leader of the consensus.
+    Silent,
+    /// The one that is missing acknowledged no entry, though it answered the consensus.
+    Lags,
+    /// People wanted another primary, and the one before has handed over.
+    Switchover,
+    /// The same, and the one before did not answer.
+    Forced,
+    /// People wanted the one that is missing out.
+    Evicted,
+    /// The one that is missing ends in an orderly way.
+    Leaves,
+    /// The server of the one that is missing takes no connections any more.
+    ServerLost,
+    /// The server of the one that is missing does not answer as the others do.
+    ServerHangs,
+    /// The server of the one that is missing has other data.
+    LacksData,
+    /// The new one has the data, and has caught up.
+    Joins,
+    /// A node was about to become a member, and fell silent.
+    GaveUpJoining,
+}
+
 /// A view, as it goes over the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     epoch: u64,
     primary: u64,
     members: Vec<u64>,
+    why: Why,
 }
 
-impl From<&View> for Proposal {
-    fn from(view: &View) -> Self {
+impl Proposal {
+    /// Of this view, for this reason.
+    pub(super) fn new(view: &View, why: Why) -> Self {
         let members = view.members.iter().map(|node| node.0).collect();
-        Self { epoch: view.epoch, primary: view.primary.0, members }
+        Self { epoch: view.epoch, primary: view.primary.0, members, why }
     }
 }
 
@@ -110,6 +142,8 @@ impl RaftLogStorage<Types> for Log {
 pub struct Decided {
     /// The newest view; none before the first.
     pub view: Option<View>,
+    /// Why it has taken the place of the one before.
+    pub why: Why,
     /// All views from this epoch on have the same primary.
     pub led_since_epoch: u64,
     /// The term of the last entry.
@@ -159,7 +193,7 @@ impl Views {
             if decided.view.as_ref().is_none_or(|before| before.primary != view.primary) {
                 decided.led_since_epoch = view.epoch;
             }
-            decided.view = Some(view);
+            (decided.view, decided.why) = (Some(view), proposal.why);
         }
         follows
     }
@@ -214,8 +248,9 @@ impl RaftStateMachine<Types> for Views {
             .map_err(|error| StorageIOError::read_snapshot(Some(meta.signature()), &error))?;
         (self.last, self.membership) = (meta.last_log_id, meta.last_membership.clone());
         let Stored { view, led_since_epoch, term } = stored;
+        let why = view.as_ref().map_or(Why::Begins, |proposal| proposal.why);
         let view = view.as_ref().map(View::from);
-        self.decided.send_replace(Decided { view, led_since_epoch, term });
+        self.decided.send_replace(Decided { view, why, led_since_epoch, term });
         Ok(())
     }
 
@@ -238,9 +273,10 @@ pub(super) struct Copy {
 
 impl RaftSnapshotBuilder<Types> for Copy {
     async fn build_snapshot(&mut self) -> Result<Snapshot<Types>> {
-        let Decided { view, led_since_epoch, term } = &self.decided;
+        let Decided { view, why, led_since_epoch, term } = &self.decided;
         let (led_since_epoch, term) = (*led_since_epoch, *term);
-        let stored = Stored { view: view.as_ref().map(Proposal::from), led_since_epoch, term };
+        let view = view.as_ref().map(|view| Proposal::new(view, *why));
+        let stored = Stored { view, led_since_epoch, term };
         let bytes =
             postcard::to_allocvec(&stored).map_err(|error| StorageIOError::write_snapshot(None, &error))?;
         let snapshot_id = self.last.map_or_else(String::new, |last| last.to_string());
@@ -259,7 +295,7 @@ mod tests {
         let mut decided = Decided::default();
         let next = |decided: &mut Decided, epoch: u64, primary: u64, members: &[u64]| {
             let members = members.to_vec();
-            assert!(Views::decide(decided, &Proposal { epoch, primary, members }));
+            assert!(Views::decide(decided, &Proposal { epoch, primary, members, why: Why::Silent }));
             (0..=epoch + 1).filter(|epoch| decided.is_led_by(NodeId(1), *epoch)).collect::<Vec<_>>()
         };
         assert_eq!(next(&mut decided, 1, 1, &[1, 2, 3]), [1]);

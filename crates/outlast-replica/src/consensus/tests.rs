@@ -175,7 +175,7 @@ async fn a_dead_node_is_replaced_by_a_new_one_and_another_one_may_die_then() {
         // The primary has given it what it has, and asks for it.
         let view = group.view(live).unwrap();
         let next = View { epoch: view.epoch + 1, primary: live, members: vec![live, new] };
-        assert!(group.nodes[&leader].service.propose(Proposal::from(&next)).await);
+        assert!(group.nodes[&leader].service.propose(Proposal::new(&next, Why::Silent)).await);
         assert_eq!(group.serves(&[live.0, new.0]).await, live);
         voters = [live, new];
     }
@@ -226,9 +226,11 @@ async fn views_that_do_not_follow_are_refused() {
     let primary = group.serves(&[1, 2]).await;
     let leader = group.nodes[&WITNESS].leader().unwrap();
     let view = group.view(WITNESS).unwrap();
-    let again = Proposal::from(&view);
-    let stranger =
-        Proposal::from(&View { epoch: view.epoch + 1, primary: NodeId(7), members: vec![NodeId(7)] });
+    let again = Proposal::new(&view, Why::Silent);
+    let stranger = Proposal::new(
+        &View { epoch: view.epoch + 1, primary: NodeId(7), members: vec![NodeId(7)] },
+        Why::Silent,
+    );
     for proposal in [again, stranger] {
         assert!(!group.nodes[&leader].service.propose(proposal).await);
     }
@@ -245,7 +247,7 @@ async fn a_node_that_comes_late_gets_what_is_decided() {
     group.serves(&[1, 2]).await;
     let view = group.view(NodeId(1)).unwrap();
     for _ in 0..3 * LOG_ENTRIES_MAX {
-        assert!(!group.nodes[&NodeId(1)].service.propose(Proposal::from(&view)).await);
+        assert!(!group.nodes[&NodeId(1)].service.propose(Proposal::new(&view, Why::Silent)).await);
     }
     drop(group.nodes.remove(&NodeId(2)));
     group.serves(&[1]).await;

@@ -40,6 +40,8 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two tries.
 const AGAIN_MIN: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+/// As long as the server of this node has its data, in one go.
+const TRIES: u32 = 4;
 
 /// A node wants a copy.
 #[derive(Debug, Serialize, Deserialize)]
@@ -55,7 +57,24 @@ enum Answer {
     /// What connections there are follows, and the data.
     Begins,
     /// There is none, and why.
-    Refused(String),
+    Refused {
+        why: String,
+        /// There may be one soon.
+        again: bool,
+    },
+}
+
+/// Why a try has failed.
+struct Failed {
+    why: String,
+    /// The server of this node has its data still, and another try may do better.
+    again: bool,
+}
+
+impl<T: Into<String>> From<T> for Failed {
+    fn from(why: T) -> Self {
+        Self { why: why.into(), again: false }
+    }
 }
 
 /// How far a node is that gets a copy.
@@ -101,8 +120,8 @@ impl Copies {
         let node = NodeId(node);
         let is_known = self.consensus.members().get(&node).is_some_and(|member| !member.is_witness);
         if from != self.me.0 || !is_known {
-            let refusal = "it is not known here yet, or means another node".to_owned();
-            return timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused(refusal))).await?;
+            let why = "it is not known here yet, or means another node".to_owned();
+            return timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused { why, again: true })).await?;
         }
         keep_alive(stream);
         match self.begin(node).await {
@@ -115,9 +134,10 @@ impl Copies {
                 timeout(TAKE_TIMEOUT, stream.write_all(&snapshot)).await??;
                 give_data(stream, data).await
             }
-            Err(refusal) => {
-                tracing::warn!(refusal, "a node wants a copy of the data, and cannot have one now");
-                timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused(refusal))).await?
+            Err(why) => {
+                tracing::warn!(why, "a node wants a copy of the data, and cannot have one now");
+                let again = self.copying.is_some();
+                timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused { why, again })).await?
             }
         }
     }
@@ -219,8 +239,21 @@ impl Shared {
         let Ok(one) = self.joining.clone().try_lock_owned() else {
             return Err("this node is about to join already".to_owned());
         };
-        *self.joins.lock() = Joining::Asks;
-        let result = self.try_to_join(one).await;
+        let mut one = Some(one);
+        let mut tries = 0;
+        let result = loop {
+            *self.joins.lock() = Joining::Asks;
+            tries += 1;
+            match self.try_to_join(&mut one).await {
+                Ok(()) => break Ok(()),
+                // Another node may lead by now, or its server may be less busy.
+                Err(failed) if failed.again && tries < TRIES => tokio::time::sleep(AGAIN_MIN).await,
+                Err(failed) => break Err(failed.why),
+            }
+        };
+        if let Err(why) = &result {
+            self.events.lock().note_failed_join(&self.name, self.view().map_or(0, |view| view.epoch), why);
+        }
         *self.joins.lock() = match &result {
             Ok(()) => Joining::No,
             Err(why) => Joining::Failed(why.clone()),
@@ -271,8 +304,8 @@ impl Shared {
         Ok(source)
     }
 
-    /// `one`: there is no other try meanwhile.
-    async fn try_to_join(&self, one: OwnedMutexGuard<()>) -> Result<(), String> {
+    /// `one`: there is no other try meanwhile. It is taken when the server gets other data.
+    async fn try_to_join(&self, one: &mut Option<OwnedMutexGuard<()>>) -> Result<(), Failed> {
         let source = self.source()?;
         let machine = self.machine.as_ref().ok_or("a witness has no data")?;
         let copying = self.copying.clone().ok_or("it is not known how the server gets the data")?;
@@ -292,10 +325,13 @@ impl Shared {
         let _one;
         tokio::select! {
             copied = self.copy((&address, source, &from), machine, copying, one) => _one = copied?,
-            () = other_leads => return Err("another node leads now: it is tried again with that one".to_owned()),
+            () = other_leads => {
+                let again = one.is_some();
+                return Err(Failed { why: "another node leads now".to_owned(), again });
+            }
         }
         *self.joins.lock() = Joining::CatchesUp;
-        self.catch_up(machine, tried).await
+        Ok(self.catch_up(machine, tried).await?)
     }
 
     /// Gives the server of this node a copy of the data of that one, which leads.
@@ -304,9 +340,9 @@ impl Shared {
         (address, primary, from): (&str, NodeId, &str),
         machine: &Handle,
         copying: Copying,
-        one: OwnedMutexGuard<()>,
-    ) -> Result<OwnedMutexGuard<()>, String> {
-        let failed = |error: io::Error| format!("{from} gives no copy: {error}");
+        one: &mut Option<OwnedMutexGuard<()>>,
+    ) -> Result<OwnedMutexGuard<()>, Failed> {
+        let failed = |error: io::Error| Failed { why: format!("{from} gives no copy: {error}"), again: true };
         let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
         let mut stream = connecting.map_err(io::Error::from).and_then(|stream| stream).map_err(failed)?;
         keep_alive(&stream);
@@ -315,8 +351,12 @@ impl Shared {
         send(&mut stream, &asks).await.map_err(failed)?;
         match receive(&mut stream).await.map_err(failed)? {
             Some(Answer::Begins) => {}
-            Some(Answer::Refused(why)) => return Err(format!("{from} gives no copy: {why}")),
-            None => return Err(format!("{from} gives no copy: it has ended")),
+            Some(Answer::Refused { why, again }) => {
+                return Err(Failed { why: format!("{from} gives no copy: {why}"), again });
+            }
+            None => {
+                return Err(Failed { why: format!("{from} gives no copy: it has ended"), again: true });
+            }
         }
         let length = stream.read_u32().await.map_err(failed)?;
         if length > SNAPSHOT_BYTES_MAX {
@@ -330,6 +370,7 @@ impl Shared {
         tracing::info!(from, index = snapshot.index, "the server of this node gets a copy of the data");
         // Its connections of before end now, and not when it has the data.
         self.source()?;
+        let one = one.take().ok_or("this node is about to join already")?;
         machine.tell(Command::Reset);
         // From now on it hears of views; it takes part in none before it has the data.
         self.takes_part.store(true, Ordering::Release);

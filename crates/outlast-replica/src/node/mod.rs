@@ -1,6 +1,7 @@
 //! A node of a group: it finds the others, takes part in the consensus, and runs the portal as the views say.
 
 mod door;
+mod events;
 pub mod group;
 mod joining;
 pub mod meeting;
@@ -17,6 +18,8 @@ use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
 use crate::view::NodeId;
 use door::{Door, introduce};
+pub use events::Event;
+use events::Events;
 use group::{Group, Listed};
 use joining::Copies;
 pub use joining::Joining;
@@ -147,6 +150,7 @@ struct Shared {
     /// The portal is told of views.
     takes_part: AtomicBool,
     ended: watch::Sender<Option<Ended>>,
+    events: Mutex<Events>,
 }
 
 /// A node. When it is dropped it ends without a word: others take it for dead.
@@ -244,6 +248,7 @@ impl Node {
             joins: Mutex::default(),
             takes_part: AtomicBool::new(false),
             ended,
+            events: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::new(door).attend(listener));
@@ -261,6 +266,12 @@ impl Node {
     #[must_use]
     pub fn status(&self) -> Status {
         Status::of(&self.shared)
+    }
+
+    /// What has happened to the group and to this node, the oldest first, and why.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        self.shared.events.lock().all()
     }
 
     /// Waits until it has ended by itself, and why.

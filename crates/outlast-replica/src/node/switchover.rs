@@ -1,7 +1,7 @@
 //! Another member becomes the primary while all are well: the primary is asked to hand over, and has the view decided itself. PROTOCOL 12.9.
 
 use super::{Error, LOOK, Shared};
-use crate::consensus::{Consensus, receive, send};
+use crate::consensus::{Consensus, Why, receive, send};
 use crate::portal::machine::{Command, Handle};
 use crate::view::{NodeId, View};
 use serde::{Deserialize, Serialize};
@@ -65,9 +65,8 @@ impl HandOvers {
     /// Hands over to that member. It goes on to its end when nobody waits for it.
     async fn hand_over(self, to: NodeId, within: Duration) -> Result<(), String> {
         let handing_over = async move {
-            let Ok(_one) = self.busy.try_lock() else {
-                return Err("it is about to hand over already".to_owned());
-            };
+            let one = timeout(within, self.busy.lock()).await;
+            let _one = one.map_err(|_| "it is about to hand over already")?;
             let handed_over = self.try_to_hand_over(to, within).await;
             if handed_over.is_err() {
                 self.machine.tell(Command::KeepOn);
@@ -148,7 +147,7 @@ impl Shared {
                     "the primary does not answer: another one takes over as if it had died"
                 );
                 let next = View { epoch: view.epoch + 1, primary: next, members: view.members };
-                self.consensus.propose(&next).await?;
+                self.consensus.propose(&next, Why::Forced).await?;
             }
         }
         Ok(self.name_of(next, &members))

@@ -2,7 +2,7 @@
 
 use super::remembered::Remembered;
 use super::{CHANGE_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, Shared};
-use crate::consensus::Member;
+use crate::consensus::{Member, Why};
 use crate::portal::machine::{Command, Facts};
 use crate::view::{NodeId, View};
 use parking_lot::Mutex;
@@ -52,6 +52,10 @@ impl Shared {
             let newest = decided.borrow_and_update().view.clone();
             if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
                 self.log(&newest, &members);
+                let why = decided.borrow().why;
+                self.events
+                    .lock()
+                    .note_view(view.as_ref(), &newest, why, |node| self.name_of(node, &members));
                 let is_member = newest.has(self.me) && self.machine.is_some();
                 if is_member {
                     let noting = self.note(remembered.clone(), newest.epoch);
@@ -69,6 +73,9 @@ impl Shared {
                 }
                 view = Some(newest);
             }
+            let leader = self.consensus.leader().map(|leader| self.name_of(leader, &members));
+            let epoch = view.as_ref().map_or(0, |view| view.epoch);
+            self.events.lock().note_leader(leader, epoch);
             let Some(machine) = &self.machine else { continue };
             let addresses: BTreeMap<NodeId, SocketAddr> = members
                 .iter()
@@ -80,13 +87,15 @@ impl Shared {
                 others = addresses;
             }
             let facts = machine.facts();
+            let epoch = view.as_ref().map_or(0, |view| view.epoch);
+            self.events.lock().note_facts(&self.name, epoch, &facts);
             let is_changing = changing.as_ref().is_some_and(|task| !task.is_finished());
-            if let Some(next) =
+            if let Some((next, why)) =
                 view.as_ref().filter(|_| !is_changing).and_then(|view| self.next(view, &facts))
             {
                 let consensus = self.consensus.clone();
                 changing = Some(tokio::spawn(async move {
-                    if let Err(error) = consensus.propose(&next).await {
+                    if let Err(error) = consensus.propose(&next, why).await {
                         tracing::debug!(%error, "the view is not decided yet");
                         tokio::time::sleep(CHANGE_AGAIN).await;
                     }
@@ -102,24 +111,25 @@ impl Shared {
     }
 
     /// The view that this node wants, if it wants another one.
-    fn next(&self, view: &View, facts: &Facts) -> Option<View> {
+    fn next(&self, view: &View, facts: &Facts) -> Option<(View, Why)> {
         if facts.lacks_data && view.has(self.me) {
-            return without(view, self.me);
+            return without(view, self.me).map(|next| (next, Why::LacksData));
         }
         if view.primary != self.me || facts.view.as_ref() != Some(view) {
             return None;
         }
         if let Some(next) = self.without_lagging(view, facts) {
-            return Some(next);
+            return Some((next, Why::Lags));
         }
         let epoch = view.epoch + 1;
         let is_new = |node: &&NodeId| !view.has(**node);
         if facts.lagging.iter().any(|node| !view.has(*node)) {
             // It was to become a member, and is silent: with the next view nobody waits for it.
-            return Some(View { epoch, ..view.clone() });
+            return Some((View { epoch, ..view.clone() }, Why::GaveUpJoining));
         }
         let node = facts.promoted.iter().find(is_new)?;
-        Some(View { epoch, primary: self.me, members: [view.members.as_slice(), &[*node]].concat() })
+        let members = [view.members.as_slice(), &[*node]].concat();
+        Some((View { epoch, primary: self.me, members }, Why::Joins))
     }
 
     /// At the primary: the view without a member that has acknowledged nothing for a while, though it answers the consensus.
@@ -167,16 +177,21 @@ impl Shared {
         let node = view.members.iter().find(|node| self.name_of(**node, &members) == name).copied();
         let node = node.ok_or_else(|| Error::Group(format!("{name} is no member of the view")))?;
         let next = without(&view, node).ok_or_else(|| Error::Group(format!("{name} is the last member")))?;
-        Ok(self.consensus.propose(&next).await?)
+        Ok(self.consensus.propose(&next, Why::Evicted).await?)
     }
 
     /// The others go on without this node, and wait for nothing.
     pub(super) async fn leave(&self) {
+        let why = match &*self.ended.borrow() {
+            Some(Ended::ServerLost) => Why::ServerLost,
+            Some(Ended::ServerHangs) => Why::ServerHangs,
+            _ => Why::Leaves,
+        };
         let left = async {
             while let Some(next) =
                 self.view().filter(|view| view.has(self.me)).and_then(|view| without(&view, self.me))
             {
-                if let Err(error) = self.consensus.propose(&next).await {
+                if let Err(error) = self.consensus.propose(&next, why).await {
                     tracing::debug!(%error, "the others do not go on without this node yet");
                     tokio::time::sleep(LOOK).await;
                 }

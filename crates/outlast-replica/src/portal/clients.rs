@@ -201,6 +201,7 @@ impl Machine {
     /// The same for one alone: its client has more than this node knew.
     pub(super) fn restore_again(&mut self, connection: ConnectionId) {
         if let Some(client) = self.remove_client(connection) {
+            self.handing_over.note_closed(&client.ends);
             client.close_silently();
         }
         self.restore_client(connection);
@@ -265,7 +266,9 @@ impl Machine {
 
     /// Some of what a client has sent has no place in the order.
     pub(super) fn has_unread_clients(&self) -> bool {
-        self.clients.values().any(|client| client.input.is_some() || client.stream.is_readable())
+        let is_unread =
+            |client: &Client| client.input.is_some() || !client.input_ended && client.stream.is_readable();
+        self.clients.values().any(is_unread)
     }
 
     fn look_at_client(&mut self, connection: ConnectionId) {

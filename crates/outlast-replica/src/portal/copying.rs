@@ -3,6 +3,7 @@
 
 use super::machine::{LOOK, Machine};
 use crate::entry::ConnectionId;
+use crate::protocol::Protocol;
 use crate::replica::{Action, Replica, Snapshot};
 use crate::view::{NodeId, View};
 use crate::wire;
@@ -122,6 +123,8 @@ impl Machine {
             let _ = rests.send(Err(why.to_owned()));
             return;
         }
+        // Another view, or another word about the lease, has ended that.
+        refreshes &= self.replica.is_refreshing();
         let mut held_at = held_at;
         if !self.replica.is_holding() && !refreshes {
             // Connections were in the way.
@@ -245,12 +248,17 @@ impl Machine {
         }
         let settings = &self.settings;
         let how = (settings.delivery, settings.protocol);
+        let protocol = settings.protocol;
         self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, made_ms);
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
         self.known.joins_tried += 1;
         self.known.lacks_data = false;
         self.begin_with_server()?;
+        if protocol == Protocol::Redis {
+            // Whatever has given it the data.
+            self.refresh_server(u64::MAX);
+        }
         self.act()?;
         self.look_at_resumed();
         Ok(())
@@ -261,7 +269,7 @@ impl Machine {
         if self.known.joins != Joins::Resumes {
             return;
         }
-        if self.servers.values().all(|server| server.resumes.is_none()) {
+        if self.servers.values().all(|server| server.resumes.is_none()) && self.refresher.is_none() {
             self.known.joins = Joins::CatchesUp;
             let now_ms = self.now_ms();
             self.replica.handle_resumed(now_ms);

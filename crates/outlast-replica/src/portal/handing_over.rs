@@ -4,7 +4,7 @@ use super::copying::Joins;
 use super::machine::Machine;
 use super::raw;
 use super::rules::COPY_BYTES;
-use crate::connection::{Direction, Segment};
+use crate::connection::{Direction, Ends, Segment};
 use crate::replica::PacketId;
 use crate::view::NodeId;
 use outlast_netlink::queue::{Packet, Verdict};
@@ -44,6 +44,7 @@ pub(super) struct Kept {
     bytes: Box<[u8]>,
     /// The kernel has looked up its socket when it came (early demultiplexing), and that is closed: it would go nowhere.
     is_stale: bool,
+    ends: Ends,
 }
 
 impl HandingOver {
@@ -52,8 +53,14 @@ impl HandingOver {
         self.packets.values_mut().for_each(|kept| kept.is_stale = true);
     }
 
-    /// This packet may have to go to another node.
-    pub(super) fn keep(&mut self, packet: &Packet<'_>, is_stale: bool) {
+    /// The socket of this client is closed.
+    pub(super) fn note_closed(&mut self, ends: &Ends) {
+        let of_it = self.packets.values_mut().filter(|kept| kept.ends == *ends);
+        of_it.for_each(|kept| kept.is_stale = true);
+    }
+
+    /// This packet may have to go to another node, or to a socket that is made again.
+    pub(super) fn keep(&mut self, packet: &Packet<'_>, ends: Ends, is_stale: bool) {
         let is_whole = packet.bytes.len() == packet.packet_bytes as usize;
         if !is_whole || self.bytes + packet.bytes.len() > KEPT_BYTES_MAX {
             return;
@@ -64,7 +71,7 @@ impl HandingOver {
             return;
         }
         self.bytes += bytes.len();
-        self.packets.insert(packet.id, Kept { bytes, is_stale });
+        self.packets.insert(packet.id, Kept { bytes, is_stale, ends });
     }
 
     /// All have verdicts.

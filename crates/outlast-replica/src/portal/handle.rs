@@ -126,6 +126,10 @@ pub struct Facts {
     pub is_forwarding: bool,
     /// How long it took to restore all connections, the last time.
     pub restored_in: Option<Duration>,
+    /// How long clients had no primary before that, as far as this node knows: since it last heard the one before, or served itself.
+    pub paused: Option<Duration>,
+    /// How many times it has stopped to serve, as its lease was over.
+    pub fences: u64,
     /// The kernel had no room for so many packets at a time, or more.
     pub overflows: u64,
     /// Packets of clients that went to another primary.

@@ -48,6 +48,8 @@ const BACKLOG: i32 = 4096;
 pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// Between two looks whether the server lives, besides those when it ends a connection.
 const LOOK_AT_SERVER: Duration = Duration::from_secs(1);
+/// So long packets are under way at the most.
+const AHEAD: Duration = Duration::from_secs(60);
 /// It has something to do more often: longer, and it was stopped.
 const SLEPT: Duration = Duration::from_secs(2);
 /// Between two questions of a primary that waits for the lease.
@@ -62,6 +64,10 @@ pub struct Machine {
     /// What it said last.
     pub(super) lease_left_ms: u64,
     pub(super) promise_ms: u64,
+    /// Since when it has no lease, and when it has last heard another primary.
+    pub(super) fenced_at: Option<Instant>,
+    pub(super) heard_primary_at: Instant,
+    pub(super) took_over_at: Option<Instant>,
     /// This process has done nothing for a while.
     has_slept: bool,
     worked_at: Instant,
@@ -175,6 +181,9 @@ impl Machine {
             lease: settings.lease,
             lease_left_ms: 0,
             promise_ms: settings.promise_ms,
+            fenced_at: None,
+            took_over_at: None,
+            heard_primary_at: Instant::now(),
             has_slept: false,
             worked_at: Instant::now(),
             verdicts: Vec::new(),
@@ -225,6 +234,11 @@ impl Machine {
     /// Where clients connect to.
     pub(super) fn portal_address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// A client may have more than this node's server had said when it took over: then its socket is made again.
+    fn may_restore_again(&self) -> bool {
+        self.took_over_at.is_some_and(|at| at.elapsed() < AHEAD)
     }
 
     /// A token for the socket of a client, or of a connection to the server.
@@ -336,7 +350,7 @@ impl Machine {
                 Command::Stop => self.ends = true,
             }
         }
-        // The process may have been stopped for a while: nothing comes before this.
+        // The process may have been stopped for a while: nothing comes before this, and what is said before asks by itself.
         self.has_lease();
         self.act()?;
         self.look_at_end_of_lease()?;
@@ -449,14 +463,19 @@ impl Machine {
                     self.known.linked.remove(&node);
                     self.replica.handle_unlinked(node);
                 }
-                News::Said(from, message) => self.replica.handle_message(from, message, now_ms),
+                News::Said(from, message) => {
+                    if from == self.replica.order().view().primary {
+                        self.heard_primary_at = Instant::now();
+                    }
+                    self.replica.handle_message(from, message, now_ms);
+                }
             }
         }
     }
 
     pub(super) fn take_packets(&mut self) -> io::Result<()> {
         let now_ms = self.now_ms();
-        let has_slept = self.has_slept;
+        let (has_slept, may_restore_again) = (self.has_slept, self.may_restore_again());
         loop {
             let drops = match self.queue.receive()? {
                 Received::Nothing => return Ok(()),
@@ -474,8 +493,9 @@ impl Machine {
                                     self.verdicts.push((packet.id, Verdict::Drop));
                                     continue;
                                 }
-                                if self.replica.keeps_packets() {
-                                    self.handing_over.keep(&packet, !self.replica.is_serving());
+                                if self.replica.keeps_packets() || may_restore_again {
+                                    let is_stale = !self.replica.is_serving();
+                                    self.handing_over.keep(&packet, segment.ends, is_stale);
                                 }
                                 // When the kernel has it, it may say how far the client is.
                                 self.heard.extend(self.by_ends.get(&segment.ends));

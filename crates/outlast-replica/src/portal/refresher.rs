@@ -7,8 +7,10 @@ use mio::net::TcpStream;
 use std::time::{Duration, Instant};
 
 const LINE_BYTES_MAX: usize = 1024;
-/// A server that has not answered by then is asked again.
-const AGAIN: Duration = Duration::from_millis(500);
+/// One that could not be asked is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// So a server answers that can do it later.
+const LATER: [&[u8]; 3] = [b"-ERR max number of clients", b"-BUSY", b"-LOADING"];
 
 /// The connection on which it is asked to.
 #[derive(Debug)]
@@ -72,19 +74,28 @@ impl Machine {
         let (answer, index) = (refresher.answer(&mut self.room), refresher.index);
         match answer {
             Some(answer) => {
-                self.refresher = None;
-                if !answer.starts_with(b"+") {
-                    let answer = String::from_utf8_lossy(&answer).trim().to_owned();
-                    tracing::warn!(
-                        answer,
-                        server = %self.server,
-                        "redis does not forget its scripts: EVALSHA may have other results at a node that has just joined"
-                    );
+                if LATER.iter().any(|later| answer.starts_with(later)) {
+                    refresher.stream = None;
+                    return;
                 }
-                let now_ms = self.now_ms();
-                self.replica.handle_refreshed(index, now_ms);
+                self.refresher = None;
+                if answer.starts_with(b"+") {
+                    let now_ms = self.now_ms();
+                    return self.replica.handle_refreshed(index, now_ms);
+                }
+                // The servers of the others have forgotten them: EVALSHA would do something here alone.
+                let answer = String::from_utf8_lossy(&answer).trim().to_owned();
+                tracing::error!(
+                    answer,
+                    server = %self.server,
+                    "redis does not forget its scripts, as all servers have to when a node joins: this node leaves (with a password, it needs --server-password-file)"
+                );
+                self.known.is_server_hanging = true;
             }
-            None if refresher.begun.elapsed() > AGAIN => self.refresh_server(index),
+            // What was sent on a connection that is there still may be worked off at any time.
+            None if refresher.stream.is_none() && refresher.begun.elapsed() > AGAIN => {
+                self.refresh_server(index)
+            }
             None => {}
         }
     }

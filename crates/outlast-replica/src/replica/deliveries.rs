@@ -170,6 +170,11 @@ impl Deliveries {
         working.map(|working| &mut working.proceed).or(waiting.map(|waiting| &mut waiting.proceed))
     }
 
+    /// Something that is not of this connection waits.
+    pub(super) fn waits_for_others(&self, connection: ConnectionId) -> bool {
+        self.waiting.iter().any(|waiting| waiting.connection != connection)
+    }
+
     /// Of an entry that is worked on, or waits.
     pub(super) fn connection_of(&self, index: u64) -> Option<ConnectionId> {
         let working = self.working.filter(|working| working.index == index);
@@ -388,15 +393,18 @@ impl Replica {
         self.deliveries.blocking().or(working.map(|working| (working.index, working.since_ms)))
     }
 
-    /// All is held, and the server has nothing to do.
+    /// All is held, and what the server works on is known not to be answered before that is over.
     fn rests(&self) -> bool {
-        self.is_holding() && self.deliveries.are_done()
+        let is_idle = self.deliveries.working.is_none_or(|working| working.is_idle);
+        self.is_holding() && is_idle && self.deliveries.waiting.is_empty()
     }
 
     /// When the primary passes what its server does not answer.
     pub(super) fn passes_at_ms(&self) -> Option<u64> {
         let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
-        let is_new = !self.deliveries.proceeds(index) && !self.rests();
+        // What the node asks itself is answered, or the server hangs.
+        let is_own = self.deliveries.connection_of(index) == Some(NO_CONNECTION);
+        let is_new = !self.deliveries.proceeds(index) && !self.rests() && !is_own;
         is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
     }
 
@@ -458,8 +466,7 @@ impl Replica {
     /// The answer to this entry is not waited for. While all is held, and nothing else waits, it is enough to know that.
     fn go_on_unanswered(&mut self, index: u64, now_ms: u64) {
         if let Some(working) = &mut self.deliveries.working {
-            let is_of_client = working.connection != NO_CONNECTION;
-            working.is_idle |= working.index == index && self.holding.is_some() && is_of_client;
+            working.is_idle |= working.index == index && self.holding.is_some();
         }
         if self.holding.is_none() || !self.deliveries.waiting.is_empty() {
             self.propose_proceed(index, now_ms);

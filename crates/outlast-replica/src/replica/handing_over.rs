@@ -144,7 +144,7 @@ impl Replica {
             }
             return;
         }
-        let Some(Withholding { withheld, .. }) = self.withholding.take() else { return };
+        let withheld = self.take_withheld(now_ms);
         if is_mutant!(self, WithheldAreForgotten) {
             return;
         }
@@ -189,15 +189,27 @@ impl Replica {
             self.forward_all(primary, now_ms);
             return;
         }
-        let leaseless = || Withholding { to: None, until_ms: 0, withheld: Vec::new() };
+        let leaseless = || Withholding { to: None, until_ms: now_ms, withheld: Vec::new() };
         let withholding = self.withholding.get_or_insert_with(leaseless);
-        if withholding.to.is_none() {
+        // Where this process has slept, what it had withheld is dropped by its age.
+        if withholding.to.is_none() && now_ms <= withholding.until_ms + WITHHELD_MS {
             withholding.until_ms = now_ms + LEASELESS_MS;
         }
     }
 
+    /// What was withheld. Where this process has slept meanwhile, packets may be older than any that the network brings: they are dropped.
+    fn take_withheld(&mut self, now_ms: u64) -> Vec<(PacketId, Segment)> {
+        let Some(Withholding { until_ms, withheld, .. }) = self.withholding.take() else { return Vec::new() };
+        if now_ms <= until_ms + WITHHELD_MS {
+            return withheld;
+        }
+        let dropped = |(packet, _)| Action::Verdict { packet, passes: false };
+        self.actions.extend(withheld.into_iter().map(dropped));
+        Vec::new()
+    }
+
     fn forward_all(&mut self, to: NodeId, now_ms: u64) {
-        for (packet, _) in self.withholding.take().into_iter().flat_map(|withholding| withholding.withheld) {
+        for (packet, _) in self.take_withheld(now_ms) {
             self.actions.push_back(Action::Forward { packet, to });
         }
         let epoch = self.order.view().epoch;

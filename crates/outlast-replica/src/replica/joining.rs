@@ -137,6 +137,12 @@ impl Replica {
         self.holds_behind.is_some()
     }
 
+    /// Such an entry is on its way, or was the last one.
+    #[must_use]
+    pub fn is_refreshing(&self) -> bool {
+        self.holds_behind.is_some()
+    }
+
     /// All is held right behind such an entry.
     #[must_use]
     pub fn is_refreshed(&self) -> bool {
@@ -174,9 +180,11 @@ impl Replica {
         let Some(holding) = &mut self.holding else { return self.deliver(index, entry, now_ms) };
         if let Entry::Proceed { index } = entry
             && let Some(connection) = self.deliveries.connection_of(index)
-            && !holding.entries.iter().any(|(_, held)| held.given_on() == Some(connection))
+            && (self.deliveries.waits_for_others(connection)
+                || !holding.entries.iter().any(|(_, held)| held.given_on() == Some(connection)))
         {
-            // The server is given what waits already. Nothing that is held goes before it: what other clients say waits behind it at all nodes.
+            // The server is given what waits already. Nothing that is held goes before this, at any node: what other clients say waits behind that
+            // connection, and what it says itself behind what others have said before.
             return self.proceed(index, now_ms);
         }
         holding.bytes += entry.weight_bytes();

@@ -122,7 +122,7 @@ pub enum Action {
         epoch: u64,
     },
     /// This node leads no longer: its sockets of clients are closed so that no client hears of it, and no packet leaves.
-    /// The portal's address stays here for some time, a second at the most ([`GiveUpAddress`](Self::GiveUpAddress)): what comes may be for another node.
+    /// The portal's address stays here for some time, two seconds at the most ([`GiveUpAddress`](Self::GiveUpAddress)): what comes may be for another node.
     Fence,
     /// Another node has the portal's address by now, or may have it soon: this one gives it up.
     GiveUpAddress,

@@ -91,7 +91,8 @@ impl Replica {
         let acked = waiting.iter().filter(|(_, plausible, _)| *plausible).map(|(_, _, acks)| *acks).max();
         if let Some(acked) = acked.filter(|acked| *acked > offset) {
             state.skip_to(acked, self.order.limits().resent_bytes_max);
-            self.actions.push_back(Action::RestoreAgain { connection });
+            // What is given to the client before would go to the socket of before, and count as given.
+            self.actions.push_front(Action::RestoreAgain { connection });
             self.tell_client(connection);
         }
         for (packet, plausible, acks) in waiting {

@@ -8,7 +8,7 @@ use crate::{pages, replicate};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use outlast_admin::replica::{Drains, Evicted, Joining, Joins, Node, Switched};
+use outlast_admin::replica::{Drains, Evicted, Explained, Joining, Joins, Node, Switched};
 use outlast_admin::{Page, Request, Status};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -94,6 +94,12 @@ pub enum ReplicateCommand {
         #[arg(value_name = "NODE")]
         node: String,
     },
+    /// Explain every view, take-over and pause that the node of this machine has seen
+    Why {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Have the node of this machine leave the group and end, as SIGTERM does
     Drain,
 }
@@ -104,6 +110,7 @@ Examples:
   outlast replicate --group db.toml --node w
   outlast replicate switchover b
   outlast replicate join
+  outlast replicate why
 
 The group file, the same on all machines (witness: a node without a server, which only votes):
   name = \"db\"
@@ -181,6 +188,10 @@ async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> 
             format!("{} is the primary\n", clean(&primary))
         }
         ReplicateCommand::Join => return join(socket).await,
+        ReplicateCommand::Why { json } => {
+            let explained: Explained = ask::one(socket, &Request::Why {}).await?;
+            if *json { serde_json::to_string_pretty(&explained)? + "\n" } else { pages::events(&explained) }
+        }
         ReplicateCommand::Evict { node } => {
             let Evicted { evicted } = ask::one(socket, &Request::Evict { node: node.clone() }).await?;
             format!("{} is out of the group\n", clean(&evicted))

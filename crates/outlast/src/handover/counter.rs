@@ -34,9 +34,13 @@ impl Counter {
             Ok(Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. }) => {
                 Answer::refused("it runs no program")
             }
-            Ok(Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {}) => {
-                Answer::refused("it is no node of a group of replicas")
-            }
+            Ok(
+                Request::Switchover { .. }
+                | Request::Evict { .. }
+                | Request::Drain {}
+                | Request::Join {}
+                | Request::Why {},
+            ) => Answer::refused("it is no node of a group of replicas"),
             Ok(Request::Status {}) => self.status().into(),
             Ok(Request::Kill { session }) => Answer::Matching(self.kill(&session)),
             Err(error) => Answer::refused(format!("not a request: {error}")),

@@ -7,6 +7,7 @@ mod sessions;
 
 use crate::exit::clean;
 use comfy_table::{Table, presets};
+use outlast_admin::replica::Explained;
 use outlast_admin::{Page, Status};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
@@ -40,6 +41,11 @@ fn one(status: &Status, socket: &str) -> String {
             )
         }
     }
+}
+
+/// What `outlast replicate why` prints.
+pub fn events(explained: &Explained) -> String {
+    replica::events(explained)
 }
 
 /// A line for an instance whose process has the number of another one's: they are in several PID namespaces, such as containers.

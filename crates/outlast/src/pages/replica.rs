@@ -5,11 +5,11 @@ use crate::exit::clean;
 use crate::narrate::{grouped, seconds};
 use comfy_table::CellAlignment;
 use outlast_admin::Status;
-use outlast_admin::replica::{Earlier, Joining, Node, Replica};
+use outlast_admin::replica::{Earlier, Explained, Joining, Node, Replica};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The node, its group, and the others. `socket` is a line for where this instance is asked.
 pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
@@ -153,6 +153,28 @@ fn role_of(node: &Node, page: &Replica) -> &'static str {
         (false, true) => "out, leader",
         (false, false) => "out",
     }
+}
+
+/// What has happened, one event a line.
+pub(super) fn events(explained: &Explained) -> String {
+    if explained.events.is_empty() {
+        return format!("nothing has happened since node {} was started\n", clean(&explained.node));
+    }
+    let mut table = plain_table(&["TIME", "VIEW", "WHAT", "WHY", "PAUSE"]);
+    for event in &explained.events {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(event.at_ms);
+        table.add_row([
+            humantime::format_rfc3339_millis(at).to_string(),
+            event.epoch.to_string(),
+            clean(&event.what),
+            clean(&event.why),
+            event.pause_ms.map(|pause_ms| format!("{pause_ms} ms")).unwrap_or_default(),
+        ]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    format!("{table}\n")
 }
 
 /// For Prometheus.

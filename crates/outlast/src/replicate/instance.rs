@@ -3,15 +3,15 @@
 use crate::admin::Administered;
 use outlast_admin::exchange::Matching;
 use outlast_admin::replica::{
-    Disagreement, Drains, Earlier, Evicted, Joining as ShownJoining, Joins, Node as ShownNode, Replica,
-    Switched, Waits,
+    Disagreement, Drains, Earlier, Event, Evicted, Explained, Joining as ShownJoining, Joins,
+    Node as ShownNode, Replica, Switched, Waits,
 };
 use outlast_admin::{Answer, Page, Request, Status};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::{self, Error, Joining, Node};
 use rustix::process::Pid;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 
 /// What this process is.
@@ -105,6 +105,17 @@ fn is_last(status: &node::Status) -> bool {
     status.nodes.len() > 1 && names == [status.name.as_str()]
 }
 
+fn event(event: node::Event) -> Event {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    Event {
+        at_ms: millis(event.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()),
+        epoch: event.epoch,
+        what: event.what,
+        why: event.why,
+        pause_ms: event.pause.map(millis),
+    }
+}
+
 fn refused(error: &Error) -> Answer {
     Answer::refused(error.to_string())
 }
@@ -134,6 +145,10 @@ impl Administered for Instance {
                 Ok(()) => Answer::Joins(Joins { joins: self.node.status().name }),
                 Err(error) => refused(&error),
             },
+            Request::Why {} => {
+                let events = self.node.events().into_iter().map(event).collect();
+                Answer::Explained(Explained { node: self.node.status().name, events })
+            }
             Request::Drain {} => {
                 self.drains.notify_one();
                 Answer::Drains(Drains { drains: self.node.status().name })

@@ -309,9 +309,11 @@ impl Administered for State {
                 Answer::Withdrawn(Withdrawn { cancelled: self.upgrades.cancel(wish) })
             }
             Request::Kill { .. } => Answer::Matching(Matching::default()),
-            Request::Switchover { .. } | Request::Evict { .. } | Request::Drain {} | Request::Join {} => {
-                Answer::refused("it is no node of a group of replicas")
-            }
+            Request::Switchover { .. }
+            | Request::Evict { .. }
+            | Request::Drain {}
+            | Request::Join {}
+            | Request::Why {} => Answer::refused("it is no node of a group of replicas"),
         }
     }
 }

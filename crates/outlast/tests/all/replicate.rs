@@ -312,6 +312,10 @@ fn clients_go_on_when_the_primary_is_stopped_killed_or_cut_off() {
     machines.primary(&living);
     counters.go_on();
     eventually("its server goes on", || (!is_running(server)).then_some(()));
+    let (_, why) = machines.ask(living[0], &["why"]);
+    for gone in [&first, &second] {
+        assert!(why.contains(&format!("{gone} did not answer for the detection time")), "{why}");
+    }
 
     let counts = counters.end();
     for name in &living {
@@ -417,6 +421,16 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
     eventually("it does not know", || machines.role(&first).starts_with("out of the group").then_some(()));
     let (done, why) = machines.ask(next, &["evict", &first]);
     assert!(!done && why.contains("is no member of the view"), "{why}");
+    let (done, why) = machines.ask(next, &["why"]);
+    for expected in [
+        "the group begins",
+        "switchover was asked for",
+        &format!("{next} serves clients"),
+        " ms",
+        &format!("{first} was evicted on request"),
+    ] {
+        assert!(done && why.contains(expected), "{expected} is not in\n{why}");
+    }
     let push = || one_answer(machines.portal, "rpush queue7 x y");
     assert_eq!(machines.client.enter(push).unwrap(), ":2");
     let mut said = [0; 23];
