@@ -259,7 +259,7 @@ impl Consensus {
     ///
     /// # Errors
     /// As those of [`Self::propose`].
-    pub async fn hand_over(&self, view: &View, given_back: GivenBack) -> Result<(), Error> {
+    pub async fn hand_over(&self, view: &View, why: Why, given_back: GivenBack) -> Result<(), Error> {
         if let Some(returned_ms) = given_back.0
             && let Some(leader) = self.leader()
             && let Some(member) = self.members().remove(&leader)
@@ -270,7 +270,7 @@ impl Consensus {
             // Where it does not hear that, the next primary borrows nothing before the time of the loan is over.
             let _ = timeout(ASK_TIMEOUT, link.call(&request)).await;
         }
-        let proposed = self.propose(view, Why::Switchover).await;
+        let proposed = self.propose(view, why).await;
         self.service.state.borrow_again();
         proposed
     }

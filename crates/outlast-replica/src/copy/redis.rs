@@ -133,8 +133,6 @@ impl Source {
         if let Err(error) = data.ask(&["REPLCONF", "rdb-only", "1"]) {
             tracing::debug!(%error, "redis keeps for this copy what happens meanwhile");
         }
-        // A copy lacks scripts, so all servers have to forget them: where Redis refuses that, it is known before anybody does.
-        asks.ask(&["SCRIPT", "LOAD", "return 1"])?;
         let begun = Instant::now();
         while asks.info()?.is_forked() {
             if begun.elapsed() > BUSY_TIMEOUT {
@@ -227,8 +225,6 @@ impl Read for Data {
 /// Makes Redis the replica of this process, which has only these data, and then a server of its own again.
 pub(super) fn restore(server: SocketAddr, password: Option<&str>, data: &mut dyn Read) -> io::Result<()> {
     let mut asks = Client::connect(server, password)?;
-    // As long as it has its data.
-    asks.ask(&["SCRIPT", "FLUSH"])?;
     // It may be long until there are data, and the replica would not wait.
     let mut first = vec![0; 64 << 10];
     let count = data.read(&mut first)?;
@@ -242,8 +238,6 @@ pub(super) fn restore(server: SocketAddr, password: Option<&str>, data: &mut dyn
     let alone = asks.ask(&["REPLICAOF", "NO", "ONE"]);
     drop(result?);
     alone?;
-    // Those of the node that gives the copy are forgotten as well.
-    asks.ask(&["SCRIPT", "FLUSH"])?;
     match asks.info()?.field("role") {
         Some("master") => Ok(()),
         role => Err(other(format!("Redis is still {}", role.unwrap_or("of no role")))),

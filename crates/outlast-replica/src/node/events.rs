@@ -3,11 +3,13 @@
 use crate::consensus::Why;
 use crate::portal::machine::Facts;
 use crate::view::{NodeId, View};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
 /// The oldest are forgotten.
 const EVENTS_MAX: usize = 1_000;
+/// Other reasons for which a node could not join, in one view, are in its log alone.
+const FAILED_JOINS_MAX: usize = 20;
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +33,9 @@ pub(super) struct Events {
     leader: Option<String>,
     take_overs: u64,
     fences: u64,
-    failed_join: String,
+    /// In the present view: each once.
+    failed_joins: BTreeSet<String>,
+    failed_joins_epoch: u64,
 }
 
 impl Events {
@@ -66,11 +70,12 @@ impl Events {
         };
         let left = before.map(|before| missing(view, before)).unwrap_or_default();
         let new = before.map(|before| missing(before, view)).unwrap_or_default();
-        let who = if left.is_empty() { "a node" } else { &left };
         let skipped = before.map_or(view.epoch > 1, |before| view.epoch > before.epoch + 1);
         if skipped {
             what.push_str(" (this node has not seen all views before)");
         }
+        // Of views that were not seen the reasons are not known, either.
+        let who = if left.is_empty() || skipped { "a node" } else { &left };
         let why = match why {
             Why::Begins => "the group begins: all nodes of the list are there".to_owned(),
             Why::Silent => format!("{who} did not answer for the detection time"),
@@ -123,10 +128,17 @@ impl Events {
         }
     }
 
-    /// This node could not join. Once for each reason.
+    /// This node has joined.
+    pub(super) fn forget_failed_joins(&mut self) {
+        self.failed_joins.clear();
+    }
+
+    /// This node could not join. Once for each reason in each view: it may be tried again and again.
     pub(super) fn note_failed_join(&mut self, me: &str, epoch: u64, why: &str) {
-        if self.failed_join != why {
-            why.clone_into(&mut self.failed_join);
+        if epoch != self.failed_joins_epoch {
+            (self.failed_joins, self.failed_joins_epoch) = (BTreeSet::new(), epoch);
+        }
+        if self.failed_joins.len() < FAILED_JOINS_MAX && self.failed_joins.insert(why.to_owned()) {
             self.note(epoch, format!("{me} cannot join"), why.to_owned(), None);
         }
     }
@@ -176,7 +188,7 @@ mod tests {
         let skipped = format!("{members} (this node has not seen all views before)");
         assert_eq!(
             note(Some(&all), &view(9, 2, &[2, 3]), Why::ServerLost),
-            said(&skipped, "the server of a takes no connections any more")
+            said(&skipped, "the server of a node takes no connections any more")
         );
         for number in 0..2 * EVENTS_MAX as u64 {
             events.note_leader(Some(number.to_string()), 9);

@@ -4,7 +4,7 @@
 use super::Shared;
 use crate::consensus::{Consensus, receive, send};
 use crate::copy::Copying;
-use crate::portal::copying::Joins;
+use crate::portal::copying::{Joins, Refusal};
 use crate::portal::machine::{Command, Handle};
 use crate::view::NodeId;
 use crate::wire;
@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, oneshot};
 use tokio::time::timeout;
 
 /// With what a connection begins on which a node asks for a copy.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x0f";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x14";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The other node's machine is asked for so long whether it is there.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(3);
@@ -134,30 +134,33 @@ impl Copies {
                 timeout(TAKE_TIMEOUT, stream.write_all(&snapshot)).await??;
                 give_data(stream, data).await
             }
-            Err(why) => {
+            Err(Refusal { why, again }) => {
                 tracing::warn!(why, "a node wants a copy of the data, and cannot have one now");
-                let again = self.copying.is_some();
                 timeout(CONNECT_TIMEOUT, send(stream, &Answer::Refused { why, again })).await?
             }
         }
     }
 
     /// Has the server rest, and its data copied.
-    async fn begin(&self, node: NodeId) -> Result<(Vec<u8>, Box<dyn Read + Send>), String> {
+    async fn begin(&self, node: NodeId) -> Result<(Vec<u8>, Box<dyn Read + Send>), Refusal> {
+        let never = |why: String| Refusal { why, again: false };
         let Some(copying) = self.copying.clone() else {
-            return Err("it does not know how the data of its server are copied (--snapshot)".to_owned());
+            let why = "it does not know how the data of its server are copied (--snapshot)";
+            return Err(never(why.to_owned()));
         };
-        let Ok(_one) = self.busy.try_lock() else { return Err("another node gets a copy".to_owned()) };
-        let prepared = blocking(move || copying.prepare()).await?;
+        let Ok(_one) = self.busy.try_lock() else {
+            return Err(Refusal { why: "another node gets a copy".to_owned(), again: true });
+        };
+        let prepared = blocking(move || copying.prepare()).await.map_err(never)?;
         let (rests, hears) = oneshot::channel();
         self.machine.tell(Command::Copy(node, rests));
-        hears.await.map_err(|_| "it ends".to_owned())??;
+        hears.await.map_err(|_| never("it ends".to_owned()))??;
         // Whatever comes of that: clients do not wait any longer.
         let captured = blocking(move || prepared.capture()).await;
         let (taken, hears) = oneshot::channel();
         self.machine.tell(Command::Copied(taken));
-        let snapshot = hears.await.map_err(|_| "it ends".to_owned())?;
-        Ok((snapshot?, captured?))
+        let snapshot = hears.await.map_err(|_| never("it ends".to_owned()))?;
+        Ok((snapshot.map_err(never)?, captured.map_err(never)?))
     }
 }
 
@@ -251,8 +254,10 @@ impl Shared {
                 Err(failed) => break Err(failed.why),
             }
         };
-        if let Err(why) = &result {
-            self.events.lock().note_failed_join(&self.name, self.view().map_or(0, |view| view.epoch), why);
+        let epoch = self.view().map_or(0, |view| view.epoch);
+        match &result {
+            Ok(()) => self.events.lock().forget_failed_joins(),
+            Err(why) => self.events.lock().note_failed_join(&self.name, epoch, why),
         }
         *self.joins.lock() = match &result {
             Ok(()) => Joining::No,

@@ -324,9 +324,9 @@ impl Node {
         Ok(())
     }
 
-    /// Leaves the group, and ends: the others go on at once.
-    pub async fn stop(&self) {
-        self.shared.leave().await;
+    /// Leaves the group, and ends: the others go on at once. `is_server_lost`: because its server has ended.
+    pub async fn stop(&self, is_server_lost: bool) {
+        self.shared.leave(is_server_lost).await;
         self.end_machine();
         self.shared.consensus.stop().await;
         self.tasks.lock().await.shutdown().await;

@@ -55,7 +55,7 @@ impl HandOvers {
             return Ok(());
         };
         let answer: Answer = if primary == self.me.0 {
-            self.hand_over(NodeId(to), PREPARE_WITHIN).await.err()
+            self.hand_over(NodeId(to), PREPARE_WITHIN, Why::Switchover).await.err()
         } else {
             Some("another run of this node was meant".to_owned())
         };
@@ -63,11 +63,17 @@ impl HandOvers {
     }
 
     /// Hands over to that member. It goes on to its end when nobody waits for it.
-    async fn hand_over(self, to: NodeId, within: Duration) -> Result<(), String> {
+    async fn hand_over(self, to: NodeId, within: Duration, why: Why) -> Result<(), String> {
         let handing_over = async move {
             let one = timeout(within, self.busy.lock()).await;
             let _one = one.map_err(|_| "it is about to hand over already")?;
-            let handed_over = self.try_to_hand_over(to, within).await;
+            // Another one may just have done so.
+            let primary = self.consensus.decided().borrow().view.as_ref().map(|view| view.primary);
+            if primary != Some(self.me) {
+                let is_done = primary == Some(to);
+                return is_done.then_some(()).ok_or_else(|| "another node leads now".to_owned());
+            }
+            let handed_over = self.try_to_hand_over(to, within, why).await;
             if handed_over.is_err() {
                 self.machine.tell(Command::KeepOn);
             }
@@ -76,7 +82,7 @@ impl HandOvers {
         tokio::spawn(handing_over).await.map_err(|error| error.to_string())?
     }
 
-    async fn try_to_hand_over(&self, to: NodeId, within: Duration) -> Result<(), String> {
+    async fn try_to_hand_over(&self, to: NodeId, within: Duration, why: Why) -> Result<(), String> {
         let (asks, hears) = oneshot::channel();
         self.machine.tell(Command::HandOver(to, within, asks));
         let prepared = timeout(PREPARE_TIMEOUT, hears).await.map_err(|_| "its portal does not answer")?;
@@ -91,7 +97,7 @@ impl HandOvers {
         let next = View { epoch: epoch + 1, primary: to, members: view.members };
         let given_back = self.consensus.give_back(epoch);
         self.machine.wake();
-        self.consensus.hand_over(&next, given_back).await.map_err(|error| error.to_string())
+        self.consensus.hand_over(&next, why, given_back).await.map_err(|error| error.to_string())
     }
 }
 
@@ -124,7 +130,7 @@ impl Shared {
             return Err(Error::Group(what));
         };
         let answer = match self.hand_overs.clone().filter(|_| view.primary == self.me) {
-            Some(own) => Some(own.hand_over(next, PREPARE_WITHIN).await.err()),
+            Some(own) => Some(own.hand_over(next, PREPARE_WITHIN, Why::Switchover).await.err()),
             None => {
                 let address = members.get(&view.primary).and_then(|member| member.address.parse().ok());
                 let asks = Asks { primary: view.primary.0, to: next.0 };
@@ -154,7 +160,7 @@ impl Shared {
     }
 
     /// Before this node leaves: if it is the primary, another member leads, where one keeps up.
-    pub(super) async fn hand_over_before_leaving(&self) {
+    pub(super) async fn hand_over_before_leaving(&self, why: Why) {
         let Some(view) = self.view().filter(|view| view.primary == self.me) else { return };
         let Some(own) = self.hand_overs.clone() else { return };
         // The one that has most.
@@ -162,7 +168,9 @@ impl Shared {
         let others =
             view.members.into_iter().filter(|node| *node != self.me && !facts.lagging.contains(node));
         let Some(to) = others.max_by_key(|node| facts.acked.get(node).copied()) else { return };
-        if let Err(why) = own.clone().hand_over(to, PREPARE_WITHIN_AT_END).await {
+        if let Err(why) = own.clone().hand_over(to, PREPARE_WITHIN_AT_END, why).await
+            && self.view().is_some_and(|view| view.primary == self.me)
+        {
             tracing::warn!(
                 why,
                 "this node ends, and could not hand over before: clients may wait a little longer"

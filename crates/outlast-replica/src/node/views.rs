@@ -49,10 +49,12 @@ impl Shared {
                 return self.end(Ended::Consensus);
             }
             let members = self.consensus.members();
-            let newest = decided.borrow_and_update().view.clone();
+            let (newest, why) = {
+                let decided = decided.borrow_and_update();
+                (decided.view.clone(), decided.why)
+            };
             if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
                 self.log(&newest, &members);
-                let why = decided.borrow().why;
                 self.events
                     .lock()
                     .note_view(view.as_ref(), &newest, why, |node| self.name_of(node, &members));
@@ -181,8 +183,9 @@ impl Shared {
     }
 
     /// The others go on without this node, and wait for nothing.
-    pub(super) async fn leave(&self) {
+    pub(super) async fn leave(&self, is_server_lost: bool) {
         let why = match &*self.ended.borrow() {
+            _ if is_server_lost => Why::ServerLost,
             Some(Ended::ServerLost) => Why::ServerLost,
             Some(Ended::ServerHangs) => Why::ServerHangs,
             _ => Why::Leaves,
@@ -204,7 +207,7 @@ impl Shared {
             );
         }
         let left = async {
-            self.hand_over_before_leaving().await;
+            self.hand_over_before_leaving(why).await;
             left.await;
         };
         if self.machine.is_some() && timeout(LEAVE_TIMEOUT, left).await.is_err() {

@@ -2,6 +2,7 @@
 
 use super::clients::Client;
 use super::machine::Machine;
+use super::refresher::Purpose;
 use crate::replica::Action;
 use std::io;
 use std::sync::PoisonError;
@@ -16,7 +17,7 @@ impl Machine {
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
                 Action::AskServer { index, connection } => self.ask_server(index, connection),
-                Action::RefreshServer { index } => self.refresh_server(index),
+                Action::RefreshServer { index } => self.ask_to_refresh(Purpose::Entry(index)),
                 Action::Outdated => {
                     self.join_fails("the others have gone on, and no longer keep what it lacks")
                 }
@@ -32,7 +33,11 @@ impl Machine {
                     let sent = self.clients.get(&connection).map_or(0, Client::sent);
                     self.replica.handle_sent(connection, sent);
                 }
-                Action::RestoreAgain { connection } => self.restore_again(connection),
+                Action::RestoreAgain { connection } => {
+                    // What passes already is for the socket that is there.
+                    self.say_verdicts()?;
+                    self.restore_again(connection);
+                }
                 Action::Acknowledge(last_ack) => {
                     let epoch = self.replica.order().view().epoch;
                     self.send_raw(|machine| machine.raw.acknowledge(&last_ack, machine.now_ms(), epoch));

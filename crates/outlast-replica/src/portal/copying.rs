@@ -2,6 +2,7 @@
 //! begins with such a copy.
 
 use super::machine::{LOOK, Machine};
+use super::refresher::{Purpose, Refresher};
 use crate::entry::ConnectionId;
 use crate::protocol::Protocol;
 use crate::replica::{Action, Replica, Snapshot};
@@ -25,9 +26,18 @@ const RESET_WITHIN: Duration = Duration::from_secs(5);
 const RESUME_WITHIN: Duration = Duration::from_secs(30);
 
 /// The node that wants a copy hears by this that the server rests, or why it does not.
-pub type Rests = oneshot::Sender<Result<(), String>>;
+pub type Rests = oneshot::Sender<Result<(), Refusal>>;
 /// And by this, when the data are those of this moment, what the other node has to know (PROTOCOL 12.8).
 pub type Taken = oneshot::Sender<Result<Vec<u8>, String>>;
+
+/// Why there is no copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For people.
+    pub why: String,
+    /// There may be one soon, and it costs clients nothing to try.
+    pub again: bool,
+}
 
 /// What is done for a copy.
 #[derive(Debug)]
@@ -80,11 +90,14 @@ impl Machine {
                     in_the_way: BTreeMap::new(),
                     stage: Stage::Waits(rests),
                 });
-                self.replica.hold();
+                if self.settings.protocol == Protocol::Redis {
+                    self.ask_to_refresh(Purpose::Probe);
+                }
                 return self.go_on_with_copy();
             }
         };
-        let _ = rests.send(Err(refusal.to_owned()));
+        let again = !self.replica.is_serving() || self.copying.is_some();
+        let _ = rests.send(Err(Refusal { why: refusal.to_owned(), again }));
     }
 
     /// Looks whether the server rests.
@@ -120,12 +133,18 @@ impl Machine {
         };
         if let Some(why) = refusal {
             self.release_all();
-            let _ = rests.send(Err(why.to_owned()));
+            let _ = rests.send(Err(Refusal { why: why.to_owned(), again: !is_serving }));
             return;
         }
         // Another view, or another word about the lease, has ended that.
         refreshes &= self.replica.is_refreshing();
         let mut held_at = held_at;
+        if self.is_refreshing_server() && !refreshes {
+            // It is not known yet whether it would.
+            self.copying =
+                Some(Copying { begun, held_at: now, refreshes, in_the_way, stage: Stage::Waits(rests) });
+            return;
+        }
         if !self.replica.is_holding() && !refreshes {
             // Connections were in the way.
             self.replica.hold();
@@ -194,6 +213,19 @@ impl Machine {
         let _ = taken.send(Ok(bytes));
     }
 
+    /// The server has not said whether it has forgotten what a copy lacks, or would.
+    fn is_refreshing_server(&self) -> bool {
+        self.refresher.as_ref().is_some_and(Refresher::is_asked)
+    }
+
+    /// There is no copy, and clients do not wait for one.
+    pub(super) fn refuse_copy(&mut self, why: &str) {
+        self.release_all();
+        if let Some(Copying { stage: Stage::Waits(rests), .. }) = self.copying.take() {
+            let _ = rests.send(Err(Refusal { why: why.to_owned(), again: false }));
+        }
+    }
+
     fn release_all(&mut self) {
         let now_ms = self.now_ms();
         self.replica.release(now_ms);
@@ -256,8 +288,7 @@ impl Machine {
         self.known.lacks_data = false;
         self.begin_with_server()?;
         if protocol == Protocol::Redis {
-            // Whatever has given it the data.
-            self.refresh_server(u64::MAX);
+            self.ask_to_refresh(Purpose::Join);
         }
         self.act()?;
         self.look_at_resumed();
@@ -269,7 +300,7 @@ impl Machine {
         if self.known.joins != Joins::Resumes {
             return;
         }
-        if self.servers.values().all(|server| server.resumes.is_none()) && self.refresher.is_none() {
+        if self.servers.values().all(|server| server.resumes.is_none()) && !self.is_refreshing_server() {
             self.known.joins = Joins::CatchesUp;
             let now_ms = self.now_ms();
             self.replica.handle_resumed(now_ms);

@@ -23,6 +23,8 @@ const WHOLE_BYTES: u32 = 65_531;
 /// milliseconds: it is looked at more often.
 const LEASE_ENDS_PART: u64 = 8;
 const LEASE_ENDS_MS_MAX: u64 = 15;
+/// The view is decided by then.
+const DECIDED_WITHIN: Duration = Duration::from_secs(1);
 /// What clients have sent is read until then, where servers do not take it: they send the rest again.
 const READ_WITHIN: Duration = Duration::from_millis(100);
 /// What is kept of packets. More are a flood: clients send them again.
@@ -32,6 +34,8 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 #[derive(Debug, Default)]
 pub(super) struct HandingOver {
     asks: Option<(HandedOver, Instant)>,
+    /// When all was ready last for another primary.
+    prepared_at: Option<Instant>,
     /// Packets that have no verdict.
     packets: BTreeMap<u32, Kept>,
     bytes: usize,
@@ -48,6 +52,11 @@ pub(super) struct Kept {
 }
 
 impl HandingOver {
+    /// It was ready for another primary a moment ago.
+    pub(super) fn has_just_ended(&self) -> bool {
+        self.prepared_at.is_some_and(|at| at.elapsed() < DECIDED_WITHIN)
+    }
+
     /// The sockets of clients are closed.
     pub(super) fn note_fence(&mut self) {
         self.packets.values_mut().for_each(|kept| kept.is_stale = true);
@@ -162,6 +171,7 @@ impl Machine {
                 }
                 () if self.replica.is_handed_over() && is_read() => {
                     self.replica.note_handed_over(self.now_ms());
+                    self.handing_over.prepared_at = Some(Instant::now());
                     if asks.send(Ok(self.replica.order().view().epoch)).is_err() {
                         self.keep_on();
                     }

@@ -26,9 +26,13 @@ impl Machine {
         self.portal.take()?;
         self.announce_now();
         self.replica.handle_restored(epoch, self.now_ms());
+        if !self.replica.is_serving() {
+            return Ok(());
+        }
         self.known.take_overs += 1;
         self.took_over_at = Some(Instant::now());
-        self.known.paused = Some(self.fenced_at.take().unwrap_or(self.heard_primary_at).elapsed());
+        let since = self.fenced_at.take().unwrap_or(self.heard_primary_at);
+        self.known.paused = Some(since.max(self.heard_primary_at).elapsed());
         self.known.restored_in = Some(begun.elapsed());
         self.announce_at = Some(Instant::now() + ANNOUNCE);
         for connection in self.replica.connections() {
@@ -41,9 +45,11 @@ impl Machine {
     pub(super) fn fence(&mut self) {
         self.announce_at = None;
         // What it was as a primary counts where it is one still.
-        let is_leaseless = self.known.is_serving && self.replica.order().is_primary();
-        self.fenced_at = is_leaseless.then(Instant::now);
-        self.known.fences += u64::from(is_leaseless);
+        if self.known.is_serving {
+            self.fenced_at = Some(Instant::now());
+            let is_leaseless = self.replica.order().is_primary() && !self.handing_over.has_just_ended();
+            self.known.fences += u64::from(is_leaseless);
+        }
         self.handing_over.note_fence();
         self.forget_clients();
     }

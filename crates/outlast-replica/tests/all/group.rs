@@ -79,7 +79,7 @@ fn run(
             loop {
                 tokio::select! {
                     told = &mut ends => match told {
-                        Ok(()) => return node.stop().await,
+                        Ok(()) => return node.stop(false).await,
                         Err(_) => return,
                     },
                     _ = looks.tick() => *status.lock().unwrap() = Some(node.status()),

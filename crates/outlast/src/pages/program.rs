@@ -72,7 +72,7 @@ pub(super) fn text(status: &Status, view: &Program, socket: &str) -> String {
 }
 
 /// A time, as an instance has told it: others than ours may say anything, and after the year 9999 there is no such format.
-fn when(since_1970_ms: u64, format: fn(SystemTime) -> humantime::Rfc3339Timestamp) -> String {
+pub(super) fn when(since_1970_ms: u64, format: fn(SystemTime) -> humantime::Rfc3339Timestamp) -> String {
     const YEAR_10000_MS: u64 = 253_402_300_800_000;
     if since_1970_ms >= YEAR_10000_MS {
         return "?".into();

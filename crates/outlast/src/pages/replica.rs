@@ -1,5 +1,6 @@
 //! `outlast replicate`: a node of a group.
 
+use super::program::when;
 use super::{gauge, plain_table};
 use crate::exit::clean;
 use crate::narrate::{grouped, seconds};
@@ -9,7 +10,7 @@ use outlast_admin::replica::{Earlier, Explained, Joining, Node, Replica};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The node, its group, and the others. `socket` is a line for where this instance is asked.
 pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
@@ -162,9 +163,8 @@ pub(super) fn events(explained: &Explained) -> String {
     }
     let mut table = plain_table(&["TIME", "VIEW", "WHAT", "WHY", "PAUSE"]);
     for event in &explained.events {
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(event.at_ms);
         table.add_row([
-            humantime::format_rfc3339_millis(at).to_string(),
+            when(event.at_ms, humantime::format_rfc3339_millis),
             event.epoch.to_string(),
             clean(&event.what),
             clean(&event.why),

@@ -216,7 +216,7 @@ async fn attend(
     narrator.say(&format!("node {name} leaves the group {}", group.name));
     tasks.shutdown().await;
     let ending = async {
-        instance.node().stop().await;
+        instance.node().stop(matches!(end, End::Server(_))).await;
         if let Some(server) = &mut server {
             server.stop().await;
         }
