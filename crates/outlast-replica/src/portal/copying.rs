@@ -18,6 +18,8 @@ use tokio::sync::oneshot;
 const REST_WITHIN: Duration = Duration::from_secs(3);
 /// Connections whose state cannot be transferred to another server have so long to come into one that can. Then they are reset.
 const TRANSFERABLE_WITHIN: Duration = Duration::from_secs(2);
+/// Its server says by then whether it would forget what a copy lacks.
+const PROBE_WITHIN: Duration = Duration::from_secs(5);
 /// Clients wait for a copy so long at the most.
 pub(crate) const HOLD_MAX: Duration = Duration::from_secs(10);
 /// Then all that are not in such a state are reset, however long they have been there.
@@ -45,6 +47,8 @@ pub(super) struct Copying {
     begun: Instant,
     /// Since then nothing has gone on.
     held_at: Instant,
+    /// The server would forget what a copy lacks.
+    is_probed: bool,
     /// It could rest: the servers of all nodes are to forget what a copy lacks, and it comes to a rest right behind that.
     refreshes: bool,
     /// Connections that are in the way, and since when.
@@ -80,12 +84,15 @@ impl Machine {
         let refusal = match () {
             () if !self.replica.is_serving() => "this node serves no clients at present",
             () if self.copying.is_some() => "another node is getting a copy",
+            // It has not done yet what an earlier copy needed.
+            () if self.is_refreshing_server() => "its server is busy",
             () if self.replica.expect(node).is_none() => "that node is a member, or about to be one",
             () => {
                 let now = Instant::now();
                 self.copying = Some(Copying {
                     begun: now,
                     held_at: now,
+                    is_probed: false,
                     refreshes: false,
                     in_the_way: BTreeMap::new(),
                     stage: Stage::Waits(rests),
@@ -96,14 +103,15 @@ impl Machine {
                 return self.go_on_with_copy();
             }
         };
-        let again = !self.replica.is_serving() || self.copying.is_some();
+        let again = !self.replica.is_serving() || self.copying.is_some() || self.is_refreshing_server();
         let _ = rests.send(Err(Refusal { why: refusal.to_owned(), again }));
     }
 
     /// Looks whether the server rests.
     pub(super) fn go_on_with_copy(&mut self) {
         let now = Instant::now();
-        let Some(Copying { begun, held_at, mut refreshes, mut in_the_way, stage }) = self.copying.take()
+        let Some(Copying { mut begun, mut held_at, mut is_probed, mut refreshes, mut in_the_way, stage }) =
+            self.copying.take()
         else {
             return;
         };
@@ -117,14 +125,24 @@ impl Machine {
                 return self.release_all();
             }
             Stage::Rests => {
-                self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage });
+                self.copying = Some(Copying { begun, held_at, is_probed, refreshes, in_the_way, stage });
                 return;
             }
             Stage::Waits(rests) => rests,
         };
+        if !is_probed && is_serving && begun.elapsed() <= PROBE_WITHIN {
+            (begun, held_at) = if self.is_refreshing_server() { (begun, now) } else { (now, now) };
+            is_probed = !self.is_refreshing_server();
+            if !is_probed {
+                let stage = Stage::Waits(rests);
+                self.copying = Some(Copying { begun, held_at, is_probed, refreshes, in_the_way, stage });
+                return;
+            }
+        }
         let refusal = match () {
             () if !is_serving => Some("it serves no clients any more"),
             () if rests.is_closed() => Some("nobody waits for it"),
+            () if !is_probed => Some("its server does not answer"),
             () if held_at.elapsed() > REST_WITHIN => Some("its server is busy with what it was given"),
             () if begun.elapsed() > 2 * RESET_WITHIN => {
                 Some("there are always connections whose state cannot be transferred to another server")
@@ -132,19 +150,13 @@ impl Machine {
             () => None,
         };
         if let Some(why) = refusal {
+            self.forget_refresher();
             self.release_all();
-            let _ = rests.send(Err(Refusal { why: why.to_owned(), again: !is_serving }));
+            let _ = rests.send(Err(Refusal { why: why.to_owned(), again: !is_serving || !is_probed }));
             return;
         }
         // Another view, or another word about the lease, has ended that.
         refreshes &= self.replica.is_refreshing();
-        let mut held_at = held_at;
-        if self.is_refreshing_server() && !refreshes {
-            // It is not known yet whether it would.
-            self.copying =
-                Some(Copying { begun, held_at: now, refreshes, in_the_way, stage: Stage::Waits(rests) });
-            return;
-        }
         if !self.replica.is_holding() && !refreshes {
             // Connections were in the way.
             self.replica.hold();
@@ -153,7 +165,8 @@ impl Machine {
         if self.replica.is_holding() && self.replica.is_settled() {
             let now_in_the_way = self.replica.not_transferable();
             if now_in_the_way.is_empty() && self.replica.is_refreshed() {
-                self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage: Stage::Rests });
+                self.copying =
+                    Some(Copying { begun, held_at, is_probed, refreshes, in_the_way, stage: Stage::Rests });
                 let _ = rests.send(Ok(()));
                 return;
             }
@@ -172,7 +185,8 @@ impl Machine {
                 .collect();
             self.reset_connections(&late);
         }
-        self.copying = Some(Copying { begun, held_at, refreshes, in_the_way, stage: Stage::Waits(rests) });
+        self.copying =
+            Some(Copying { begun, held_at, is_probed, refreshes, in_the_way, stage: Stage::Waits(rests) });
     }
 
     fn reset_connections(&mut self, in_the_way: &[ConnectionId]) {
@@ -193,6 +207,7 @@ impl Machine {
 
     /// The data are those of this moment.
     pub(super) fn end_copy(&mut self, taken: Taken) {
+        self.forget_refresher();
         let rests = self.copying.take().is_some_and(|copying| matches!(copying.stage, Stage::Rests));
         if !rests || !self.replica.is_holding() || !self.replica.is_serving() {
             self.release_all();

@@ -29,6 +29,7 @@ impl Machine {
         if !self.replica.is_serving() {
             return Ok(());
         }
+        self.known.is_serving = true;
         self.known.take_overs += 1;
         self.took_over_at = Some(Instant::now());
         let since = self.fenced_at.take().unwrap_or(self.heard_primary_at);

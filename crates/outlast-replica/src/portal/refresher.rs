@@ -17,9 +17,9 @@ const AGAIN: Duration = Duration::from_millis(100);
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// So a server answers that can do it later.
 const LATER: [&[u8]; 3] = [b"-ERR max number of clients", b"-BUSY", b"-LOADING"];
-/// A server that does not know the command has no scripts.
-const UNKNOWN: &[u8] = b"-ERR unknown command";
-const PROBE: &[u8] = b"SCRIPT EXISTS 0000000000000000000000000000000000000000\r\n";
+/// With another option than those that it has, redis (6.2 and later) looks whether the command is allowed, and changes nothing.
+const PROBE: &[u8] = b"SCRIPT FLUSH PROBE\r\n";
+const PROBED: &[u8] = b"-ERR SCRIPT FLUSH only support";
 const FLUSH: &[u8] = b"SCRIPT FLUSH\r\n";
 
 /// What it is for.
@@ -80,6 +80,12 @@ impl Refresher {
 }
 
 impl Machine {
+    /// There is no copy, or it is made: the connection is not needed any more.
+    pub(super) fn forget_refresher(&mut self) {
+        let is_needed = |refresher: &Refresher| !matches!(refresher.purpose, None | Some(Purpose::Probe));
+        self.refresher = self.refresher.take().filter(is_needed);
+    }
+
     /// The server is asked for this.
     pub(super) fn ask_to_refresh(&mut self, purpose: Purpose) {
         let words = if purpose == Purpose::Probe { PROBE } else { FLUSH };
@@ -88,8 +94,11 @@ impl Machine {
             && let Some(stream) = &mut kept.stream
         {
             stream.push(words);
+            let _ = stream.flush();
             kept.said.clear();
-            (kept.lines, kept.purpose, kept.begun, kept.tried) = (0, Some(purpose), now, now);
+            // Should it be broken, another one is made at once.
+            kept.tried = now.checked_sub(AGAIN).unwrap_or(now);
+            (kept.lines, kept.purpose, kept.begun) = (0, Some(purpose), now);
             return;
         }
         self.refresher = Some(self.connect_refresher(purpose, now));
@@ -115,21 +124,29 @@ impl Machine {
         let Some(purpose) = refresher.purpose else { return };
         let mut answer = refresher.answer(&mut self.room);
         if answer.as_ref().is_some_and(|answer| LATER.iter().any(|later| answer.starts_with(later))) {
-            (answer, refresher.stream) = (None, None);
+            // It works, and does not hang.
+            (answer, refresher.stream, refresher.begun) = (None, None, Instant::now());
             refresher.said.clear();
         }
         let (begun, tried) = (refresher.begun, refresher.tried);
         let is_gone = refresher.stream.is_none();
         match answer {
-            Some(answer)
-                if answer.starts_with(b"+") || answer.starts_with(b"*") || answer.starts_with(UNKNOWN) =>
-            {
-                refresher.purpose = None;
+            // The connection is there for the entry that follows: there may be no other one then.
+            Some(answer) if purpose == Purpose::Probe && answer.starts_with(PROBED) => {
+                refresher.purpose = None
+            }
+            Some(answer) if purpose != Purpose::Probe && answer.starts_with(b"+") => {
+                self.refresher = None;
                 self.is_refreshed(purpose);
             }
             Some(answer) => {
                 self.refresher = None;
                 self.is_not_refreshed(purpose, String::from_utf8_lossy(&answer).trim());
+            }
+            // Nobody says that the servers of the others are better.
+            None if begun.elapsed() > ANSWER_WITHIN && self.replica.is_serving() => {
+                refresher.begun = Instant::now();
+                tracing::error!(server = %self.server, "redis does not answer: no client is served");
             }
             None if begun.elapsed() > ANSWER_WITHIN => {
                 self.refresher = None;
