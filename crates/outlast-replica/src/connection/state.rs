@@ -5,8 +5,10 @@ use super::segment::Segment;
 use crate::replica::Known;
 use alloc::collections::VecDeque;
 
-/// What a kernel may have sent, or may take, ahead of what is acknowledged: the largest window (RFC 7323, section 2.3).
-const AHEAD_MAX: u64 = 1 << 30;
+/// What a client may be ahead of this node, in each direction: several of the largest windows that Linux gives by default (6 MiB), as what the node
+/// before has sent is known some milliseconds later. It is not the largest window that there may be (1 GiB; RFC 7323, section 2.3): a late packet
+/// of an earlier connection from the same port would count too often, and its numbers are any.
+const AHEAD_MAX: u64 = 64 << 20;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
