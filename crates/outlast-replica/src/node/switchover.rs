@@ -3,12 +3,14 @@
 use super::{Error, LOOK, Shared};
 use crate::consensus::{Consensus, Why, receive, send};
 use crate::portal::machine::{Command, Handle};
+use crate::replica::NoHandOver;
 use crate::view::{NodeId, View};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -25,6 +27,8 @@ const PREPARE_WITHIN_AT_END: Duration = Duration::from_millis(400);
 /// Longer than that.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Between two tries, where what is in the way passes.
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What a node asks of the primary.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,37 +71,68 @@ impl HandOvers {
         let handing_over = async move {
             let one = timeout(within, self.busy.lock()).await;
             let _one = one.map_err(|_| "it is about to hand over already")?;
-            // Another one may just have done so.
-            let primary = self.consensus.decided().borrow().view.as_ref().map(|view| view.primary);
-            if primary != Some(self.me) {
-                let is_done = primary == Some(to);
-                return is_done.then_some(()).ok_or_else(|| "another node leads now".to_owned());
-            }
-            let handed_over = self.try_to_hand_over(to, within, why).await;
-            if handed_over.is_err() {
+            let begun = Instant::now();
+            loop {
+                // Another one may just have done so.
+                let primary = self.consensus.decided().borrow().view.as_ref().map(|view| view.primary);
+                if primary != Some(self.me) {
+                    let is_done = primary == Some(to);
+                    return is_done.then_some(()).ok_or_else(|| "another node leads now".to_owned());
+                }
+                let left = within.saturating_sub(begun.elapsed());
+                let Err(refusal) = self.try_to_hand_over(to, left, why).await else { return Ok(()) };
                 self.machine.tell(Command::KeepOn);
+                if !refusal.passes || left <= TRY_AGAIN {
+                    return Err(refusal.why.into_owned());
+                }
+                // The lease may lapse for a moment, where the leader of the vote changes or a machine is busy.
+                tokio::time::sleep(TRY_AGAIN).await;
             }
-            handed_over
         };
         tokio::spawn(handing_over).await.map_err(|error| error.to_string())?
     }
 
-    async fn try_to_hand_over(&self, to: NodeId, within: Duration, why: Why) -> Result<(), String> {
+    async fn try_to_hand_over(&self, to: NodeId, within: Duration, why: Why) -> Result<(), Refusal> {
         let (asks, hears) = oneshot::channel();
         self.machine.tell(Command::HandOver(to, within, asks));
-        let prepared = timeout(PREPARE_TIMEOUT, hears).await.map_err(|_| "its portal does not answer")?;
-        let epoch = prepared.map_err(|_| "it ends")??;
+        let prepared = timeout(PREPARE_TIMEOUT, hears).await;
+        let prepared = prepared.map_err(|_| Refusal::lasting("its portal does not answer"))?;
+        let epoch = prepared.map_err(|_| Refusal::lasting("it ends"))??;
         // Meanwhile there may be another view, of which the portal does not know.
         let view = self.consensus.decided().borrow().view.clone();
         let is_same = |view: &View| view.epoch == epoch && view.primary == self.me && view.has(to);
-        let view = view.filter(is_same).ok_or("another view is decided")?;
+        let view = view.filter(is_same).ok_or(Refusal::passing("another view is decided"))?;
         if self.consensus.leader().is_none() {
-            return Err("nobody leads the vote at present".to_owned());
+            return Err(Refusal::passing("nobody leads the vote at present"));
         }
         let next = View { epoch: epoch + 1, primary: to, members: view.members };
         let given_back = self.consensus.give_back(epoch);
         self.machine.wake();
-        self.consensus.hand_over(&next, why, given_back).await.map_err(|error| error.to_string())
+        let decided = self.consensus.hand_over(&next, why, given_back).await;
+        decided.map_err(|error| Refusal { why: error.to_string().into(), passes: false })
+    }
+}
+
+/// Why a primary has not handed over.
+struct Refusal {
+    why: Cow<'static, str>,
+    /// A moment later it may.
+    passes: bool,
+}
+
+impl Refusal {
+    fn passing(why: &'static str) -> Self {
+        Self { why: why.into(), passes: true }
+    }
+
+    fn lasting(why: &'static str) -> Self {
+        Self { why: why.into(), passes: false }
+    }
+}
+
+impl From<NoHandOver> for Refusal {
+    fn from(NoHandOver { why, passes }: NoHandOver) -> Self {
+        Self { why: why.into(), passes }
     }
 }
 

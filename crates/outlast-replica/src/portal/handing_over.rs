@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::raw;
 use super::rules::COPY_BYTES;
 use crate::connection::{Direction, Ends, Segment};
-use crate::replica::PacketId;
+use crate::replica::{NoHandOver, PacketId};
 use crate::view::NodeId;
 use outlast_netlink::queue::{Packet, Verdict};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 /// The task that wants it hears by this that every member has all that this primary has, or why not.
 /// With it comes the epoch of the view in which that is so.
-pub type HandedOver = oneshot::Sender<Result<u64, String>>;
+pub type HandedOver = oneshot::Sender<Result<u64, NoHandOver>>;
 
 /// The longest packet.
 const WHOLE_BYTES: u32 = 65_531;
@@ -114,6 +114,7 @@ impl Machine {
             () if !self.known.linked.contains(&to) => Some("there is no connection to that node"),
             () => None,
         };
+        let refusal = refusal.map(|why| NoHandOver { why, passes: false });
         if refusal.is_none() {
             self.read_all()?;
         }
@@ -121,7 +122,7 @@ impl Machine {
         let begun = refusal.map_or_else(|| self.replica.hand_over(to, within_ms, self.now_ms()), Err);
         match begun {
             Ok(()) => self.handing_over.asks = Some((asks, Instant::now())),
-            Err(why) => _ = asks.send(Err(why.to_owned())),
+            Err(refusal) => _ = asks.send(Err(refusal)),
         }
         Ok(())
     }
@@ -167,7 +168,7 @@ impl Machine {
                 () if !self.replica.is_handing_over() => {
                     let why =
                         "a member does not keep up, or this node serves no more, or another view is decided";
-                    let _ = asks.send(Err(why.to_owned()));
+                    let _ = asks.send(Err(NoHandOver { why, passes: true }));
                 }
                 () if self.replica.is_handed_over() && is_read() => {
                     self.replica.note_handed_over(self.now_ms());

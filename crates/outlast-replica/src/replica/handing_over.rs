@@ -32,6 +32,15 @@ const EARLY_MS_MAX: u64 = 1_000;
 /// What one takes beside its bytes.
 const EARLY_PACKET_BYTES: usize = 64;
 
+/// Why a primary does not begin to hand over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoHandOver {
+    /// As people are told.
+    pub why: &'static str,
+    /// A moment later it may.
+    pub passes: bool,
+}
+
 /// At a primary that hands over, or has no lease at the moment.
 #[derive(Debug)]
 pub(super) struct Withholding {
@@ -75,16 +84,19 @@ impl Replica {
     ///
     /// # Errors
     /// Why it does not begin.
-    pub fn hand_over(&mut self, to: NodeId, within_ms: u64, now_ms: u64) -> Result<(), &'static str> {
-        match () {
-            () if self.role != Role::Serving => return Err("this node serves no clients at present"),
-            () if self.holding.is_some() => return Err("another node is getting a copy of the data"),
-            () if self.is_handing_over() => return Err("this node is about to hand over already"),
-            () if self.withholding.is_some() => return Err("the lease of this node is about to end"),
+    pub fn hand_over(&mut self, to: NodeId, within_ms: u64, now_ms: u64) -> Result<(), NoHandOver> {
+        let refusal = match () {
+            () if self.role != Role::Serving => Some(("this node serves no clients at present", true)),
+            () if self.holding.is_some() => Some(("another node is getting a copy of the data", false)),
+            () if self.is_handing_over() => Some(("this node is about to hand over already", false)),
+            () if self.withholding.is_some() => Some(("the lease of this node is about to end", true)),
             () if to == self.order.me() || !self.order.view().has(to) => {
-                return Err("that node is no other member of the view");
+                Some(("that node is no other member of the view", false))
             }
-            () => {}
+            () => None,
+        };
+        if let Some((why, passes)) = refusal {
+            return Err(NoHandOver { why, passes });
         }
         let until_ms = now_ms + within_ms;
         self.withholding = Some(Withholding { to: Some(to), until_ms, withheld: Vec::new() });

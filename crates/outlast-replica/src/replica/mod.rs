@@ -23,6 +23,7 @@ use closed::Closed;
 pub use closed::LastAck;
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
+pub use handing_over::NoHandOver;
 use handing_over::{Early, Forwarding, Withholding};
 use joining::Holding;
 pub use joining::{Known, Snapshot};
