@@ -40,6 +40,12 @@ pub struct Replica {
     pub last_index: u64,
     /// Log index of the last one that its server was given.
     pub delivered_index: u64,
+    /// Log index of the last entry up to which its server's answers were compared with those of the primary's, or could not be.
+    pub compared_index: u64,
+    /// So many times they could not be.
+    pub not_compared: u64,
+    /// So many times this node, as the primary, has found that the server of a member answers otherwise.
+    pub differences: u64,
     /// How many times it has become the primary.
     pub take_overs: u64,
     /// How long the last take-over took, in microseconds.
@@ -122,6 +128,8 @@ pub struct Node {
     pub answers: Option<bool>,
     /// Where the instance that answers is the primary: the log index of the last entry that this node has.
     pub acked_index: Option<u64>,
+    /// The same of the last one up to which it has compared its server's answers.
+    pub compared_index: Option<u64>,
 }
 
 /// Another node is the primary.

@@ -1,7 +1,7 @@
 //! What has a place in the order.
 
 use crate::Weigh;
-use crate::connection::Handshake;
+use crate::connection::{Handshake, Said};
 use alloc::sync::Arc;
 
 /// A connection: the index of the entry that opened it.
@@ -27,6 +27,8 @@ pub enum Entry {
         offset: u64,
         /// So much the primary's server had said on that connection: the client may have said this in answer to it.
         said: u64,
+        /// What its server has said, to be compared.
+        report: Said,
         /// The bytes.
         bytes: Arc<[u8]>,
     },
@@ -46,18 +48,37 @@ pub enum Entry {
         connection: ConnectionId,
         /// It has so many bytes.
         offset: u64,
+        /// What its server has said, to be compared.
+        report: Said,
     },
     /// The primary's server has reset the connection.
     Abort {
         /// Of which connection.
         connection: ConnectionId,
+        /// What its server has said, to be compared.
+        report: Said,
     },
-    /// The client has acknowledged answers: nobody needs them any more.
+    /// The client has acknowledged answers, and does not need them any more; or there is something to be compared.
     Acked {
         /// Of which connection.
         connection: ConnectionId,
         /// All before this position.
         offset: u64,
+        /// What the primary's server has said.
+        report: Said,
+    },
+    /// A reply of the primary's server that each server would have given in its own way: clients get this one, whichever node sends it.
+    Canonical {
+        /// On which connection.
+        connection: ConnectionId,
+        /// It is the so many-th such reply on that connection; the first is 0.
+        number: u64,
+        /// Position of the first of these bytes in the reply.
+        offset: u64,
+        /// They are the last ones.
+        is_last: bool,
+        /// The bytes.
+        bytes: Arc<[u8]>,
     },
     /// Nothing: whoever led when this was proposed led still when it became stable.
     NoOp,
@@ -88,9 +109,9 @@ impl Entry {
             Self::Data { connection, .. }
             | Self::Fin { connection }
             | Self::Reset { connection }
-            | Self::Abort { connection }
+            | Self::Abort { connection, .. }
             | Self::Closed { connection } => Some(*connection),
-            Self::Open { .. } | Self::End { .. } | Self::Acked { .. } => None,
+            Self::Open { .. } | Self::End { .. } | Self::Acked { .. } | Self::Canonical { .. } => None,
             Self::NoOp | Self::Proceed { .. } | Self::Refresh => None,
         }
     }
@@ -98,6 +119,8 @@ impl Entry {
 
 impl Weigh for Entry {
     fn weight_bytes(&self) -> usize {
-        ENTRY_BYTES + if let Self::Data { bytes, .. } = self { bytes.len() } else { 0 }
+        let bytes =
+            if let Self::Data { bytes, .. } | Self::Canonical { bytes, .. } = self { bytes.len() } else { 0 };
+        ENTRY_BYTES + bytes
     }
 }

@@ -63,7 +63,10 @@ pub use naming::{Heard, Leader};
 pub use order::message::Message;
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
 pub use protocol::{Protocol, Resume, Resumes};
-pub use replica::{Action, Delivery, Known, LastAck, PacketId, Replica, Restore, Snapshot};
+pub use replica::{
+    Action, AnswerPolicy, Delivery, Difference, Known, LastAck, NoHandOver, PacketId, Replica, Restore,
+    Shown, Snapshot,
+};
 pub use view::{NodeId, View};
 
 /// Whether this is the fault that a test has put in.

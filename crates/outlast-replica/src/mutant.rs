@@ -106,6 +106,16 @@ pub(crate) enum Mutant {
     ProceedIsForgotten,
     /// Servers do not forget what a copy lacks.
     NothingIsForgotten,
+    /// Answers are compared before the server has given all of them.
+    ComparesEarly,
+    /// What another primary's server has said is judged, too.
+    JudgesOthers,
+    /// A new primary does not say what its server has answered in its own way.
+    OwnRepliesAreForgotten,
+    /// What each server answers in its own way counts as the same.
+    OwnRepliesAreSaid,
+    /// All answers count as equal.
+    ComparesNothing,
     /// A primary that has not handed over in the end forgets what it has withheld.
     WithheldAreForgotten,
     /// A primary that has given the lease back goes on to serve.

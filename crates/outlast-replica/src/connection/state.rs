@@ -1,9 +1,12 @@
 //! What a node knows of one connection.
 
+use super::comparison::{Bytes, Compared, Comparison, Part, Said};
 use super::handshake::Handshake;
+use super::own::{Own, Piece};
 use super::segment::Segment;
 use crate::replica::Known;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// What a client may be ahead of this node, in each direction: several of the largest windows that Linux gives by default (6 MiB), as what the node
 /// before has sent is known some milliseconds later. It is not the largest window that there may be (1 GiB; RFC 7323, section 2.3): a late packet
@@ -71,8 +74,13 @@ pub(crate) struct Answers {
     pub(crate) server_ended: bool,
     /// The server has reset the connection.
     pub(crate) server_reset: bool,
-    /// The last bytes of what it has said: from `acked` on.
-    pub(crate) kept: VecDeque<u8>,
+    /// The last bytes of what it has said: those that the client may not have, and those that may have to be compared.
+    kept: VecDeque<u8>,
+    /// The position of the first of them.
+    kept_from: u64,
+    pub(crate) comparison: Comparison,
+    /// Replies that each server gives in its own way, and what comes behind them.
+    pub(crate) own: Own,
     /// They end here on all nodes: the primary's server has said so, and that is stable.
     pub(crate) end: Option<u64>,
     /// That was before the client had ended its stream.
@@ -111,14 +119,17 @@ impl Connection {
     }
 
     /// One that is older than the snapshot that this node began with.
-    pub(crate) fn known(known: &Known, now_ms: u64) -> Self {
+    pub(crate) fn known(known: &Known, counts_replies: bool, now_ms: u64) -> Self {
         let mut state = Self::new(known.handshake, true, now_ms.saturating_sub(known.age_ms));
         (state.input.delivered, state.input.ended) = (known.delivered, known.ended);
         state.is_aborted = known.is_aborted;
         let answers = &mut state.answers;
         answers.produced = known.produced;
         answers.acked = known.produced.saturating_sub(known.unacked.len() as u64);
-        answers.kept = known.unacked.iter().copied().collect();
+        (answers.kept, answers.kept_from) = (known.unacked.iter().copied().collect(), answers.acked);
+        answers.own = Own::resumed(known.own);
+        answers.comparison =
+            Comparison::resumed(counts_replies, (known.said, known.reported), known.produced);
         (answers.server_ended, answers.end) = (known.resume.is_none(), known.end);
         answers.ended_first = known.ended_first;
         state.forget_proposals();
@@ -206,6 +217,8 @@ impl Connection {
         (input.proposed, input.end_proposed) = (input.delivered, input.ended);
         (answers.end_proposed, answers.abort_proposed) = (answers.end.is_some(), self.is_aborted);
         (answers.acked_proposed, answers.acked_seen) = (answers.acked, answers.acked);
+        answers.comparison.forget_proposals();
+        answers.own.forget_proposals();
         (self.is_restored, self.is_accepted, self.ahead_until_ms) = (false, false, 0);
         (answers.written, answers.end_written) = (answers.acked, false);
     }
@@ -225,22 +238,110 @@ impl Input {
 }
 
 impl Answers {
+    /// The server has said this, and nothing that comes before it is waited for.
+    pub(crate) fn take(&mut self, piece: Piece<'_>) {
+        match self.own.take(piece) {
+            Some(piece) => self.take_now(piece),
+            None => self.go_on(),
+        }
+    }
+
+    /// What waited, and does no more.
+    fn go_on(&mut self) {
+        while let Some(piece) = self.own.next() {
+            self.take_now(piece.as_piece());
+        }
+    }
+
+    fn take_now(&mut self, piece: Piece<'_>) {
+        match piece {
+            Piece::Bytes(bytes) => self.say(bytes),
+            Piece::Part(part) => self.comparison.push(Part { end: self.produced, ..part }),
+            Piece::Own(..) => {}
+        }
+    }
+
+    /// Clients get this as the reply of that number. Whether there is more for them.
+    pub(crate) fn take_canonical(&mut self, number: u64, offset: u64, is_last: bool, bytes: &[u8]) -> bool {
+        let before = self.produced;
+        self.own.take_canonical(number, offset, is_last, bytes);
+        self.go_on();
+        self.produced > before
+    }
+
     /// The server has said this. What is behind the end that all nodes know is passed over.
     pub(crate) fn say(&mut self, bytes: &[u8]) {
         let room = self.end.map_or(u64::MAX, |end| end.saturating_sub(self.produced));
         let bytes = &bytes[..bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
-        let had = usize::try_from(self.acked.saturating_sub(self.produced)).unwrap_or(usize::MAX);
         self.produced += bytes.len() as u64;
-        self.kept.extend(bytes.iter().skip(had));
+        self.kept.extend(bytes);
+        self.forget();
+    }
+
+    /// What the client has, and what was compared, is not needed any more.
+    pub(crate) fn forget(&mut self) {
+        let from = self.acked.min(self.comparison.compared_bytes()).min(self.produced);
+        let count = usize::try_from(from.saturating_sub(self.kept_from)).unwrap_or(usize::MAX);
+        self.kept.drain(..count.min(self.kept.len()));
+        self.kept_from = self.kept_from.max(from);
+    }
+
+    /// All bytes that are here still.
+    pub(crate) fn kept(&self) -> Bytes<'_> {
+        Bytes { from: self.kept_from, pieces: self.kept.as_slices() }
+    }
+
+    /// What the client may not have of what the server has said.
+    pub(crate) fn unacked(&self) -> (&[u8], &[u8]) {
+        let (front, back) = self.kept.as_slices();
+        split_at(front, back, self.acked.saturating_sub(self.kept_from))
+    }
+
+    /// Compares the oldest digest that has come, if that can be done.
+    pub(crate) fn compare(&mut self, is_early: bool) -> Option<Compared> {
+        let bytes = Bytes { from: self.kept_from, pieces: self.kept.as_slices() };
+        let compared = self.comparison.compare(self.produced, &bytes, is_early)?;
+        self.forget();
+        Some(compared)
+    }
+
+    /// Others have compared what entries up to this one have of this node's server: these.
+    pub(crate) fn confirm(&mut self, index: u64) -> Vec<u64> {
+        let confirmed = self.comparison.confirm(index, self.produced);
+        self.forget();
+        confirmed
+    }
+
+    /// The server says nothing more, and has said less than the oldest digest is of.
+    pub(crate) fn compare_less(&self) -> Option<Compared> {
+        let bytes = Bytes { from: self.kept_from, pieces: self.kept.as_slices() };
+        self.comparison.compare_less(self.produced, &bytes)
+    }
+
+    /// What this entry is about, and where it begins, if it is here still.
+    pub(crate) fn shown(&self, index: u64) -> Option<(u64, Vec<u8>)> {
+        let (from, to) = self.comparison.bytes_of(index)?;
+        let kept = self.kept();
+        let (front, back) = kept.range(from, to);
+        Some((from, [front, back].concat()))
+    }
+
+    /// So much of what the client has is kept, to be compared.
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        self.acked.min(self.produced).saturating_sub(self.kept_from)
+    }
+
+    /// At the primary: what goes into an entry about what its server has said.
+    pub(crate) fn propose_said(&mut self) -> Said {
+        let bytes = Bytes { from: self.kept_from, pieces: self.kept.as_slices() };
+        self.comparison.propose(self.produced, &bytes)
     }
 
     /// The client has all before this.
     pub(crate) fn ack(&mut self, offset: u64) {
-        let more = offset.saturating_sub(self.acked);
-        let drops = usize::try_from(more).unwrap_or(usize::MAX).min(self.kept.len());
-        self.kept.drain(..drops);
         self.acked = self.acked.max(offset);
         self.written = self.written.max(self.acked);
+        self.forget();
     }
 
     /// A socket that is made again takes all before this for sent.
@@ -259,9 +360,14 @@ impl Answers {
 
     /// What the kernel has not got yet, to send it to the client.
     pub(crate) fn unwritten(&self) -> (&[u8], &[u8]) {
-        let skipped = usize::try_from(self.written - self.acked).unwrap_or(usize::MAX);
         let (front, back) = self.kept.as_slices();
-        let rest = skipped.saturating_sub(front.len());
-        (front.get(skipped..).unwrap_or(&[]), back.get(rest..).unwrap_or(&[]))
+        split_at(front, back, self.written.saturating_sub(self.kept_from))
     }
+}
+
+/// What is left of two pieces behind so many bytes.
+fn split_at<'a>(front: &'a [u8], back: &'a [u8], skipped: u64) -> (&'a [u8], &'a [u8]) {
+    let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
+    let rest = skipped.saturating_sub(front.len());
+    (front.get(skipped..).unwrap_or(&[]), back.get(rest..).unwrap_or(&[]))
 }

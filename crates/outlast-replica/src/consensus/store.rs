@@ -42,6 +42,8 @@ pub enum Why {
     ServerHangs,
     /// The server of the one that is missing has other data.
     LacksData,
+    /// The server of the one that is missing has answered otherwise than those of the others.
+    Differs,
     /// The new one has the data, and has caught up.
     Joins,
     /// A node was about to become a member, and fell silent.

@@ -33,6 +33,7 @@ pub(super) struct Events {
     leader: Option<String>,
     take_overs: u64,
     fences: u64,
+    differences: u64,
     /// In the present view: each once.
     failed_joins: BTreeSet<String>,
     failed_joins_epoch: u64,
@@ -87,6 +88,7 @@ impl Events {
             Why::ServerLost => format!("the server of {who} takes no connections any more"),
             Why::ServerHangs => format!("the server of {who} does not answer as those of the others do"),
             Why::LacksData => format!("the server of {who} has no data of the group any more"),
+            Why::Differs => format!("the server of {who} has answered otherwise than those of the others"),
             Why::Joins if new.is_empty() => "a node has caught up".to_owned(),
             Why::Joins => format!("{new} has a copy of the data, and has caught up"),
             Why::GaveUpJoining => "a node was about to join, and fell silent".to_owned(),
@@ -114,7 +116,20 @@ impl Events {
     }
 
     /// How this node's portal is.
-    pub(super) fn note_facts(&mut self, me: &str, epoch: u64, facts: &Facts) {
+    pub(super) fn note_facts(
+        &mut self,
+        me: &str,
+        epoch: u64,
+        facts: &Facts,
+        name: impl Fn(NodeId) -> String,
+    ) {
+        if facts.differences > self.differences {
+            self.differences = facts.differences;
+            if let Some((node, what)) = &facts.last_difference {
+                let server = format!("the server of {} answers otherwise", name(*node));
+                self.note(epoch, server, what.clone(), None);
+            }
+        }
         if facts.fences > self.fences {
             self.fences = facts.fences;
             let why = "its lease is over: the leader of the vote has changed, or is not reached".to_owned();

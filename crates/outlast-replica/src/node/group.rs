@@ -1,7 +1,7 @@
 //! The nodes of a group as people list them: the same list at each.
 
 use crate::protocol::Protocol;
-use crate::replica::Delivery;
+use crate::replica::{AnswerPolicy, Delivery};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -32,6 +32,8 @@ pub struct Group {
     pub delivery: Delivery,
     /// What clients and servers speak.
     pub protocol: Protocol,
+    /// What becomes of the servers' answers.
+    pub answers: AnswerPolicy,
 }
 
 /// 100 ms is what a network and a machine of today keep. Less than 50 would take a busy machine for a dead one.
@@ -129,6 +131,11 @@ impl Group {
         };
         // Writing to a string does not fail.
         let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");
+        let answers = match self.answers {
+            AnswerPolicy::First => "those of the primary, compared with the others",
+            AnswerPolicy::Unchecked => "those of the primary, not compared",
+        };
+        let _ = writeln!(text, "answers are {answers}");
         let mut nodes: Vec<&Listed> = self.nodes.iter().collect();
         nodes.sort_by_key(|node| &node.name);
         for Listed { name, address, is_witness } in nodes {
@@ -176,6 +183,7 @@ pub(super) mod tests {
             promise_ms: PROMISE_MS,
             delivery: Delivery::Serial,
             protocol: Protocol::Raw,
+            answers: AnswerPolicy::First,
         }
     }
 

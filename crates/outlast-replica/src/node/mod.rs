@@ -382,6 +382,7 @@ fn run_machine(
         },
         delivery: group.delivery,
         protocol: group.protocol,
+        answers: group.answers,
         portal: at,
         device: portal.device.clone(),
         mark: MARK,

@@ -23,6 +23,8 @@ pub struct Status {
     pub leader: Option<String>,
     /// All nodes that are listed.
     pub nodes: Vec<StatusOfNode>,
+    /// At the primary: whose server was found to answer otherwise, the last time, and how.
+    pub differing: Option<(String, String)>,
     /// Of this node's portal; none: a witness.
     pub facts: Option<Facts>,
 }
@@ -46,6 +48,8 @@ pub struct StatusOfNode {
     pub answers: Option<bool>,
     /// Where this node is the primary: the log index of the last entry that that one has.
     pub acked: Option<u64>,
+    /// The same: how far that one has compared its server's answers.
+    pub compared: Option<u64>,
 }
 
 impl Status {
@@ -67,6 +71,9 @@ impl Status {
                     .as_ref()
                     .is_some_and(|facts| runs().any(|node| facts.linked.contains(&node))),
                 answers: runs().filter_map(|node| shared.consensus.hears(node)).max(),
+                compared: facts
+                    .as_ref()
+                    .and_then(|facts| runs().filter_map(|node| facts.compared_by.get(&node).copied()).max()),
                 acked: facts
                     .as_ref()
                     .and_then(|facts| runs().filter_map(|node| facts.acked.get(&node).copied()).max()),
@@ -76,7 +83,9 @@ impl Status {
             let name = shared.name_of(node, &members);
             if name == shared.name && node != shared.me { format!("an earlier run of {name}") } else { name }
         };
+        let differing = facts.as_ref().and_then(|facts| facts.last_difference.clone());
         Self {
+            differing: differing.map(|(node, what)| (name_of(node), what)),
             group: shared.group.name.clone(),
             name: shared.name.clone(),
             waits: shared.waits.lock().clone().filter(|_| !voters.contains(&shared.me)),

@@ -81,7 +81,9 @@ impl HandOvers {
                 }
                 let left = within.saturating_sub(begun.elapsed());
                 let Err(refusal) = self.try_to_hand_over(to, left, why).await else { return Ok(()) };
-                self.machine.tell(Command::KeepOn);
+                if refusal.has_begun {
+                    self.machine.tell(Command::KeepOn);
+                }
                 if !refusal.passes || left <= TRY_AGAIN {
                     return Err(refusal.why.into_owned());
                 }
@@ -109,7 +111,7 @@ impl HandOvers {
         let given_back = self.consensus.give_back(epoch);
         self.machine.wake();
         let decided = self.consensus.hand_over(&next, why, given_back).await;
-        decided.map_err(|error| Refusal { why: error.to_string().into(), passes: false })
+        decided.map_err(|error| Refusal { why: error.to_string().into(), passes: false, has_begun: true })
     }
 }
 
@@ -118,21 +120,23 @@ struct Refusal {
     why: Cow<'static, str>,
     /// A moment later it may.
     passes: bool,
+    /// Packets may be withheld for the other node.
+    has_begun: bool,
 }
 
 impl Refusal {
     fn passing(why: &'static str) -> Self {
-        Self { why: why.into(), passes: true }
+        Self { why: why.into(), passes: true, has_begun: true }
     }
 
     fn lasting(why: &'static str) -> Self {
-        Self { why: why.into(), passes: false }
+        Self { why: why.into(), passes: false, has_begun: true }
     }
 }
 
 impl From<NoHandOver> for Refusal {
     fn from(NoHandOver { why, passes }: NoHandOver) -> Self {
-        Self { why: why.into(), passes }
+        Self { why: why.into(), passes, has_begun: false }
     }
 }
 

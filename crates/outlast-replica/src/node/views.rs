@@ -90,7 +90,7 @@ impl Shared {
             }
             let facts = machine.facts();
             let epoch = view.as_ref().map_or(0, |view| view.epoch);
-            self.events.lock().note_facts(&self.name, epoch, &facts);
+            self.events.lock().note_facts(&self.name, epoch, &facts, |node| self.name_of(node, &members));
             let is_changing = changing.as_ref().is_some_and(|task| !task.is_finished());
             if let Some((next, why)) =
                 view.as_ref().filter(|_| !is_changing).and_then(|view| self.next(view, &facts))
@@ -119,6 +119,12 @@ impl Shared {
         }
         if view.primary != self.me || facts.view.as_ref() != Some(view) {
             return None;
+        }
+        let differs = |(node, _): &(&NodeId, &NodeId)| view.has(**node);
+        if let Some((node, successor)) = facts.differing.iter().find(differs) {
+            let next = without(view, *node)?;
+            let primary = if *node == self.me { *successor } else { next.primary };
+            return Some((View { primary, ..next }, Why::Differs));
         }
         if let Some(next) = self.without_lagging(view, facts) {
             return Some((next, Why::Lags));

@@ -1,6 +1,7 @@
 //! What nodes say to each other about the order.
 
 use crate::log::Ordered;
+use crate::replica::Difference;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -53,6 +54,20 @@ pub enum Message<E> {
     Forwarded {
         /// From its IP header on.
         bytes: Arc<[u8]>,
+    },
+    /// To the primary: all that entries up to this one say of its server's answers was compared, or cannot be.
+    Compared {
+        /// Of the view.
+        epoch: u64,
+        /// Of that entry.
+        index: u64,
+    },
+    /// To the primary: the server of this node has said something else.
+    Differs {
+        /// Of the view.
+        epoch: u64,
+        /// What.
+        difference: Difference,
     },
     /// To the primary: what was sent does not follow on this.
     Missing {

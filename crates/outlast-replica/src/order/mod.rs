@@ -258,6 +258,11 @@ impl<E: Clone + Weigh> Order<E> {
         }
     }
 
+    /// The primary of this view has begun, so it knows of the view.
+    pub(crate) fn has_started(&self) -> bool {
+        self.started
+    }
+
     /// Nodes to which there is a link.
     pub(crate) fn linked(&self) -> impl Iterator<Item = NodeId> {
         self.linked.iter().copied()
@@ -293,7 +298,10 @@ impl<E: Clone + Weigh> Order<E> {
                 self.entries(from, epoch, first, entries, stable);
             }
             // They are not about the order.
-            Message::Serving { .. } | Message::Forwarded { .. } => {}
+            Message::Serving { .. }
+            | Message::Forwarded { .. }
+            | Message::Compared { .. }
+            | Message::Differs { .. } => {}
         }
     }
 

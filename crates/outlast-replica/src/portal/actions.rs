@@ -3,7 +3,7 @@
 use super::clients::Client;
 use super::machine::Machine;
 use super::refresher::Purpose;
-use crate::replica::Action;
+use crate::replica::{Action, Shown};
 use std::io;
 use std::sync::PoisonError;
 
@@ -59,10 +59,41 @@ impl Machine {
                     tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
                     self.known.is_server_hanging = true;
                 }
+                Action::FoundDifference { difference } => {
+                    tracing::warn!(
+                        server = %self.server,
+                        client = self.client_of(difference.connection),
+                        offset = difference.offset,
+                        "the server of this node has answered otherwise than that of the primary"
+                    );
+                }
+                Action::AnswersDiffer { node, successor, shown } => {
+                    let what = Self::difference(&shown);
+                    tracing::error!(?node, what, "the servers of two nodes have answered differently");
+                    self.known.differing.insert(node, successor);
+                    self.known.differences += 1;
+                    self.known.last_difference = Some((node, what));
+                }
                 Action::Lags { node } => tracing::debug!(?node, "a node keeps the others waiting"),
             }
         }
         Ok(())
+    }
+
+    /// In what two servers differ, as people are told.
+    fn difference(shown: &Shown) -> String {
+        let Shown { client, command, offset, wrong, right } = shown;
+        let client = client.map_or_else(|| "a client that has gone".to_owned(), |client| client.to_string());
+        let command = command.as_ref().map_or_else(String::new, |command| format!(" to {command}"));
+        let right = match right {
+            Some(right) => format!("not \"{}\"", right.escape_ascii()),
+            None => "not what others said, which is not kept any more".to_owned(),
+        };
+        if wrong.is_empty() {
+            return format!("its answer to {client}{command} from byte {offset} on has other parts, or less");
+        }
+        let wrong = wrong.escape_ascii();
+        format!("it answered {client}{command} with \"{wrong}\" at byte {offset}, {right}")
     }
 
     /// How far the others are, at the primary.
@@ -71,6 +102,11 @@ impl Machine {
         let known = self.known.acked.iter().map(|(node, index)| (*node, *index));
         if !known.eq(positions().into_iter().flatten()) {
             self.known.acked = positions().into_iter().flatten().collect();
+        }
+        let known = self.known.compared_by.iter().map(|(node, index)| (*node, *index));
+        let compared = || self.replica.is_serving().then(|| self.replica.compared_by_others());
+        if !known.eq(compared().into_iter().flatten()) {
+            self.known.compared_by = compared().into_iter().flatten().collect();
         }
     }
 
@@ -81,7 +117,11 @@ impl Machine {
         // Without the lease nobody may be heard, and all seem late.
         let lagging = self.replica.has_lease().then(|| self.replica.order().lagging(self.now_ms()));
         self.known.lagging = lagging.unwrap_or_default();
+        self.known.compared = self.replica.compared();
+        self.known.not_compared = self.replica.not_compared();
         if self.known.view.as_ref() != Some(self.replica.order().view()) {
+            let view = self.replica.order().view();
+            self.known.differing.retain(|node, _| view.has(*node));
             self.known.view = Some(self.replica.order().view().clone());
         }
         self.known.connections = self.replica.connections_count();

@@ -201,7 +201,8 @@ impl Machine {
         }
     }
 
-    fn client_of(&self, connection: ConnectionId) -> String {
+    /// The client of this connection, if it is there still.
+    pub(super) fn client_of(&self, connection: ConnectionId) -> String {
         self.restore(connection).map(|restore| restore.ends.client.to_string()).unwrap_or_default()
     }
 
@@ -270,8 +271,7 @@ impl Machine {
         self.dirty_servers.clear();
         (self.asker, self.refresher) = (None, None);
         self.closing_servers.clear();
-        self.replica = Replica::new(self.settings.me, View::none(), self.settings.limits)
-            .with(self.settings.delivery, self.settings.protocol);
+        self.replica = self.settings.replica();
         // What is under way on them was for the replica of before.
         self.peers.unlink_all();
         self.known.linked.clear();
@@ -296,7 +296,8 @@ impl Machine {
         let settings = &self.settings;
         let how = (settings.delivery, settings.protocol);
         let protocol = settings.protocol;
-        self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, made_ms);
+        self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, made_ms)
+            .answering(settings.answers);
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
         self.known.joins_tried += 1;

@@ -4,7 +4,7 @@ use super::copying::{Joins, Rests, Taken};
 use super::handing_over::HandedOver;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{Delivery, Snapshot};
+use crate::replica::{AnswerPolicy, Delivery, Snapshot};
 use crate::view::{NodeId, View};
 use mio::Waker;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +50,8 @@ pub struct Settings {
     pub delivery: Delivery,
     /// What clients and servers speak: the same at all nodes.
     pub protocol: Protocol,
+    /// What becomes of the servers' answers: the same at all nodes.
+    pub answers: AnswerPolicy,
     /// Where clients connect to.
     pub portal: SocketAddr,
     /// The device that has the portal's address.
@@ -104,6 +106,18 @@ pub struct Facts {
     pub delivered: u64,
     /// At the primary: how far other nodes are.
     pub acked: BTreeMap<NodeId, u64>,
+    /// At the primary: how far other nodes have compared their servers' answers.
+    pub compared_by: BTreeMap<NodeId, u64>,
+    /// The answers of this node's server were compared up to this entry, or could not be.
+    pub compared: u64,
+    /// So many could not be.
+    pub not_compared: u64,
+    /// At the primary: members whose servers have answered otherwise, and for each the primary of the view without it.
+    pub differing: BTreeMap<NodeId, NodeId>,
+    /// How many times this node, as the primary, has found one.
+    pub differences: u64,
+    /// The last of them, and what it was.
+    pub last_difference: Option<(NodeId, String)>,
     /// Nodes that keep the others waiting: the next view should be without them.
     pub lagging: BTreeSet<NodeId>,
     /// Nodes that have caught up, and may be members of the next view. Nothing is stable without them.

@@ -18,7 +18,7 @@ use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{Delivery, PacketId, Replica, Restore};
+use crate::replica::{AnswerPolicy, Delivery, PacketId, Replica, Restore};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
@@ -126,6 +126,16 @@ pub(super) struct Plan {
     pub(super) limits: Limits,
     pub(super) delivery: Delivery,
     pub(super) protocol: Protocol,
+    pub(super) answers: AnswerPolicy,
+}
+
+impl Plan {
+    /// One that knows nothing yet.
+    pub(super) fn replica(&self) -> Replica {
+        Replica::new(self.me, View::none(), self.limits)
+            .with(self.delivery, self.protocol)
+            .answering(self.answers)
+    }
 }
 
 /// A socket that listens where clients connect to, whichever machine has the address now.
@@ -166,9 +176,10 @@ impl Machine {
             limits: settings.limits,
             delivery: settings.delivery,
             protocol: settings.protocol,
+            answers: settings.answers,
         };
         let machine = Self {
-            replica: Replica::new(plan.me, View::none(), plan.limits).with(plan.delivery, plan.protocol),
+            replica: plan.replica(),
             settings: plan,
             asker: None,
             refresher: None,

@@ -1,12 +1,20 @@
 //! What a node understands of the bytes between clients and its server: whether the server has answered all that it was asked.
 
+#[cfg(test)]
+pub(crate) mod counted;
+pub(crate) mod determinism;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod redis;
 mod session;
 
+use crate::connection::Piece;
+use crate::connection::comparison::{NAME_BYTES, Part};
 use alloc::boxed::Box;
-use redis::{Replies, Requests};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use determinism::Class;
+use redis::{Ended, Replies, Requests};
 pub use session::Resume;
 use session::Session;
 
@@ -37,6 +45,11 @@ impl Protocol {
         }
     }
 
+    /// Whether it is known where replies end, so that each can be compared by itself. Else bytes are.
+    pub(crate) fn counts_replies(self) -> bool {
+        matches!(self, Self::Redis)
+    }
+
     /// Whether the server says, on a connection of its own, when it has worked off what it was given on others: it reads all before it answers.
     pub(crate) fn asks_server(self) -> bool {
         match self {
@@ -58,9 +71,7 @@ pub(crate) enum Questions {
     },
     Redis(Box<OfRedis>),
     #[cfg(test)]
-    Counted {
-        open: u64,
-    },
+    Counted(Box<counted::OfCounted>),
 }
 
 /// The same of Redis.
@@ -76,6 +87,20 @@ pub(crate) struct OfRedis {
     is_paid: bool,
     /// Something was passed, and it is not known whether it has been answered.
     is_doubtful: bool,
+    /// Which commands the next replies answer, in what form they are compared, and how many replies each has.
+    asked: VecDeque<Asked>,
+    /// Of a reply that each server gives in its own way, so much has come.
+    own: Vec<u8>,
+    /// A client has sent what is no request: from then on any bytes answer all. Whether something is open.
+    broken: Option<bool>,
+}
+
+/// What was asked.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    class: Class,
+    name: [u8; NAME_BYTES],
+    replies: u64,
 }
 
 impl OfRedis {
@@ -92,15 +117,67 @@ impl OfRedis {
         while !rest.is_empty() {
             let before = rest;
             let ends = self.requests.take(&mut rest)?;
-            self.open += self.session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+            let replies =
+                self.session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+            self.open += replies;
+            if replies > 0 && self.session.is_compared() {
+                let (class, name) = self.session.last();
+                self.asked.push_back(Asked { class, name, replies });
+            }
         }
         Some(())
     }
 
-    /// None: it is no such protocol.
-    fn answer(&mut self, bytes: &[u8]) -> Option<()> {
+    /// How the next reply is compared.
+    fn class(&self) -> Class {
+        self.asked.front().map_or(Class::Same, |asked| asked.class)
+    }
+
+    /// None: it is no such protocol. What has come is handed on.
+    fn answer<'a>(&mut self, bytes: &'a [u8], mut takes: impl FnMut(Piece<'_>)) -> Option<()> {
+        let (mut rest, mut count) = (bytes, 0);
+        // What was not handed on.
+        let mut same = bytes;
+        while !rest.is_empty() {
+            let before = rest;
+            let is_own = !self.own.is_empty() || self.replies.is_at_end() && self.class() != Class::Same;
+            let taken = self.replies.take(&mut rest, self.class());
+            let Some(ended) = taken else {
+                takes(Piece::Bytes(&core::mem::take(&mut self.own)));
+                takes(Piece::Bytes(same));
+                return None;
+            };
+            let now: &'a [u8] = before.get(..before.len() - rest.len()).unwrap_or_default();
+            if is_own {
+                takes(Piece::Bytes(same.get(..same.len() - before.len()).unwrap_or_default()));
+                same = rest;
+                self.own.extend_from_slice(now);
+            }
+            if is_own && ended == Some(Ended::Push) {
+                takes(Piece::Bytes(&core::mem::take(&mut self.own)));
+            }
+            let Some(Ended::Reply(digest)) = ended else { continue };
+            count += 1;
+            let name = self.asked.front().map_or([0; NAME_BYTES], |asked| asked.name);
+            let part = Part { digest, end: 0, name };
+            if is_own {
+                takes(Piece::Own(&core::mem::take(&mut self.own), part));
+            } else if self.session.is_compared() {
+                takes(Piece::Bytes(same.get(..same.len() - rest.len()).unwrap_or_default()));
+                takes(Piece::Part(part));
+                same = rest;
+            }
+            if let Some(asked) = self.asked.front_mut() {
+                asked.replies -= 1;
+                if asked.replies == 0 {
+                    self.asked.pop_front();
+                }
+            }
+        }
+        if !same.is_empty() {
+            takes(Piece::Bytes(same));
+        }
         // It says more where a client has subscribed to something.
-        let count = self.replies.count(bytes)?;
         let late = count.min(self.owed);
         self.owed -= late;
         self.open = self.open.saturating_sub(count - late);
@@ -116,7 +193,7 @@ impl Questions {
             Protocol::Raw => Self::Raw { is_open: false },
             Protocol::Redis => Self::Redis(Box::default()),
             #[cfg(test)]
-            Protocol::Counted | Protocol::CountedAsked => Self::Counted { open: 1 },
+            Protocol::Counted | Protocol::CountedAsked => Self::Counted(Box::default()),
         }
     }
 
@@ -124,6 +201,10 @@ impl Questions {
     pub(crate) fn resumed(protocol: Protocol, resume: &Resume) -> Self {
         let mut questions = Self::new(protocol);
         questions.pass();
+        #[cfg(test)]
+        if let Self::Counted(of) = &mut questions {
+            of.resume(resume);
+        }
         if let Self::Redis(of) = &mut questions {
             // It is known that it can be understood.
             let _ = of.requests.take(&mut &*resume.partial);
@@ -137,12 +218,13 @@ impl Questions {
         match self {
             Self::Raw { .. } => None,
             // What was passed may come yet: a client waits for it.
+            Self::Redis(of) if of.broken.is_some() => None,
             Self::Redis(of) if of.open == 0 && of.owed == 0 && !of.is_doubtful && of.replies.is_at_end() => {
                 of.session.resume()
             }
             Self::Redis(_) => None,
             #[cfg(test)]
-            Self::Counted { .. } => Some(Resume::default()),
+            Self::Counted(of) => Some(of.resumes()),
         }
     }
 
@@ -150,9 +232,12 @@ impl Questions {
     pub(crate) fn pass(&mut self) {
         match self {
             Self::Raw { is_open } => *is_open = false,
-            Self::Redis(of) => of.pass(),
+            Self::Redis(of) => {
+                of.broken = of.broken.map(|_| false);
+                of.pass();
+            }
             #[cfg(test)]
-            Self::Counted { open } => *open = 0,
+            Self::Counted(of) => of.pass(),
         }
     }
 
@@ -166,27 +251,48 @@ impl Questions {
         match self {
             Self::Raw { is_open } => *is_open = true,
             Self::Redis(of) => {
-                if of.ask(bytes).is_none() {
-                    *self = Self::Raw { is_open: true };
+                if of.broken.is_some() || of.ask(bytes).is_none() {
+                    // What was asked before is answered before.
+                    of.session.end_comparison();
+                    of.broken = Some(true);
                 }
             }
             #[cfg(test)]
-            Self::Counted { open } => *open += 3 * bytes.len() as u64,
+            Self::Counted(of) => of.ask(bytes),
         }
     }
 
-    /// The server says this.
-    pub(crate) fn answer(&mut self, bytes: &[u8]) {
+    /// The server says this. What of it is for clients, and what is told apart, is handed on.
+    pub(crate) fn answer(&mut self, bytes: &[u8], mut takes: impl FnMut(Piece<'_>)) {
         match self {
-            Self::Raw { is_open } => *is_open = false,
+            Self::Raw { is_open } => {
+                *is_open = false;
+                takes(Piece::Bytes(bytes));
+            }
             Self::Redis(of) => {
-                if of.answer(bytes).is_none() {
+                of.broken = of.broken.map(|_| false);
+                if of.answer(bytes, takes).is_none() {
                     *self = Self::Raw { is_open: false };
                 }
             }
             #[cfg(test)]
-            Self::Counted { open } => *open = open.saturating_sub(bytes.len() as u64),
+            Self::Counted(of) => of.answer(bytes, takes),
         }
+    }
+
+    /// Whether answers can be compared with those of another server.
+    pub(crate) fn are_compared(&self, protocol: Protocol) -> bool {
+        match self {
+            Self::Redis(of) => of.session.is_compared(),
+            Self::Raw { .. } => !protocol.counts_replies(),
+            #[cfg(test)]
+            Self::Counted(_) => true,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn answer_all(&mut self, bytes: &[u8]) {
+        self.answer(bytes, |_| {});
     }
 
     /// Whether something was passed that has not been answered.
@@ -198,9 +304,9 @@ impl Questions {
     pub(crate) fn are_answered(&self) -> bool {
         match self {
             Self::Raw { is_open } => !is_open,
-            Self::Redis(of) => of.open == 0,
+            Self::Redis(of) => of.broken.map_or(of.open == 0, |is_open| !is_open),
             #[cfg(test)]
-            Self::Counted { open } => *open == 0,
+            Self::Counted(of) => of.are_answered(),
         }
     }
 }
@@ -225,7 +331,7 @@ impl Resumes {
         while !self.are_over()
             && let Some(byte) = bytes.get(count..=count)
         {
-            self.0.answer(byte);
+            self.0.answer(byte, |_| {});
             count += 1;
         }
         count
@@ -249,6 +355,7 @@ mod tests {
             queued: b"multi\r\nget a\r\n".to_vec(),
             queued_count: 2,
             partial: b"ge".to_vec(),
+            is_not_compared: false,
         };
         let replies = b"%1\r\n+proto\r\n:3\r\n>3\r\n+subscribe\r\n+a\r\n:1\r\n>3\r\n+subscribe\r\n+b\r\n:2\r\n+OK\r\n+QUEUED\r\n";
         let mut resumes = Resumes::new(Protocol::Redis, &resume);
@@ -264,17 +371,17 @@ mod tests {
         questions.pass();
         assert_eq!(questions.resume(), None);
         questions.ask(b"blpop r 0\r\n");
-        questions.answer(b"*2\r\n+q\r\n+x\r\n");
+        questions.answer_all(b"*2\r\n+q\r\n+x\r\n");
         questions.pass();
         assert_eq!(questions.resume(), None);
         let mut questions = Questions::new(Protocol::Redis);
-        questions.answer(b"*3\r\n+message\r\n+a\r\n$9\r\nhal");
+        questions.answer_all(b"*3\r\n+message\r\n+a\r\n$9\r\nhal");
         assert_eq!(questions.resume(), None);
-        questions.answer(b"f of it\r\n");
+        questions.answer_all(b"f of it\r\n");
         assert_eq!(questions.resume(), None);
-        questions.answer(b"\r\n");
+        questions.answer_all(b"\r\n");
         let mut questions = Questions::new(Protocol::Redis);
-        questions.answer(b"+all\r\n");
+        questions.answer_all(b"+all\r\n");
         assert!(questions.resume().is_some());
     }
 
@@ -284,7 +391,7 @@ mod tests {
         assert!(questions.are_answered());
         questions.ask(b"half of a");
         assert!(!questions.are_answered());
-        questions.answer(b"?");
+        questions.answer_all(b"?");
         assert!(questions.are_answered());
     }
 
@@ -294,31 +401,31 @@ mod tests {
         questions.ask(b"*1\r\n$4\r\nPI");
         assert!(questions.are_answered());
         questions.ask(b"NG\r\nping\r\n");
-        questions.answer(b"+PONG\r\n+PO");
+        questions.answer_all(b"+PONG\r\n+PO");
         assert!(!questions.are_answered());
-        questions.answer(b"NG\r\n");
+        questions.answer_all(b"NG\r\n");
         assert!(questions.are_answered());
         questions.ask(b"blpop q 0\r\n");
         questions.pass();
         assert!(questions.are_answered());
         questions.ask(b"ping\r\n");
-        questions.answer(b"*2\r\n+q\r\n+x\r\n");
+        questions.answer_all(b"*2\r\n+q\r\n+x\r\n");
         assert!(!questions.are_answered());
-        questions.answer(b"+PONG\r\n");
+        questions.answer_all(b"+PONG\r\n");
         assert!(questions.are_answered());
         // Nothing ever answers that: it delays no more than the next one.
         questions.ask(b"client reply off\r\n");
         questions.pass();
         questions.ask(b"ping\r\n");
-        questions.answer(b">3\r\n+message\r\n+x\r\n:1\r\n+PONG\r\n");
+        questions.answer_all(b">3\r\n+message\r\n+x\r\n:1\r\n+PONG\r\n");
         assert!(!questions.are_answered());
         questions.pass();
         questions.ask(b"ping\r\n");
-        questions.answer(b"+PONG\r\n");
+        questions.answer_all(b"+PONG\r\n");
         assert!(questions.are_answered());
         questions.ask(b"*x\r\n");
         assert!(!questions.are_answered());
-        questions.answer(b"-ERR");
+        questions.answer_all(b"-ERR");
         assert!(questions.are_answered());
     }
 }

@@ -1,6 +1,8 @@
 //! What a server of Redis keeps for a connection, beside the data: a client that has logged in, has chosen a database, or is in the middle of
 //! a transaction. Another server that is to go on with the connection gets the same requests.
 
+use super::determinism::{self, Class};
+use crate::connection::comparison::NAME_BYTES;
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
@@ -26,6 +28,8 @@ pub struct Resume {
     pub queued_count: u64,
     /// The beginning of a request.
     pub partial: Vec<u8>,
+    /// Its replies are not told apart any more.
+    pub is_not_compared: bool,
 }
 
 /// Of one connection.
@@ -47,9 +51,30 @@ pub(crate) struct Session {
     is_not_transferable: bool,
     partial: Vec<u8>,
     partial_is_long: bool,
+    /// How the reply to the last request is compared, and its command.
+    last: (Class, [u8; NAME_BYTES]),
+    /// The same of the transaction that has begun.
+    queued_class: Class,
+    /// Replies come that cannot be told from others, or none where one is expected.
+    is_not_compared: bool,
 }
 
 impl Session {
+    /// They cannot from now on.
+    pub(crate) fn end_comparison(&mut self) {
+        self.is_not_compared = true;
+    }
+
+    /// Whether replies can be compared with those of another server.
+    pub(crate) fn is_compared(&self) -> bool {
+        !self.is_not_compared
+    }
+
+    /// Of the last request: how its reply is compared, and its command.
+    pub(crate) fn last(&self) -> (Class, [u8; NAME_BYTES]) {
+        self.last
+    }
+
     /// One that was brought into the state of another one.
     pub(crate) fn resumed(resume: &Resume) -> Self {
         let mut session = Self::default();
@@ -62,6 +87,7 @@ impl Session {
             }
         }
         session.partial.clone_from(&resume.partial);
+        session.is_not_compared |= resume.is_not_compared;
         session
     }
 
@@ -81,6 +107,7 @@ impl Session {
             queued: self.queued.clone(),
             queued_count: self.queued_count,
             partial: self.partial.clone(),
+            is_not_compared: self.is_not_compared,
         })
     }
 
@@ -105,6 +132,7 @@ impl Session {
         let mut words = Words::new(request);
         let (mut upper, mut of_client) = ([0; WORD_BYTES_MAX], [0; WORD_BYTES_MAX]);
         let Some(word) = words.next().map(|word| to_uppercase(word, &mut upper)) else { return 1 };
+        self.classify(word, words.clone());
         for (family, (begins, ends)) in FAMILIES.into_iter().enumerate() {
             if word == begins || word == ends {
                 return self.subscribe(family, word == begins, words, is_long);
@@ -116,7 +144,10 @@ impl Session {
                 self.queued.clear();
                 self.queued_count = 0;
             }
-            b"RESET" => *self = Self::default(),
+            b"RESET" => {
+                let (last, is_not_compared) = (self.last, self.is_not_compared);
+                *self = Self { last, is_not_compared, ..Self::default() };
+            }
             b"MULTI" if !self.is_queuing => {
                 self.is_queuing = true;
                 self.queue(request, is_long);
@@ -124,15 +155,43 @@ impl Session {
             b"SELECT" | b"AUTH" | b"HELLO" | b"READONLY" | b"READWRITE" => self.remember(request, is_long),
             b"CLIENT" => match words.next().map(|word| to_uppercase(word, &mut of_client)) {
                 Some(b"SETNAME" | b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH") => self.remember(request, is_long),
-                Some(b"REPLY" | b"TRACKING" | b"CACHING") => self.is_not_transferable = true,
+                Some(b"REPLY" | b"TRACKING" | b"CACHING") => {
+                    (self.is_not_transferable, self.is_not_compared) = (true, true);
+                }
                 _ => self.queue(request, is_long),
             },
-            b"MONITOR" | b"SYNC" | b"PSYNC" | b"REPLCONF" => self.is_not_transferable = true,
+            b"MONITOR" | b"SYNC" | b"PSYNC" | b"REPLCONF" => {
+                (self.is_not_transferable, self.is_not_compared) = (true, true);
+            }
             b"WATCH" if !self.is_queuing => self.watches = true,
             b"UNWATCH" if !self.is_queuing => self.watches = false,
             _ => self.queue(request, is_long),
         }
         1
+    }
+
+    /// How the reply to this command is compared.
+    fn classify(&mut self, word: &[u8], words: Words<'_>) {
+        let mut class = determinism::class(word, words);
+        if self.is_queuing {
+            // Its reply is that it is queued; that of EXEC has all.
+            class = match word {
+                b"EXEC" if self.queued_class == Class::Same => Class::Same,
+                b"EXEC" => Class::Own,
+                _ => {
+                    self.queued_class = self.queued_class.max(class);
+                    Class::Same
+                }
+            };
+        }
+        let begins = word == b"MULTI" && !self.is_queuing;
+        if begins || matches!(word, b"EXEC" | b"DISCARD" | b"RESET") {
+            self.queued_class = Class::Same;
+        }
+        let mut name = [0; NAME_BYTES];
+        let length = word.len().min(NAME_BYTES);
+        name[..length].copy_from_slice(&word[..length]);
+        self.last = (class, name);
     }
 
     /// It belongs to a transaction, if there is one.
@@ -171,6 +230,8 @@ impl Session {
 
     /// Channels are subscribed to, or are no longer. Each has a reply of its own.
     fn subscribe(&mut self, family: usize, begins: bool, words: Words<'_>, is_long: bool) -> u64 {
+        // Messages come at any time, and in RESP2 they look like replies.
+        self.is_not_compared = true;
         if self.is_queuing || is_long {
             self.is_not_transferable = true;
             return 1;
@@ -218,7 +279,8 @@ fn to_uppercase<'a>(word: &'a [u8], room: &'a mut [u8; WORD_BYTES_MAX]) -> &'a [
 }
 
 /// The words of a whole request.
-struct Words<'a> {
+#[derive(Clone, Debug)]
+pub(super) struct Words<'a> {
     rest: &'a [u8],
     is_array: bool,
 }

@@ -5,14 +5,16 @@
 //! client (a lock, an empty queue), would keep all waiting: after a time the primary passes it, which has a place in the order of entries, so
 //! that all nodes do.
 
-use super::{Action, GAP_MS, MISSED_MS, Replica, Role};
+use super::{Action, AnswerPolicy, GAP_MS, MISSED_MS, Replica, Role};
+use crate::connection::Connection;
+use crate::connection::comparison::Comparison;
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
 use crate::protocol::{Protocol, Questions, Resume};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A backup whose server is so many times what the log may hold behind does not keep up.
-const BACKLOG_LOGS: usize = 4;
+pub(super) const BACKLOG_LOGS: usize = 4;
 
 /// A server that answers later is asked whether it answers at all, where others wait.
 const ASK_AFTER_MS: u64 = 5;
@@ -79,7 +81,7 @@ struct Waiting {
     after: u64,
     connection: ConnectionId,
     action: Action,
-    /// Here [`Proceed::Since`] means that the answer is not waited for at all, unless the server can be asked.
+    /// Here [`Proceed::Since`] means that the answer is waited for no longer than the primary has waited.
     proceed: Proceed,
 }
 
@@ -113,6 +115,12 @@ impl Deliveries {
         self.waiting.is_empty()
             && self.working.is_none_or(|working| working.is_idle)
             && self.closing.is_empty()
+    }
+
+    /// The server was given all.
+    #[cfg(test)]
+    pub(super) fn are_given(&self) -> bool {
+        self.waiting.is_empty()
     }
 
     /// Something of this connection waits.
@@ -251,15 +259,14 @@ impl Replica {
         };
         let waits = waits && !is_mutant!(self, DeliversAtOnce);
         let is_passed = matches!(proceed, Proceed::Since { .. });
-        let asks = self.protocol.asks_server() && !awaits_end;
-        if is_passed && !asks {
+        if is_passed && awaits_end {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
             self.deliveries.end_work(connection);
         }
         self.actions.push_back(action);
-        if waits && (!is_passed || asks) {
+        if waits && !(is_passed && awaits_end) {
             let (since_ms, ask_at_ms) = (now_ms, now_ms + ASK_AFTER_MS);
             self.deliveries.working = Some(Working {
                 connection,
@@ -289,6 +296,12 @@ impl Replica {
     pub(super) fn connect_server(&mut self, connection: ConnectionId) {
         self.questions.insert(connection, Questions::new(self.protocol));
         self.deliveries.said.insert(connection, 0);
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.answers.comparison = Comparison::new(self.protocol.counts_replies());
+            if self.comparing.policy == AnswerPolicy::Unchecked {
+                state.answers.comparison.end();
+            }
+        }
         self.actions.push_back(Action::ConnectServer { connection });
     }
 
@@ -297,8 +310,8 @@ impl Replica {
         if let Some(said) = self.deliveries.said.get_mut(&connection) {
             *said += bytes.len() as u64;
         }
-        if let Some(questions) = self.questions.get_mut(&connection) {
-            questions.answer(bytes);
+        self.take_answer(connection, bytes, now_ms);
+        if let Some(questions) = self.questions.get(&connection) {
             let is_passed =
                 |working: &Working| working.connection == connection && working.passed_ms().is_some();
             // What comes may answer what was passed before: the server says by itself whether it is done.
@@ -326,6 +339,7 @@ impl Replica {
     /// and nobody [waits](Self::awaits_end) for that.
     pub fn handle_server_closed(&mut self, connection: ConnectionId, now_ms: u64) {
         self.note_server_end(connection, now_ms);
+        self.end_answers(connection);
         self.deliveries.ended.remove(&connection);
         self.deliveries.closing.remove(&connection);
         self.deliveries.said.remove(&connection);
@@ -495,14 +509,17 @@ impl Replica {
         if is_mutant!(self, ProceedIsForgotten) {
             return;
         }
-        let asks = self.protocol.asks_server() && self.role != Role::Serving;
+        let (asks, serves) = (self.protocol.asks_server(), self.role == Role::Serving);
+        let timeout_ms = self.order.limits().answer_timeout_ms;
         if let Some(working) = &mut self.deliveries.working
             && working.index == index
-            && asks
+            && !serves
             && !working.awaits_end
+            && (asks || now_ms < working.since_ms + timeout_ms)
         {
-            // What the server of the primary was done with this one may have to read still.
-            (working.proceed, working.ask_at_ms) = (Proceed::Since { at_ms: now_ms }, now_ms);
+            // What the server of the primary was done with this one may have to read still: it is asked, or has as long.
+            let at_ms = if asks { now_ms } else { working.since_ms };
+            (working.proceed, working.ask_at_ms) = (Proceed::Since { at_ms }, now_ms);
             return;
         }
         self.pass(index, now_ms);
@@ -521,6 +538,11 @@ impl Replica {
     /// and can be copied.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.deliveries.are_done()
+        let is_cut = |state: &Connection| {
+            let answers = &state.answers;
+            answers.server_reset || answers.end.is_some() || state.is_aborted || state.is_server_closed
+        };
+        let waits = |state: &Connection| state.answers.own.waits() && !is_cut(state);
+        self.deliveries.are_done() && !self.connections.values().any(waits)
     }
 }

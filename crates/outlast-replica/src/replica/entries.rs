@@ -46,7 +46,8 @@ impl Replica {
                 }
                 self.judge_again(connection);
             }
-            Entry::Data { connection, offset, said, bytes } => {
+            Entry::Data { connection, offset, said, report, bytes } => {
+                self.report(index, connection, report, now_ms);
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 if state.input.deliver(offset, &bytes) {
                     self.feed((index, said), connection, Action::ToServer { connection, bytes }, now_ms);
@@ -74,7 +75,8 @@ impl Replica {
                 }
                 self.forget(connection);
             }
-            Entry::End { connection, offset } => {
+            Entry::End { connection, offset, report } => {
+                self.report(index, connection, report, now_ms);
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 state.answers.end_at(offset);
                 self.missed.remove(&connection);
@@ -84,7 +86,8 @@ impl Replica {
                 self.tell_client(connection);
                 self.judge_again(connection);
             }
-            Entry::Abort { connection } => {
+            Entry::Abort { connection, report } => {
+                self.report(index, connection, report, now_ms);
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 (state.is_aborted, state.answers.abort_proposed) = (true, true);
                 state.is_server_closed = true;
@@ -104,9 +107,11 @@ impl Replica {
                     self.hold();
                 }
             }
+            entry @ Entry::Canonical { .. } => self.take_canonical(entry, now_ms),
             Entry::NoOp => self.answer_strays(index, now_ms),
             Entry::Proceed { index } => self.proceed(index, now_ms),
-            Entry::Acked { connection, offset } => {
+            Entry::Acked { connection, offset, report } => {
+                self.report(index, connection, report, now_ms);
                 if let Some(state) = self.connections.get_mut(&connection) {
                     state.answers.ack(offset);
                 }
@@ -149,6 +154,7 @@ impl Replica {
         self.acked.remove(&connection);
         self.missed.remove(&connection);
         self.drop_held(connection);
+        self.leave_answers(connection, ends.client, state.answers);
     }
 
     /// The primary tells the client what there is to tell.

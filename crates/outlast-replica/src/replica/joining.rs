@@ -64,6 +64,12 @@ pub struct Known {
     pub ended: bool,
     /// How much the server had said.
     pub produced: u64,
+    /// The same in parts that are compared, and how many of them were in entries.
+    pub said: u64,
+    /// See there.
+    pub reported: u64,
+    /// So many replies the server would have given in its own way ([`Entry::Canonical`]).
+    pub own: u64,
     /// The last bytes of that, which the client may not have.
     pub unacked: Vec<u8>,
     /// How another server is brought into the state that this one had; none: the server had said all.
@@ -93,7 +99,9 @@ impl Replica {
             let (connection, ends) = (known.connection, known.handshake.ends);
             let newest = replica.by_ends.entry(ends).or_insert(connection);
             *newest = connection.max(*newest);
-            replica.connections.insert(connection, Connection::known(known, made_ms));
+            replica
+                .connections
+                .insert(connection, Connection::known(known, protocol.counts_replies(), made_ms));
             replica.resume_server(connection, known.produced, known.resume.as_ref());
             if known.ended && known.resume.is_some() {
                 replica.actions.push_back(Action::EndToServer { connection });
@@ -178,6 +186,12 @@ impl Replica {
 
     pub(super) fn deliver_or_hold(&mut self, index: u64, entry: Entry, now_ms: u64) {
         let Some(holding) = &mut self.holding else { return self.deliver(index, entry, now_ms) };
+        if let Entry::Canonical { connection, .. } = entry
+            && self.connections.contains_key(&connection)
+        {
+            // It is not for the server. What a copy has already is passed over there.
+            return self.take_canonical(entry, now_ms);
+        }
         if let Entry::Proceed { index } = entry
             && let Some(connection) = self.deliveries.connection_of(index)
             && (self.deliveries.waits_for_others(connection)
@@ -218,10 +232,14 @@ impl Replica {
             delivered: state.input.delivered,
             ended: state.input.ended,
             produced: state.answers.produced,
+            said: state.answers.comparison.said(state.answers.produced),
+            reported: state.answers.comparison.reported(),
+            own: state.answers.own.done(),
             unacked: if is_mutant!(self, SnapshotForgetsAnswers) {
                 Vec::new()
             } else {
-                state.answers.kept.iter().copied().collect()
+                let (front, back) = state.answers.unacked();
+                [front, back].concat()
             },
             resume: if state.has_server_ended() { None } else { self.resume(*connection) },
             end: state.answers.end,
@@ -244,7 +262,8 @@ impl Replica {
             self.connections.get_mut(&connection).filter(|state| serves && !state.answers.abort_proposed);
         let Some(state) = state else { return false };
         state.answers.abort_proposed = true;
-        self.propose(Entry::Abort { connection }, now_ms);
+        let report = state.answers.propose_said();
+        self.propose(Entry::Abort { connection, report }, now_ms);
         self.take_outputs(now_ms);
         true
     }

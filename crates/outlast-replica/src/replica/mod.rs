@@ -1,10 +1,14 @@
 //! One node of a group: the order, and the connections of clients that it is about.
 
 mod closed;
+mod comparing;
+#[cfg(test)]
+mod comparing_tests;
 mod deliveries;
 mod entries;
 mod handing_over;
 mod joining;
+mod judging;
 mod packets;
 mod streams;
 mod take_over;
@@ -21,12 +25,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
+use comparing::Comparing;
+pub use comparing::{AnswerPolicy, Difference};
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
 pub use handing_over::NoHandOver;
 use handing_over::{Early, Forwarding, Withholding};
 use joining::Holding;
 pub use joining::{Known, Snapshot};
+use judging::Judging;
+pub use judging::Shown;
 pub use take_over::Restore;
 
 /// A primary that is not heard for so long may be gone, and nobody passes what servers do not answer.
@@ -173,6 +181,20 @@ pub enum Action {
         /// Which connection.
         connection: ConnectionId,
     },
+    /// The server of this node has said something else than the primary's server. The primary is told, and decides.
+    FoundDifference {
+        /// What.
+        difference: Difference,
+    },
+    /// The servers of members have said different things, and this member's is taken for wrong: the next view should be without it.
+    AnswersDiffer {
+        /// Which member.
+        node: NodeId,
+        /// Where that is this node: the primary of the next view.
+        successor: NodeId,
+        /// What differs.
+        shown: Shown,
+    },
     /// The member keeps the others waiting: the next view should be without it.
     Lags {
         /// Which member.
@@ -226,6 +248,8 @@ pub struct Replica {
     /// Clients that have acknowledged something, and the other nodes do not know it.
     acked: BTreeSet<ConnectionId>,
     deliveries: Deliveries,
+    comparing: Comparing,
+    judging: Judging,
     protocol: Protocol,
     /// What the server has not answered, of connections to it.
     questions: BTreeMap<ConnectionId, Questions>,
@@ -288,6 +312,8 @@ impl Replica {
             pending: VecDeque::new(),
             acked: BTreeSet::new(),
             deliveries: Deliveries::default(),
+            comparing: Comparing::default(),
+            judging: Judging::default(),
             protocol: Protocol::default(),
             questions: BTreeMap::new(),
             acked_at_ms: 0,
@@ -355,6 +381,7 @@ impl Replica {
             self.step_down(now_ms);
         }
         self.handle_role(now_ms);
+        self.compare_in_new_view(now_ms);
         self.forward_to_primary(now_ms);
         self.take_outputs(now_ms);
     }
@@ -363,6 +390,10 @@ impl Replica {
     pub fn handle_linked(&mut self, node: NodeId, now_ms: u64) {
         self.order.handle_linked(node);
         self.say_that_it_serves_to(node);
+        if node == self.order.view().primary {
+            // What was under way may be lost.
+            self.tell_differences();
+        }
         self.take_outputs(now_ms);
     }
 
@@ -377,8 +408,12 @@ impl Replica {
             self.note_gap(now_ms);
             self.heard_ms = now_ms;
         }
-        if !self.handle_hand_over(from, &message, now_ms) {
+        if !self.handle_hand_over(from, &message, now_ms) && !self.handle_comparison(from, &message, now_ms) {
+            let begins = matches!(message, Message::Start { .. });
             self.order.handle_message(from, message, now_ms);
+            if begins {
+                self.tell_differences();
+            }
         }
         self.take_outputs(now_ms);
     }
@@ -401,7 +436,12 @@ impl Replica {
         let given_up_at_ms = self.unaccepted.front().map(|(at_ms, _)| *at_ms);
         let differs_at_ms = self.missed.values().min().map(|at_ms| at_ms + MISSED_MS);
         let deliveries = [self.passes_at_ms(), self.hangs_at_ms(), self.asks_at_ms(), differs_at_ms];
-        let deliveries = deliveries.into_iter().chain([self.passed_until_ms(), self.hand_over_ends_ms()]);
+        let deliveries = deliveries.into_iter().chain([
+            self.passed_until_ms(),
+            self.hand_over_ends_ms(),
+            self.compares_at_ms(),
+            self.hangs_unsaid_at_ms(),
+        ]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
 
@@ -413,6 +453,8 @@ impl Replica {
         }
         self.give_up_unaccepted(now_ms);
         self.end_late_hand_over(now_ms);
+        self.tell_compared(now_ms);
+        self.find_unsaid(now_ms);
         self.ask_server(now_ms);
         self.pass_unanswered(now_ms);
         self.find_differing_server(now_ms);

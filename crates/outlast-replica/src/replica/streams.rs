@@ -63,12 +63,20 @@ impl Replica {
             return Err(NotTaken::Long(bytes));
         }
         let (offset, length) = (state.input.proposed, bytes.len() as u64);
-        let said = state.answers.produced;
-        match self.order.propose(Entry::Data { connection, offset, said, bytes }, now_ms) {
+        let (said, before) = (state.answers.produced, state.answers.comparison.proposed());
+        let report = state.answers.propose_said();
+        match self.order.propose(Entry::Data { connection, offset, said, report, bytes }, now_ms) {
             Ok(_) => state.input.proposed += length,
-            Err(NotTaken::Full(Entry::Data { bytes, .. })) => return Err(NotTaken::Full(bytes)),
-            Err(NotTaken::NotPrimary(Entry::Data { bytes, .. })) => return Err(NotTaken::NotPrimary(bytes)),
-            Err(_) => {}
+            Err(not_taken) => {
+                state.answers.comparison.take_back(before);
+                match not_taken {
+                    NotTaken::Full(Entry::Data { bytes, .. }) => return Err(NotTaken::Full(bytes)),
+                    NotTaken::NotPrimary(Entry::Data { bytes, .. }) => {
+                        return Err(NotTaken::NotPrimary(bytes));
+                    }
+                    _ => {}
+                }
+            }
         }
         self.take_outputs(now_ms);
         Ok(())
@@ -87,6 +95,13 @@ impl Replica {
 
     /// The client has reset the connection, or the kernel has given it up.
     pub fn handle_reset(&mut self, connection: ConnectionId, now_ms: u64) {
+        if self.has_news(connection)
+            && let Some(state) = self.connections.get_mut(&connection)
+        {
+            // It is compared, though nobody gets more.
+            let (offset, report) = (state.answers.acked_proposed, state.answers.propose_said());
+            self.propose(Entry::Acked { connection, offset, report }, now_ms);
+        }
         self.propose(Entry::Reset { connection }, now_ms);
         self.take_outputs(now_ms);
     }
@@ -106,25 +121,31 @@ impl Replica {
             return;
         }
         if offset - state.answers.acked_proposed < ACKED_BYTES_MIN {
-            if self.acked.is_empty() {
-                self.acked_at_ms = now_ms + ACKED_EVERY_MS;
-            }
             state.answers.acked_seen = offset;
-            self.acked.insert(connection);
-            return;
+            return self.tell_later(connection, now_ms);
         }
         self.acked.remove(&connection);
         (state.answers.acked_proposed, state.answers.acked_seen) = (offset, offset);
-        self.propose(Entry::Acked { connection, offset }, now_ms);
+        let report = state.answers.propose_said();
+        self.propose(Entry::Acked { connection, offset, report }, now_ms);
         self.take_outputs(now_ms);
+    }
+
+    /// The others do not know how far a client is, or what the server has said to it.
+    fn tell_later(&mut self, connection: ConnectionId, now_ms: u64) {
+        if self.acked.is_empty() {
+            self.acked_at_ms = now_ms + ACKED_EVERY_MS;
+        }
+        self.acked.insert(connection);
     }
 
     pub(super) fn tell_acked(&mut self, now_ms: u64) {
         for connection in core::mem::take(&mut self.acked) {
             let Some(state) = self.connections.get_mut(&connection) else { continue };
-            let offset = state.answers.acked_seen;
+            let offset = state.answers.acked_seen.max(state.answers.acked_proposed);
             state.answers.acked_proposed = offset;
-            self.propose(Entry::Acked { connection, offset }, now_ms);
+            let report = state.answers.propose_said();
+            self.propose(Entry::Acked { connection, offset, report }, now_ms);
         }
     }
 
@@ -137,11 +158,20 @@ impl Replica {
 
     /// The server of this node has said this.
     pub fn handle_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
-        if let Some(state) = self.connections.get_mut(&connection) {
-            state.answers.say(bytes);
-            self.tell_client(connection);
-        }
         self.note_answer(connection, bytes, now_ms);
+        self.tell_news_later(connection, now_ms);
+    }
+
+    /// The primary's server has said something of which no entry has a digest.
+    pub(super) fn tell_news_later(&mut self, connection: ConnectionId, now_ms: u64) {
+        if self.role == Role::Serving && self.has_news(connection) {
+            self.tell_later(connection, now_ms);
+        }
+    }
+
+    fn has_news(&self, connection: ConnectionId) -> bool {
+        let state = self.connections.get(&connection);
+        state.is_some_and(|state| state.answers.comparison.has_news(state.answers.produced))
     }
 
     /// The server of this node has ended its stream.
@@ -150,6 +180,7 @@ impl Replica {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.server_ended = true;
         self.propose_end(connection, now_ms);
+        self.give_up_unsaid(connection);
         self.take_outputs(now_ms);
     }
 
@@ -159,6 +190,7 @@ impl Replica {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.server_reset = true;
         self.propose_end(connection, now_ms);
+        self.give_up_unsaid(connection);
         self.take_outputs(now_ms);
     }
 
@@ -169,10 +201,14 @@ impl Replica {
         let (is_lost, answers) = (state.is_lost(), &mut state.answers);
         let entry = if is_lost && !answers.abort_proposed {
             answers.abort_proposed = true;
-            Entry::Abort { connection }
-        } else if answers.server_ended && !answers.server_reset && !answers.end_proposed {
+            Entry::Abort { connection, report: answers.propose_said() }
+        } else if answers.server_ended
+            && !answers.server_reset
+            && !answers.end_proposed
+            && !answers.own.waits()
+        {
             answers.end_proposed = true;
-            Entry::End { connection, offset: answers.produced }
+            Entry::End { connection, offset: answers.produced, report: answers.propose_said() }
         } else {
             return;
         };
@@ -188,6 +224,12 @@ impl Replica {
         };
         let has_all = !self.deliveries.has(connection);
         self.pending.is_empty() && has_all && self.connections.get(&connection).is_some_and(idle)
+    }
+
+    /// The server of this node was given all that is stable.
+    #[cfg(test)]
+    pub(crate) fn has_given_all(&self) -> bool {
+        self.deliveries.are_given()
     }
 
     #[cfg(test)]

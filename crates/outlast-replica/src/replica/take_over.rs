@@ -77,6 +77,7 @@ impl Replica {
         self.begin_to_forward(now_ms);
         self.actions.push_back(Action::Fence);
         self.forget_proposals();
+        self.disown_answers(now_ms);
     }
 
     /// What was only proposed may be replaced by another primary; if not, it comes again as a delivery.
@@ -115,7 +116,7 @@ impl Replica {
         let nothing_came = input.delivered == 0 && !input.ended && answers.acked == 0;
         let until = answers.resent_until(self.order.limits().resent_bytes_max);
         let resent_bytes = usize::try_from(until - answers.acked).unwrap_or(usize::MAX);
-        let (front, back) = answers.kept.as_slices();
+        let (front, back) = answers.unacked();
         let front = front.get(..resent_bytes).unwrap_or(front);
         let back = back.get(..resent_bytes - front.len()).unwrap_or(back);
         let unacked = if is_mutant!(self, RestoresNoAnswers) { (&[][..], &[][..]) } else { (front, back) };
@@ -152,9 +153,13 @@ impl Replica {
             (state.is_restored, state.is_accepted) = (true, true);
             state.ahead_until_ms = now_ms + AHEAD_MS;
             state.restored(resent_bytes_max);
+            if !is_mutant!(self, OwnRepliesAreForgotten) {
+                self.propose_canonical(connection, now_ms);
+            }
             if !is_mutant!(self, EndsAreForgotten) {
                 self.propose_end(connection, now_ms);
             }
+            self.tell_news_later(connection, now_ms);
             self.tell_client(connection);
         }
         self.end_forwarding();

@@ -25,15 +25,15 @@ fn segment(sequence: u32, ack: u32, flags: Flags) -> Segment {
 }
 
 /// Nodes with links between all of them. What they are to do beside talking to each other is collected.
-struct Group {
-    replicas: BTreeMap<NodeId, Replica>,
-    actions: BTreeMap<NodeId, Vec<Action>>,
+pub(super) struct Group {
+    pub(super) replicas: BTreeMap<NodeId, Replica>,
+    pub(super) actions: BTreeMap<NodeId, Vec<Action>>,
     packets: u32,
-    now_ms: u64,
+    pub(super) now_ms: u64,
 }
 
 impl Group {
-    fn new(count: u64, mutant: Option<Mutant>) -> Self {
+    pub(super) fn new(count: u64, mutant: Option<Mutant>) -> Self {
         let nodes: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let view = View { epoch: 1, primary: NodeId(1), members: nodes.clone() };
         let mut group = Self { replicas: BTreeMap::new(), actions: BTreeMap::new(), packets: 0, now_ms: 0 };
@@ -53,12 +53,12 @@ impl Group {
         group
     }
 
-    fn node(&mut self, node: u64) -> &mut Replica {
+    pub(super) fn node(&mut self, node: u64) -> &mut Replica {
         self.replicas.get_mut(&NodeId(node)).unwrap()
     }
 
     /// What this node was to do since it was last asked.
-    fn actions(&mut self, node: u64) -> Vec<Action> {
+    pub(super) fn actions(&mut self, node: u64) -> Vec<Action> {
         self.collect(NodeId(node));
         self.actions.remove(&NodeId(node)).unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl Group {
     }
 
     /// Until nobody has anything to say.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         loop {
             let nodes: Vec<NodeId> = self.replicas.keys().copied().collect();
             let mut messages = Vec::new();
@@ -104,7 +104,7 @@ impl Group {
     }
 
     /// A client connects at this node.
-    fn open(&mut self, node: u64) -> ConnectionId {
+    pub(super) fn open(&mut self, node: u64) -> ConnectionId {
         self.open_from(node, ends())
     }
 
@@ -118,7 +118,7 @@ impl Group {
     }
 
     /// This node leads those that are left.
-    fn take_over(&mut self, node: u64, epoch: u64) {
+    pub(super) fn take_over(&mut self, node: u64, epoch: u64) {
         let members: Vec<NodeId> = self.replicas.keys().copied().collect();
         let view = View { epoch, primary: NodeId(node), members };
         let now_ms = self.now_ms;
@@ -137,7 +137,7 @@ fn syn_ack() -> Segment {
 }
 
 /// Whether this goes wrong with the fault, and not without it.
-fn only_finds(mutant: Mutant, goes_well: impl Fn(Option<Mutant>) -> bool) {
+pub(super) fn only_finds(mutant: Mutant, goes_well: impl Fn(Option<Mutant>) -> bool) {
     assert!(goes_well(None));
     assert!(!goes_well(Some(mutant)), "{mutant:?} is not found");
 }

@@ -2,7 +2,7 @@
 
 use super::NoMessage;
 use super::reader::Reader;
-use crate::connection::{Ends, Handshake, InitialSequence, SynOptions};
+use crate::connection::{Ends, Handshake, InitialSequence, Said, SynOptions};
 use crate::entry::{ConnectionId, Entry};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,6 +18,12 @@ const CLOSED: u8 = 8;
 const NO_OP: u8 = 9;
 const PROCEED: u8 = 10;
 const REFRESH: u8 = 11;
+const CANONICAL: u8 = 12;
+
+/// What is known of answers.
+const UNKNOWN: u8 = 0;
+const SKIPPED: u8 = 1;
+const DIGEST: u8 = 2;
 
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
@@ -39,23 +45,37 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
             encode_handshake(handshake, out);
             out.extend(at_ms.to_be_bytes());
         }
-        Entry::Data { connection, offset, said, bytes } => {
+        Entry::Data { connection, offset, said, report, bytes } => {
             of(out, DATA, connection);
             out.extend(offset.to_be_bytes());
             out.extend(said.to_be_bytes());
+            encode_said(*report, out);
+            out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
+            out.extend_from_slice(bytes);
+        }
+        Entry::Canonical { connection, number, offset, is_last, bytes } => {
+            of(out, CANONICAL, connection);
+            out.extend(number.to_be_bytes());
+            out.extend(offset.to_be_bytes());
+            out.push((*is_last).into());
             out.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
             out.extend_from_slice(bytes);
         }
         Entry::Fin { connection } => of(out, FIN, connection),
         Entry::Reset { connection } => of(out, RESET, connection),
-        Entry::End { connection, offset } => {
+        Entry::End { connection, offset, report } => {
             of(out, END, connection);
             out.extend(offset.to_be_bytes());
+            encode_said(*report, out);
         }
-        Entry::Abort { connection } => of(out, ABORT, connection),
-        Entry::Acked { connection, offset } => {
+        Entry::Abort { connection, report } => {
+            of(out, ABORT, connection);
+            encode_said(*report, out);
+        }
+        Entry::Acked { connection, offset, report } => {
             of(out, ACKED, connection);
             out.extend(offset.to_be_bytes());
+            encode_said(*report, out);
         }
         Entry::Closed { connection } => of(out, CLOSED, connection),
         Entry::NoOp => out.push(NO_OP),
@@ -79,17 +99,50 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
     let connection = ConnectionId(reader.u64()?);
     Ok(match kind {
         DATA => {
-            let (offset, said) = (reader.u64()?, reader.u64()?);
+            let (offset, said, report) = (reader.u64()?, reader.u64()?, parse_said(reader)?);
             let length = usize::try_from(reader.u32()?).map_err(|_| NoMessage::Length)?;
-            Entry::Data { connection, offset, said, bytes: reader.bytes(length)?.into() }
+            Entry::Data { connection, offset, said, report, bytes: reader.bytes(length)?.into() }
+        }
+        CANONICAL => {
+            let (number, offset, is_last) = (reader.position()?, reader.position()?, reader.u8()?);
+            let length = usize::try_from(reader.u32()?).map_err(|_| NoMessage::Length)?;
+            if is_last > 1 {
+                return Err(NoMessage::Value);
+            }
+            let bytes = reader.bytes(length)?.into();
+            Entry::Canonical { connection, number, offset, is_last: is_last == 1, bytes }
         }
         FIN => Entry::Fin { connection },
         RESET => Entry::Reset { connection },
-        END => Entry::End { connection, offset: reader.u64()? },
-        ABORT => Entry::Abort { connection },
-        ACKED => Entry::Acked { connection, offset: reader.u64()? },
+        END => Entry::End { connection, offset: reader.u64()?, report: parse_said(reader)? },
+        ABORT => Entry::Abort { connection, report: parse_said(reader)? },
+        ACKED => Entry::Acked { connection, offset: reader.u64()?, report: parse_said(reader)? },
         CLOSED => Entry::Closed { connection },
         kind => return Err(NoMessage::Kind(kind)),
+    })
+}
+
+fn encode_said(said: Said, out: &mut Vec<u8>) {
+    match said {
+        Said::Unknown => out.push(UNKNOWN),
+        Said::Skipped { parts } => {
+            out.push(SKIPPED);
+            out.extend(parts.to_be_bytes());
+        }
+        Said::Digest { parts, digest } => {
+            out.push(DIGEST);
+            out.extend(parts.to_be_bytes());
+            out.extend(digest.to_be_bytes());
+        }
+    }
+}
+
+fn parse_said(reader: &mut Reader<'_>) -> Result<Said, NoMessage> {
+    Ok(match reader.u8()? {
+        UNKNOWN => Said::Unknown,
+        SKIPPED => Said::Skipped { parts: reader.position()? },
+        DIGEST => Said::Digest { parts: reader.position()?, digest: reader.u64()? },
+        _ => return Err(NoMessage::Value),
     })
 }
 

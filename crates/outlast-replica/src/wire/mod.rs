@@ -8,9 +8,10 @@ pub mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use crate::entry::Entry;
+use crate::entry::{ConnectionId, Entry};
 use crate::log::Ordered;
 use crate::order::message::Message;
+use crate::replica::Difference;
 use alloc::vec::Vec;
 use reader::Reader;
 
@@ -27,6 +28,10 @@ const MISSING: u8 = 5;
 const OUTDATED: u8 = 6;
 const SERVING: u8 = 7;
 const FORWARDED: u8 = 8;
+const COMPARED: u8 = 9;
+const DIFFERS: u8 = 10;
+/// Of answers that differ.
+const DIFFERENCE_BYTES_MAX: usize = 4 << 10;
 /// The longest packet of IPv4, or of IPv6 with its header.
 const PACKET_BYTES_MAX: usize = 40 + u16::MAX as usize;
 
@@ -54,6 +59,15 @@ pub fn encode(message: &Message<Entry>, out: &mut Vec<u8>) {
         Message::Missing { epoch, after } => pair(out, MISSING, *epoch, *after),
         Message::Outdated { epoch } => pair(out, OUTDATED, *epoch, 0),
         Message::Serving { epoch } => pair(out, SERVING, *epoch, 0),
+        Message::Compared { epoch, index } => pair(out, COMPARED, *epoch, *index),
+        Message::Differs { epoch, difference } => {
+            pair(out, DIFFERS, *epoch, difference.index);
+            out.extend(difference.connection.0.to_be_bytes());
+            out.extend(difference.digest.to_be_bytes());
+            out.extend(difference.offset.to_be_bytes());
+            out.extend(difference.command);
+            out.extend_from_slice(&difference.bytes);
+        }
         Message::Forwarded { bytes } => {
             pair(out, FORWARDED, 0, 0);
             out.extend_from_slice(bytes);
@@ -107,6 +121,18 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Message<Entry>, usize)>, NoMessage>
             Message::Forwarded { bytes: bytes.into() }
         }
         OUTDATED | SERVING | FORWARDED => return Err(NoMessage::Value),
+        COMPARED => Message::Compared { epoch, index: number },
+        DIFFERS => {
+            let connection = ConnectionId(reader.u64()?);
+            let (digest, offset, command) = (reader.u64()?, reader.position()?, reader.array()?);
+            let bytes = reader.bytes(reader.left())?;
+            if bytes.len() > DIFFERENCE_BYTES_MAX {
+                return Err(NoMessage::Value);
+            }
+            let bytes = bytes.to_vec();
+            let difference = Difference { index: number, connection, digest, offset, bytes, command };
+            Message::Differs { epoch, difference }
+        }
         ENTRIES => {
             let (stable, mut entries) = (reader.u64()?, Vec::new());
             while !reader.is_empty() {

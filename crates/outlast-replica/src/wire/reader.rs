@@ -45,6 +45,12 @@ impl<'a> Reader<'a> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
+    /// A position, or a count: others are added to it.
+    pub(super) fn position(&mut self) -> Result<u64, NoMessage> {
+        let position = self.u64()?;
+        if position > u64::MAX / 2 { Err(NoMessage::Value) } else { Ok(position) }
+    }
+
     pub(super) fn u64(&mut self) -> Result<u64, NoMessage> {
         Ok(u64::from_be_bytes(self.array()?))
     }

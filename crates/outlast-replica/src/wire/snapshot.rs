@@ -14,6 +14,7 @@ const ENDED_FIRST: u8 = 2;
 const ABORTED: u8 = 4;
 const HAS_END: u8 = 8;
 const RESUMES: u8 = 16;
+const NOT_COMPARED: u8 = 32;
 
 /// Appends it.
 pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
@@ -76,7 +77,7 @@ fn parse_bytes(reader: &mut Reader<'_>) -> Result<Vec<u8>, NoMessage> {
 fn encode_known(known: &Known, out: &mut Vec<u8>) {
     out.extend(known.connection.0.to_be_bytes());
     encode_handshake(&known.handshake, out);
-    for number in [known.age_ms, known.delivered, known.produced] {
+    for number in [known.age_ms, known.delivered, known.produced, known.said, known.reported, known.own] {
         out.extend(number.to_be_bytes());
     }
     let bit = |is_so: bool, bit: u8| if is_so { bit } else { 0 };
@@ -85,11 +86,12 @@ fn encode_known(known: &Known, out: &mut Vec<u8>) {
             | bit(known.ended_first, ENDED_FIRST)
             | bit(known.is_aborted, ABORTED)
             | bit(known.end.is_some(), HAS_END)
-            | bit(known.resume.is_some(), RESUMES),
+            | bit(known.resume.is_some(), RESUMES)
+            | bit(known.resume.as_ref().is_some_and(|resume| resume.is_not_compared), NOT_COMPARED),
     );
     out.extend(known.end.into_iter().flat_map(u64::to_be_bytes));
     encode_bytes(&known.unacked, out);
-    if let Some(Resume { setup, queued, queued_count, partial }) = &known.resume {
+    if let Some(Resume { setup, queued, queued_count, partial, is_not_compared: _ }) = &known.resume {
         encode_bytes(setup, out);
         encode_bytes(queued, out);
         out.extend(queued_count.to_be_bytes());
@@ -100,9 +102,12 @@ fn encode_known(known: &Known, out: &mut Vec<u8>) {
 fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
     let connection = ConnectionId(reader.u64()?);
     let handshake: Handshake = parse_handshake(reader)?;
-    let (age_ms, delivered, produced) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let (age_ms, delivered, produced) = (reader.u64()?, reader.position()?, reader.position()?);
+    let (said, reported, own) = (reader.position()?, reader.position()?, reader.position()?);
     let bits = reader.u8()?;
-    if bits & !(ENDED | ENDED_FIRST | ABORTED | HAS_END | RESUMES) != 0 {
+    if bits & !(ENDED | ENDED_FIRST | ABORTED | HAS_END | RESUMES | NOT_COMPARED) != 0
+        || bits & (RESUMES | NOT_COMPARED) == NOT_COMPARED
+    {
         return Err(NoMessage::Value);
     }
     let has = |bit: u8| bits & bit != 0;
@@ -113,7 +118,8 @@ fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
     }
     let resume = if has(RESUMES) {
         let (setup, queued) = (parse_bytes(reader)?, parse_bytes(reader)?);
-        Some(Resume { setup, queued, queued_count: reader.u64()?, partial: parse_bytes(reader)? })
+        let (queued_count, partial) = (reader.u64()?, parse_bytes(reader)?);
+        Some(Resume { setup, queued, queued_count, partial, is_not_compared: has(NOT_COMPARED) })
     } else {
         None
     };
@@ -124,6 +130,9 @@ fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
         delivered,
         ended: has(ENDED),
         produced,
+        said,
+        reported,
+        own,
         unacked,
         resume,
         end,

@@ -4,9 +4,9 @@
 use super::fuzzing::{order, snapshot};
 use super::snapshot as copies;
 use super::{FRAME_BYTES_MAX, LENGTH_BYTES, NoMessage, encode, parse};
-use crate::connection::{Ends, Handshake, InitialSequence, SynOptions};
+use crate::connection::{Ends, Handshake, InitialSequence, Said, SynOptions};
 use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
-use crate::{Known, LastAck, Limits, Message, Ordered, Resume, Snapshot, Weigh};
+use crate::{Difference, Known, LastAck, Limits, Message, Ordered, Resume, Snapshot, Weigh};
 use alloc::vec;
 use alloc::vec::Vec;
 extern crate std;
@@ -35,13 +35,26 @@ fn entries() -> Vec<Entry> {
             at_ms: 0,
         },
         Entry::Open { handshake: handshake(("[fd00::1]:443", "[2001:db8::9]:65535"), all), at_ms: 1 << 42 },
-        Entry::Data { connection, offset: 1 << 40, said: 1 << 41, bytes: b"GET /"[..].into() },
-        Entry::Data { connection, offset: 0, said: 0, bytes: (&[][..]).into() },
+        Entry::Data {
+            connection,
+            offset: 1 << 40,
+            said: 1 << 41,
+            report: Said::Digest { parts: 1 << 42, digest: 7 },
+            bytes: b"GET /"[..].into(),
+        },
+        Entry::Data { connection, offset: 0, said: 0, report: Said::Unknown, bytes: (&[][..]).into() },
+        Entry::Canonical {
+            connection,
+            number: 3,
+            offset: 1 << 40,
+            is_last: true,
+            bytes: b"*1\r\n"[..].into(),
+        },
         Entry::Fin { connection },
         Entry::Reset { connection },
-        Entry::End { connection, offset: 9 },
-        Entry::Abort { connection },
-        Entry::Acked { connection, offset: u64::MAX },
+        Entry::End { connection, offset: 9, report: Said::Skipped { parts: 3 } },
+        Entry::Abort { connection, report: Said::Skipped { parts: 4 } },
+        Entry::Acked { connection, offset: u64::MAX, report: Said::Unknown },
         Entry::NoOp,
         Entry::Refresh,
         Entry::Proceed { index: 1 << 33 },
@@ -66,6 +79,21 @@ fn messages() -> Vec<(&'static str, Message<Entry>)> {
         ("outdated", Message::Outdated { epoch: 3 }),
         ("missing", Message::Missing { epoch: 2, after: 1 }),
         ("serving", Message::Serving { epoch: 5 }),
+        ("compared", Message::Compared { epoch: 1, index: u64::MAX }),
+        (
+            "differs",
+            Message::Differs {
+                epoch: 1,
+                difference: Difference {
+                    index: 9,
+                    connection: ConnectionId(7),
+                    digest: u64::MAX,
+                    offset: 1 << 40,
+                    bytes: b"+OK".to_vec(),
+                    command: *b"GET\0\0\0\0\0\0\0\0\0\0\0\0\0",
+                },
+            },
+        ),
         ("forwarded", Message::Forwarded { bytes: b"\x45\0\0\x28"[..].into() }),
         ("no_entries", ordered(Vec::new())),
         ("entries", ordered(entries())),
@@ -128,6 +156,7 @@ fn snapshots() -> Vec<(&'static str, Snapshot)> {
         queued: b"multi\r\n".to_vec(),
         queued_count: 1,
         partial: b"g".to_vec(),
+        is_not_compared: true,
     };
     let known = |connection: u64, resume: Option<Resume>| Known {
         connection: ConnectionId(connection),
@@ -136,6 +165,9 @@ fn snapshots() -> Vec<(&'static str, Snapshot)> {
         delivered: 5,
         ended: resume.is_none(),
         produced: 9,
+        said: 4,
+        own: 2,
+        reported: 3,
         unacked: b"+OK".to_vec(),
         end: resume.is_none().then_some(9),
         resume,

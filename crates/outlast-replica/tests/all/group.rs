@@ -3,7 +3,7 @@
 use outlast_lab::{Host, Lab, Link, Side};
 use outlast_replica::node::group::{Group, Listed};
 use outlast_replica::node::{Node, Portal, Settings, Status};
-use outlast_replica::{Delivery, Protocol};
+use outlast_replica::{AnswerPolicy, Delivery, Protocol};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,6 +118,7 @@ impl Cluster {
             promise_ms: PROMISE_MS,
             delivery: Delivery::Serial,
             protocol: Protocol::Raw,
+            answers: AnswerPolicy::First,
         };
         let machines = hosts.iter().zip(links).zip(&group.nodes).map(|((host, link), listed)| {
             let portal = (!listed.is_witness).then(|| {

@@ -63,6 +63,17 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
             grouped(page.delivered_index),
             clean(&page.server)
         ));
+        text.push_str(&format!("  answers compared to log index {}", grouped(page.compared_index)));
+        if page.not_compared > 0 {
+            text.push_str(&format!(", {} not comparable", grouped(page.not_compared)));
+        }
+        if page.differences > 0 {
+            text.push_str(&format!(
+                ", differences found: {} (outlast replicate why)",
+                grouped(page.differences)
+            ));
+        }
+        text.push('\n');
     }
     if let Some(time_us) = page.take_over_us.filter(|_| page.take_overs > 0) {
         let time = Duration::from_micros(time_us);
@@ -99,7 +110,7 @@ fn role(page: &Replica) -> &'static str {
 
 fn table(page: &Replica) -> String {
     // Only the primary knows how far others are, and only who leads the vote whether they answer.
-    let mut table = plain_table(&["NODE", "ADDRESS", "ROLE", "VOTE", "LINK", "ANSWERS", "INDEX"]);
+    let mut table = plain_table(&["NODE", "ADDRESS", "ROLE", "VOTE", "LINK", "ANSWERS", "INDEX", "COMPARED"]);
     for node in &page.nodes {
         let link = match node {
             _ if node.name == page.node => "itself",
@@ -114,8 +125,9 @@ fn table(page: &Replica) -> String {
             Some(false) => "no",
             None => "",
         };
-        let own = Some(page.last_index).filter(|_| is_own && page.epoch > 0 && !page.server.is_empty());
-        let index = own.or(node.acked_index);
+        let of_own = |index: u64| Some(index).filter(|_| is_own && page.epoch > 0 && !page.server.is_empty());
+        let index = of_own(page.last_index).or(node.acked_index);
+        let compared = of_own(page.compared_index).or(node.compared_index);
         table.add_row([
             clean(&node.name),
             clean(&node.address),
@@ -124,6 +136,7 @@ fn table(page: &Replica) -> String {
             link.to_owned(),
             answers.to_owned(),
             index.map(grouped).unwrap_or_default(),
+            compared.map(grouped).unwrap_or_default(),
         ]);
     }
     for column in table.column_iter_mut() {
@@ -192,6 +205,7 @@ pub(super) fn register(page: &Replica, registry: &mut Registry) {
         ("connections", "Connections of clients that this node knows", page.connections),
         ("last_index", "Log index of the last entry that this node has", page.last_index),
         ("delivered_index", "Log index of the last entry that its server was given", page.delivered_index),
+        ("compared_index", "Log index up to which its server's answers were compared", page.compared_index),
     ] {
         registry.register(name, help, gauge(value));
     }
@@ -199,6 +213,8 @@ pub(super) fn register(page: &Replica, registry: &mut Registry) {
     for (name, help, value) in [
         ("forwarded_packets", "Packets of clients passed on to another primary", page.forwarded_packets),
         ("injected_packets", "Packets of clients that another node has passed on", page.injected_packets),
+        ("differences", "Times the server of a member was found to answer otherwise", page.differences),
+        ("answers_not_compared", "Times answers of the server could not be compared", page.not_compared),
     ] {
         registry.register(name, help, ConstCounter::new(value));
     }

@@ -5,7 +5,7 @@ use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable};
 use anyhow::Result;
 use outlast_replica::node::group::{Group, Listed, PROMISE_MS};
-use outlast_replica::{Delivery, Protocol};
+use outlast_replica::{AnswerPolicy, Delivery, Protocol};
 use serde::Deserialize;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -21,6 +21,8 @@ struct File {
     delivery: FileDelivery,
     #[serde(default)]
     protocol: FileProtocol,
+    #[serde(default)]
+    answers: FileAnswers,
     node: Vec<Node>,
 }
 
@@ -38,6 +40,14 @@ enum FileProtocol {
     #[default]
     Raw,
     Redis,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum FileAnswers {
+    #[default]
+    First,
+    Unchecked,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,8 +94,12 @@ fn parse(text: &str) -> Result<Group, String> {
         FileProtocol::Raw => Protocol::Raw,
         FileProtocol::Redis => Protocol::Redis,
     };
+    let answers = match file.answers {
+        FileAnswers::First => AnswerPolicy::First,
+        FileAnswers::Unchecked => AnswerPolicy::Unchecked,
+    };
     let (name, portal) = (file.name, file.portal);
-    let group = Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol };
+    let group = Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol, answers };
     group.check()?;
     Ok(group)
 }
@@ -119,6 +133,9 @@ witness = true
         assert!(group.node("w").unwrap().is_witness);
         let slower = TEXT.replacen('\n', "\ndetect = \"0.5s\"\n", 1);
         assert_eq!(parse(&slower).unwrap().promise_ms, 500);
+        assert_eq!(group.answers, AnswerPolicy::First);
+        let unchecked = TEXT.replacen('\n', "\nanswers = \"unchecked\"\n", 1);
+        assert_eq!(parse(&unchecked).unwrap().answers, AnswerPolicy::Unchecked);
     }
 
     #[test]
@@ -142,6 +159,11 @@ witness = true
                 "name = \"db\"",
                 "name = \"db\"\ndelivery = \"any\"",
                 "unknown variant `any`, expected `serial` or `per-connection`",
+            ),
+            (
+                "name = \"db\"",
+                "name = \"db\"\nanswers = \"any\"",
+                "unknown variant `any`, expected `first` or `unchecked`",
             ),
         ] {
             let refused = parse(&TEXT.replacen(from, to, 1)).unwrap_err();

@@ -42,7 +42,8 @@ impl Instance {
 
 /// As it is shown.
 fn page(status: node::Status, portal: &str, server: &str) -> Replica {
-    let node::Status { group, name, waits, joining, epoch, primary, leader, nodes, facts } = status;
+    let node::Status { group, name, waits, joining, epoch, primary, leader, nodes, facts, differing: _ } =
+        status;
     let facts = facts.unwrap_or_default();
     let waits = waits.map(|waits| Waits {
         absent: waits.absent,
@@ -60,6 +61,7 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         linked: node.is_linked,
         answers: node.answers,
         acked_index: node.acked,
+        compared_index: node.compared,
     });
     Replica {
         group,
@@ -79,6 +81,9 @@ fn page(status: node::Status, portal: &str, server: &str) -> Replica {
         connections: facts.connections as u64,
         last_index: facts.last,
         delivered_index: facts.delivered,
+        compared_index: facts.compared,
+        not_compared: facts.not_compared,
+        differences: facts.differences,
         take_overs: facts.take_overs,
         take_over_us: facts.restored_in.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         overflows: facts.overflows,

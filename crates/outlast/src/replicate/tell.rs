@@ -17,6 +17,7 @@ pub struct Teller<'a> {
     was_excluded: bool,
     was_alone: bool,
     was_without_data: bool,
+    differences: u64,
     joining: Joining,
     failed: Option<String>,
     /// Nodes that answer, where this one leads the vote.
@@ -48,6 +49,7 @@ impl<'a> Teller<'a> {
             was_excluded: false,
             was_alone: false,
             was_without_data: false,
+            differences: 0,
         }
     }
 
@@ -82,6 +84,14 @@ impl<'a> Teller<'a> {
             } else {
                 format!("node {name} does not serve clients any more")
             });
+        }
+        if facts.differences > self.differences {
+            self.differences = facts.differences;
+            if let Some((differing, what)) = &status.differing {
+                narrator.warn(&format!(
+                    "node {name}: the server of {differing} does not answer as those of the others: {what}. {differing} is taken out"
+                ));
+            }
         }
         if facts.is_excluded && !self.was_excluded {
             self.was_excluded = true;

@@ -43,6 +43,7 @@ mod proxies;
 mod python_suites;
 mod relay;
 mod replicate;
+mod replicate_answers;
 mod replicate_join;
 mod replicate_switchover;
 mod restarting;

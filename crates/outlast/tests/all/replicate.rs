@@ -180,6 +180,7 @@ fn one_answer(server: SocketAddr, words: &str) -> String {
     lines.read_line(&mut line).unwrap();
     let mut all = String::new();
     let parts = match line.split_at(1) {
+        ("$", count) if count.starts_with('-') => return "nothing".to_owned(),
         ("$", _) => 1,
         ("*", count) => 2 * count.trim_end().parse::<usize>().unwrap(),
         _ => return line.trim_end().to_owned(),
@@ -262,14 +263,16 @@ impl Counters {
 pub fn has_all(machines: &Machines, name: &str, counts: &[u64]) {
     for (number, count) in counts.iter().enumerate() {
         let words = format!("get counter{number}");
-        let mut last = String::new();
         // A backup's server may be a moment behind.
         eventually_or(
+            || (machines.redis(name, &words) == count.to_string()).then_some(()),
             || {
-                last = machines.redis(name, &words);
-                (last == count.to_string()).then_some(())
+                format!(
+                    "{name} has not {count}, but {}: {}",
+                    machines.redis(name, &words),
+                    machines.ask(name, &["status"]).1
+                )
             },
-            || format!("{name} has not {count}"),
         );
     }
 }
@@ -384,13 +387,24 @@ fn the_primary_is_switched_and_a_member_taken_out_on_request() {
         all
     });
     let (metrics, labels) = (metrics.unwrap(), format!("{{group=\"db\",node=\"{first}\"}}"));
-    let values = ["serving", "view", "members", "excluded", "connections", "last_index", "delivered_index"];
+    let values = [
+        "serving",
+        "view",
+        "members",
+        "excluded",
+        "connections",
+        "last_index",
+        "delivered_index",
+        "compared_index",
+    ];
     let values = values.into_iter().chain([
         "take_overs_total",
         "queue_overflows_total",
         "take_over_seconds",
         "forwarded_packets_total",
         "injected_packets_total",
+        "differences_total",
+        "answers_not_compared_total",
     ]);
     for name in values.map(|name| format!("\noutlast_replica_{name}{labels} ")) {
         assert!(metrics.contains(&name), "{name} is not in\n{metrics}");

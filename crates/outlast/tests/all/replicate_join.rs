@@ -12,13 +12,13 @@ const DEATHS: usize = 7;
 const IDLE: usize = 700;
 
 /// A client of redis by hand.
-struct Client {
+pub struct Client {
     stream: TcpStream,
     answers: BufReader<TcpStream>,
 }
 
 impl Client {
-    fn new(machines: &Machines) -> Self {
+    pub fn new(machines: &Machines) -> Self {
         let stream = machines
             .client
             .enter(|| TcpStream::connect_timeout(&machines.portal, PATIENCE))
@@ -30,7 +30,7 @@ impl Client {
     }
 
     /// So many lines of what the server says to this.
-    fn ask(&mut self, words: &str, lines: usize) -> String {
+    pub fn ask(&mut self, words: &str, lines: usize) -> String {
         self.stream.write_all(words.as_bytes()).unwrap();
         let mut all = String::new();
         for _ in 0..lines {
@@ -40,7 +40,7 @@ impl Client {
     }
 }
 
-fn wait_for_member(machines: &Machines, name: &str) {
+pub fn wait_for_member(machines: &Machines, name: &str) {
     let is_member = || ["backup", "primary, serves clients"].contains(&machines.role(name).as_str());
     eventually_or(|| is_member().then_some(()), || format!("{name} is {}", machines.role(name)));
 }

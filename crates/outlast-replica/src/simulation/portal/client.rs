@@ -1,6 +1,6 @@
 //! A client: an unmodified TCP, and a program that sends bytes and reads answers.
 
-use super::server::{ABORT, KNOWN, LOAD, QUIT};
+use super::server::{ABORT, KNOWN, LOAD, OWN, QUIT, SAME};
 use super::tcp::{Packet, State, Tcp};
 use crate::Ends;
 use core::net::{Ipv4Addr, SocketAddr};
@@ -63,14 +63,13 @@ impl Client {
             // Its number first, so that no two clients send the same.
             let byte = match self.written.len() as u32 {
                 at @ 0..2 => (self.number >> (at * 6)) as u8 & 0x3f,
-                // What a copy of the server lacks is asked for more often than the rest.
-                _ if random.next_u64().is_multiple_of(12) => {
-                    if random.next_u64().is_multiple_of(4) {
-                        LOAD
-                    } else {
-                        KNOWN
-                    }
-                }
+                // What a copy of the server lacks, and what each server answers in its own way, is asked for more often than the rest.
+                _ if random.next_u64().is_multiple_of(8) => match random.next_u64() % 10 {
+                    0 => LOAD,
+                    1..=4 => KNOWN,
+                    5 => SAME,
+                    _ => OWN,
+                },
                 _ => (random.next_u64() % 200) as u8,
             };
             self.written.push(byte);

@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 22] = [
+const MUTANTS: [(Mutant, &[&str]); 26] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -47,7 +47,7 @@ const MUTANTS: [(Mutant, &[&str]); 22] = [
     (Mutant::SnapshotForgetsAnswers, &["progress", "clients"]),
     (Mutant::SnapshotIsAhead, &["same answers", "same input", "progress", "clients"]),
     (Mutant::SnapshotForgetsConnections, &["progress", "clients", "same input", "same answers"]),
-    (Mutant::NothingIsForgotten, &["same answers", "clients", "progress"]),
+    (Mutant::NothingIsForgotten, &["same answers", "clients", "progress", "differences"]),
     (Mutant::KeepsUnopened, &["progress", "clients", "same answers", "same input"]),
     (Mutant::KeepsProposed, &["progress", "clients"]),
     (Mutant::EndsAreForgotten, &["progress", "clients"]),
@@ -56,6 +56,10 @@ const MUTANTS: [(Mutant, &[&str]); 22] = [
     (Mutant::PassesUnasked, &["same answers", "clients"]),
     (Mutant::ProceedIsForgotten, &["progress"]),
     (Mutant::ServesWithoutLease, &["fenced"]),
+    (Mutant::OwnRepliesAreForgotten, &["progress"]),
+    (Mutant::OwnRepliesAreSaid, &["clients", "differences", "progress"]),
+    (Mutant::ComparesEarly, &["differences"]),
+    (Mutant::ComparesNothing, &["differences"]),
     (Mutant::LeadsAgainEarly, &["progress", "clients", "same input", "same answers", "acknowledged"]),
 ];
 

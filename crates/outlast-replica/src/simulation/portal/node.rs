@@ -46,6 +46,8 @@ pub struct Out {
     pub forwarded: Vec<(NodeId, Packet)>,
     /// Which of all packets that were ever forwarded come from the network.
     pub injected: Vec<usize>,
+    /// Members whose servers have said something else, and who leads without them.
+    pub differing: Vec<(NodeId, NodeId)>,
 }
 
 #[derive(Debug)]
@@ -104,6 +106,8 @@ impl Node {
         protocol: Protocol,
         mutant: Option<Mutant>,
     ) -> Self {
+        let mut server = server;
+        server.own = me.0 as u8;
         let mut replica = replica.with(Delivery::Serial, protocol);
         replica.set_mutant(mutant);
         Self {
@@ -302,7 +306,9 @@ impl Node {
                     self.server.give(ConnectionId(0), Request::Refresh(index));
                 }
                 Action::Outdated => self.outdated = true,
-                Action::TooFar { .. }
+                Action::AnswersDiffer { node, successor, .. } => self.out.differing.push((node, successor)),
+                Action::FoundDifference { .. }
+                | Action::TooFar { .. }
                 | Action::Lags { .. }
                 | Action::ServerHangs
                 | Action::ServerDiffers { .. } => {}
@@ -413,7 +419,9 @@ impl Node {
         watch.served(self.me, connection, &read, &answers)?;
         for answer in answers {
             match answer {
-                Answer::Bytes(bytes) => self.replica.handle_answer(connection, &bytes, now_ms),
+                Answer::Bytes(bytes) | Answer::Own(bytes) => {
+                    self.replica.handle_answer(connection, &bytes, now_ms);
+                }
                 Answer::Refreshed(index) => self.replica.handle_refreshed(index, now_ms),
                 Answer::Closed => self.replica.handle_server_closed(connection, now_ms),
                 Answer::End => self.replica.handle_answer_end(connection, now_ms),

@@ -9,12 +9,10 @@ extern crate std;
 
 /// A client that sends this byte has its stream ended, or its connection reset.
 pub const QUIT: u8 = 255;
-pub const ABORT: u8 = 254;
+pub use crate::protocol::counted::{ABORT, OWN, SAME, SILENT, own_bytes};
 /// What has come with the first of these is known from then on, until it is forgotten, and not in a copy. The answer to the second says whether it is.
 pub const LOAD: u8 = 197;
 pub const KNOWN: u8 = 196;
-/// And this one has no answer.
-pub const SILENT: u8 = 198;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -30,6 +28,8 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Bytes(Vec<u8>),
+    /// As no other server does.
+    Own(Vec<u8>),
     End,
     Reset,
     /// To one whose client is gone.
@@ -46,6 +46,10 @@ pub struct Server {
     /// Something that a copy lacks.
     is_loaded: bool,
     ended: BTreeMap<ConnectionId, ()>,
+    /// Connections on which it says nothing of its own.
+    same: BTreeMap<ConnectionId, ()>,
+    /// Of this server alone; not 0.
+    pub own: u8,
 }
 
 impl Server {
@@ -100,7 +104,18 @@ impl Server {
                         break;
                     }
                     self.is_loaded |= byte == LOAD;
-                    if byte != SILENT {
+                    if byte == SAME {
+                        self.same.insert(connection, ());
+                    }
+                    if byte == OWN {
+                        self.count();
+                        // Where nothing is of its own any more, all servers say the same.
+                        let own = if self.same.contains_key(&connection) { 0 } else { self.own };
+                        let mut answer = std::vec![own; own_bytes(own)];
+                        answer[0] = byte;
+                        answer[own_bytes(own) - 1] = byte ^ own;
+                        answers.push(if own == 0 { Answer::Bytes(answer) } else { Answer::Own(answer) });
+                    } else if byte != SILENT {
                         let known = if byte == KNOWN && self.is_loaded { 0x80 } else { 0 };
                         let count = self.count() ^ known;
                         answers.push(Answer::Bytes(std::vec![byte, count, byte ^ count]));
@@ -125,6 +140,11 @@ impl Server {
     pub fn quit(&mut self, connection: ConnectionId) -> bool {
         let is_idle = !self.inbox.contains_key(&connection);
         is_idle && self.ended.insert(connection, ()).is_none()
+    }
+
+    /// It has other data from now on.
+    pub fn alter(&mut self) {
+        self.worked = self.worked.wrapping_add(100);
     }
 
     fn count(&mut self) -> u8 {

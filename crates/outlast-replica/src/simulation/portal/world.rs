@@ -1,7 +1,7 @@
 //! Nodes, clients, the network between them and consensus about views, driven by a seed.
 
 use super::client::{Client, ends};
-use super::invariants::{Watch, clients};
+use super::invariants::{Watch, clients, differences};
 use super::node::Node;
 use super::tcp::{Packet, refuse};
 use crate::mutant::Mutant;
@@ -133,6 +133,8 @@ pub struct World {
     pub(super) now_ms: u64,
     pub(super) watch: Watch,
     pub(super) traces: bool,
+    /// Nodes whose servers were found to say something else, and who leads without them.
+    pub(super) differing: BTreeMap<NodeId, NodeId>,
 }
 
 impl World {
@@ -175,6 +177,7 @@ impl World {
             now_ms: 0,
             watch: Watch::default(),
             traces: std::env::var_os("OUTLAST_TRACE").is_some(),
+            differing: BTreeMap::new(),
         };
         world.link_all();
         for node in members {
@@ -275,6 +278,10 @@ impl World {
         if core::mem::take(&mut state.out.takes_address) {
             self.owners.retain(|owner| *owner != node);
             self.owners.push(node);
+        }
+        for (differing, successor) in state.out.differing.drain(..) {
+            differences::check(&self.watch, differing)?;
+            self.differing.insert(differing, successor);
         }
         if state.differs {
             self.kill(node);

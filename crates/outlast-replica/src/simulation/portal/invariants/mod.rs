@@ -2,26 +2,77 @@
 
 pub mod acknowledged;
 pub mod clients;
+pub mod differences;
 pub mod fenced;
 pub mod progress;
 mod same_answers;
 mod same_input;
 pub mod verdicts;
 
-use super::server::Answer;
+use super::server::{Answer, OWN, own_bytes};
 use crate::ConnectionId;
 use crate::simulation::invariants::Violation;
 use crate::view::NodeId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 extern crate std;
+
+/// What a server has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Byte {
+    /// As all others.
+    Same(u8),
+    /// A whole answer, as no other server gives it.
+    Own,
+}
+
+impl Answer {
+    /// Byte by byte.
+    fn said(&self) -> Vec<Byte> {
+        match self {
+            Self::Bytes(bytes) => bytes.iter().map(|byte| Byte::Same(*byte)).collect(),
+            Self::Own(_) => std::vec![Byte::Own],
+            _ => Vec::new(),
+        }
+    }
+}
 
 /// What servers of all nodes have read and said, as far as the foremost is.
 #[derive(Debug, Default)]
 pub struct Stream {
     read: Vec<u8>,
-    said: Vec<u8>,
+    said: Vec<Byte>,
     ended: bool,
+}
+
+impl Stream {
+    /// Whether a client may have got this so far, and whether that is all; none: it may not.
+    fn begins_with(&self, mut got: &[u8]) -> Option<bool> {
+        for said in &self.said {
+            let (first, rest) = match got.split_first() {
+                Some((first, rest)) => (*first, rest),
+                None => return Some(false),
+            };
+            got = match said {
+                Byte::Same(same) if *same == first => rest,
+                Byte::Own if first == OWN => {
+                    let Some(own) = rest.first() else { return Some(false) };
+                    let mut whole = std::vec![*own; own_bytes(*own) - 1];
+                    whole[own_bytes(*own) - 2] = OWN ^ *own;
+                    let known = whole.len().min(rest.len());
+                    if rest[..known] != whole[..known] {
+                        return None;
+                    }
+                    if rest.len() < whole.len() {
+                        return Some(false);
+                    }
+                    &rest[known..]
+                }
+                _ => return None,
+            };
+        }
+        got.is_empty().then_some(true)
+    }
 }
 
 /// How far the server of one node is.
@@ -38,9 +89,25 @@ pub struct Watch {
     /// A server has ended a stream for a reason of its own: it reads no more of what comes.
     pub has_quit: bool,
     positions: BTreeMap<(NodeId, ConnectionId), Position>,
+    /// The server of this node has other data, and has said something else to these clients, whose streams have ended well.
+    altered: Option<NodeId>,
+    differed: BTreeSet<ConnectionId>,
+    /// It is the primary, and clients get what it says.
+    misleads: bool,
 }
 
 impl Watch {
+    /// The server of this node has other data from now on.
+    pub fn alter(&mut self, node: NodeId, leads: bool) {
+        (self.altered, self.misleads) = (Some(node), leads);
+    }
+
+    /// This server has said something else than the others to a client that has got all.
+    pub fn has_differed(&self, node: NodeId) -> bool {
+        let ended = |connection| self.streams.get(connection).is_some_and(|stream| stream.ended);
+        self.altered == Some(node) && self.differed.iter().any(ended)
+    }
+
     /// A node has begun with a copy of another one's server.
     pub fn join(&mut self, node: NodeId, donor: NodeId) {
         self.positions.retain(|(at, _), _| *at != node);
@@ -60,13 +127,32 @@ impl Watch {
         let stream = self.streams.entry(connection).or_default();
         let position = self.positions.entry((node, connection)).or_default();
         same_input::check(stream, position, node, connection, read)?;
+        if self.altered == Some(node) {
+            self.note_altered(connection, answers);
+            return Ok(());
+        }
         stream.ended |= answers.contains(&Answer::End);
         same_answers::check(stream, position, node, connection, answers)
     }
 }
 
+impl Watch {
+    /// The others may have said less so far: then it is not known.
+    fn note_altered(&mut self, connection: ConnectionId, answers: &[Answer]) {
+        let Some(node) = self.altered else { return };
+        let at = &mut self.positions.entry((node, connection)).or_default().said;
+        let said = self.streams.get(&connection).map_or(&[][..], |stream| &stream.said);
+        for byte in answers.iter().flat_map(Answer::said) {
+            if said.get(*at).is_some_and(|other| *other != byte) {
+                self.differed.insert(connection);
+            }
+            *at += 1;
+        }
+    }
+}
+
 /// Compares what is new at a node with what others have had there, and takes it where none has. What differs, if anything does.
-fn extend(all: &mut Vec<u8>, at: &mut usize, new: &[u8]) -> Option<(usize, u8, u8)> {
+fn extend<T: Copy + PartialEq>(all: &mut Vec<T>, at: &mut usize, new: &[T]) -> Option<(usize, T, T)> {
     for byte in new {
         if *at == all.len() {
             all.push(*byte);

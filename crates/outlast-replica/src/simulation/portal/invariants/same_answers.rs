@@ -16,9 +16,8 @@ pub fn check(
     answers: &[Answer],
 ) -> Result<(), Violation> {
     for answer in answers {
-        let Answer::Bytes(bytes) = answer else { continue };
-        if let Some((at, new, other)) = extend(&mut stream.said, &mut position.said, bytes) {
-            let what = format!("{node:?}, {connection:?}: {new} at {at}, not {other}");
+        if let Some((at, new, other)) = extend(&mut stream.said, &mut position.said, &answer.said()) {
+            let what = format!("{node:?}, {connection:?}: {new:?} at {at}, not {other:?}");
             return Err(Violation::new("same answers", what));
         }
     }
