@@ -19,7 +19,7 @@ pub(crate) enum Piece<'a> {
 }
 
 /// The same, kept.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Bytes(Vec<u8>),
     Part(Part),
@@ -89,7 +89,8 @@ impl Own {
             Piece::Own(bytes, part) => {
                 let (number, bytes) = (self.count, Arc::<[u8]>::from(bytes));
                 self.count += 1;
-                if !self.canonical.contains_key(&number) {
+                // Of an earlier primary there may be a part of it, and nobody has the rest.
+                if !self.canonical.get(&number).is_some_and(|canonical| canonical.is_whole) {
                     self.unproposed.push_back((number, bytes.clone()));
                 }
                 self.waiting.push_back(Waiting::Own { number, bytes, part });
@@ -163,5 +164,29 @@ impl Own {
     /// So many bytes have come that the server has not got to.
     pub(crate) fn waiting_bytes(&self) -> usize {
         self.canonical_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_of_which_an_earlier_primary_has_ordered_a_part_is_ordered_by_the_next_one() {
+        let part = Part { digest: 0, end: 0, name: [0; crate::connection::comparison::NAME_BYTES] };
+        let mut own = Own::default();
+        own.take_canonical(0, 0, false, b"other");
+        assert_eq!(own.take(Piece::Own(b"mine", part)), None);
+        assert_eq!(own.take(Piece::Bytes(b"+OK")), None);
+        assert!(own.next().is_none());
+        let (number, bytes) = own.propose().unwrap();
+        assert_eq!((number, &*bytes, own.propose()), (0, &b"mine"[..], None));
+        own.take_canonical(0, 0, false, b"mi");
+        own.take_canonical(0, 2, true, b"ne");
+        // What comes late of the first one changes nothing.
+        own.take_canonical(0, 5, true, b" end");
+        let all: Vec<Kept> = core::iter::from_fn(|| own.next()).collect();
+        assert_eq!(all, [Kept::Bytes(b"mine".to_vec()), Kept::Part(part), Kept::Bytes(b"+OK".to_vec())]);
+        assert_eq!((own.waits(), own.waiting_bytes(), own.done()), (false, 0, 1));
     }
 }

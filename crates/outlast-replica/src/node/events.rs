@@ -1,5 +1,6 @@
 //! What has happened to the group, as this node has seen it, and why: for people who ask afterwards.
 
+use super::group::NODES_MAX;
 use crate::consensus::Why;
 use crate::portal::machine::Facts;
 use crate::view::{NodeId, View};
@@ -127,7 +128,15 @@ impl Events {
             self.differences = facts.differences;
             if let Some((node, what)) = &facts.last_difference {
                 let server = format!("the server of {} answers otherwise", name(*node));
-                self.note(epoch, server, what.clone(), None);
+                // Others are not to be forgotten for many of them.
+                let recent = self.events.len().saturating_sub(NODES_MAX);
+                let is_same = |(at, event): (usize, &Event)| at >= recent && event.what == server;
+                if let Some(at) = self.events.iter().enumerate().position(is_same) {
+                    self.events.remove(at);
+                }
+                let count = facts.differences;
+                let times = if count > 1 { format!(" ({count} times so far)") } else { String::new() };
+                self.note(epoch, server, format!("{what}{times}"), None);
             }
         }
         if facts.fences > self.fences {

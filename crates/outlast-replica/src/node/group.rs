@@ -133,6 +133,7 @@ impl Group {
         let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");
         let answers = match self.answers {
             AnswerPolicy::First => "those of the primary, compared with the others",
+            AnswerPolicy::Reported => "those of the primary, and other ones are reported",
             AnswerPolicy::Unchecked => "those of the primary, not compared",
         };
         let _ = writeln!(text, "answers are {answers}");

@@ -3,7 +3,7 @@
 use super::clients::Client;
 use super::machine::Machine;
 use super::refresher::Purpose;
-use crate::replica::{Action, Shown};
+use crate::replica::{Action, AnswerPolicy, Shown};
 use std::io;
 use std::sync::PoisonError;
 
@@ -59,6 +59,7 @@ impl Machine {
                     tracing::error!(server = %self.server, ?connection, "the server of this backup has ended a connection that others have");
                     self.known.is_server_hanging = true;
                 }
+                Action::FoundDifference { .. } if self.settings.answers == AnswerPolicy::Reported => {}
                 Action::FoundDifference { difference } => {
                     tracing::warn!(
                         server = %self.server,
@@ -69,8 +70,12 @@ impl Machine {
                 }
                 Action::AnswersDiffer { node, successor, shown } => {
                     let what = Self::difference(&shown);
-                    tracing::error!(?node, what, "the servers of two nodes have answered differently");
-                    self.known.differing.insert(node, successor);
+                    if self.settings.answers == AnswerPolicy::Reported {
+                        tracing::debug!(?node, what, "the servers of two nodes have answered differently");
+                    } else {
+                        tracing::error!(?node, what, "the servers of two nodes have answered differently");
+                        self.known.differing.insert(node, successor);
+                    }
                     self.known.differences += 1;
                     self.known.last_difference = Some((node, what));
                 }

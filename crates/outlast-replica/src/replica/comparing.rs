@@ -13,13 +13,15 @@ use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 use crate::is_mutant;
 use crate::order::message::Message;
 use crate::view::NodeId;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 /// The primary learns so often how far a node has compared.
 const TELL_EVERY_MS: u64 = 100;
-/// Of differences that one node tells of in one view: it is out soon.
+/// Where differences are only told of, one is in this time.
+const REPORT_EVERY_MS: u64 = 1_000;
+/// Of differences that one node tells of again, where the link is a new one.
 const DIFFERENCES_MAX: usize = 16;
 /// The primary keeps so much of what the client of a connection has, for people who want to know what differs.
 const SHOWN_BYTES_MAX: u64 = 64 << 10;
@@ -30,6 +32,8 @@ pub enum AnswerPolicy {
     /// Clients get those of the primary's server at once. Those of the others are compared with them.
     #[default]
     First,
+    /// The same, and a server that differs is only told of: its node stays a member.
+    Reported,
     /// The same, and nothing is compared.
     Unchecked,
 }
@@ -69,9 +73,12 @@ pub(super) struct Comparing {
     /// Connections that are closed, and whose answers are not all there, or were not all compared by all.
     pub(super) leaving: BTreeMap<ConnectionId, Leaving>,
     /// Those of this node's server, in this view.
-    differences: Vec<Difference>,
-    /// The first one for which there was no room.
-    untold: Option<u64>,
+    differences: VecDeque<Difference>,
+    /// When the server was last given something that comes before the first of `open`.
+    behind_ms: u64,
+    /// Where they are only told of: when the next one may be.
+    reports_at_ms: u64,
+    has_reported: bool,
     /// The primary knows that so much was compared here.
     told: u64,
     tell_at_ms: u64,
@@ -94,7 +101,6 @@ impl Replica {
     #[must_use]
     pub fn compared(&self) -> u64 {
         let first = self.comparing.open.first_key_value().map(|(index, _)| *index);
-        let first = first.into_iter().chain(self.comparing.untold).min();
         first.map_or(self.worked_on, |index| index - 1)
     }
 
@@ -243,7 +249,9 @@ impl Replica {
         if self.role == Role::Serving || !state.answers.comparison.is_due() {
             return;
         }
-        let less = state.answers.compare_less().filter(|_| state.answers.server_ended);
+        // Where its client has ended first, a server may drop what it has not sent.
+        let by_itself = state.answers.server_ended && !state.input.ended;
+        let less = state.answers.compare_less().filter(|_| by_itself);
         let indices: Vec<u64> = state.answers.comparison.give_up().collect();
         self.skip(indices);
         if let Some(Compared::Differs { index, digest, offset, bytes, command }) = less {
@@ -275,11 +283,19 @@ impl Replica {
 
     /// This node's server has said something else than the primary's.
     fn find(&mut self, difference: Difference) {
-        if self.comparing.differences.len() >= DIFFERENCES_MAX {
-            self.comparing.untold.get_or_insert(difference.index);
-            return;
+        if self.comparing.policy == AnswerPolicy::Reported {
+            // Nobody does anything about it, so there may be any number.
+            if core::mem::replace(&mut self.comparing.has_reported, true) {
+                self.comparing.skipped += 1;
+                return;
+            }
+            self.actions.push_back(Action::FoundDifference { difference: difference.clone() });
+            return self.tell_difference(difference);
         }
-        self.comparing.differences.push(difference.clone());
+        if self.comparing.differences.len() >= DIFFERENCES_MAX {
+            self.comparing.differences.pop_front();
+        }
+        self.comparing.differences.push_back(difference.clone());
         self.actions.push_back(Action::FoundDifference { difference: difference.clone() });
         self.tell_difference(difference);
     }
@@ -303,15 +319,17 @@ impl Replica {
     /// Another view is decided.
     pub(super) fn compare_in_new_view(&mut self, now_ms: u64) {
         let comparing = &mut self.comparing;
+        comparing.has_reported = false;
         (comparing.told, comparing.tell_at_ms) = (0, now_ms + TELL_EVERY_MS);
         comparing.differences.clear();
-        comparing.untold = None;
+        comparing.behind_ms = now_ms;
         self.judging.begin();
     }
 
     /// This node does not lead any more: what its server has said is compared as that of any other.
     pub(super) fn disown_answers(&mut self, now_ms: u64) {
         let own = core::mem::take(&mut self.comparing.own);
+        self.comparing.open.values_mut().for_each(|since_ms| *since_ms = now_ms);
         self.comparing.open.extend(own.keys().map(|index| (*index, now_ms)));
         for (index, connection) in own {
             match self.answers_mut(connection) {
@@ -342,6 +360,9 @@ impl Replica {
         }
         let (index, view) = (self.compared(), self.order.view());
         (self.comparing.told, self.comparing.tell_at_ms) = (index, now_ms + TELL_EVERY_MS);
+        if self.comparing.has_reported && now_ms >= self.comparing.reports_at_ms {
+            (self.comparing.has_reported, self.comparing.reports_at_ms) = (false, now_ms + REPORT_EVERY_MS);
+        }
         let message = Message::Compared { epoch: view.epoch, index };
         self.actions.push_back(Action::Send { to: view.primary, message });
     }
@@ -398,8 +419,15 @@ impl Replica {
     pub(super) fn hangs_unsaid_at_ms(&self) -> Option<u64> {
         let (_, since_ms) = self.comparing.open.first_key_value()?;
         let is_backup = self.order.view().has(self.order.me()) && !self.order.is_primary();
-        let since_ms = self.gap_ms.max(*since_ms);
+        let since_ms = self.gap_ms.max(*since_ms).max(self.comparing.behind_ms);
         (is_backup && !self.is_holding()).then(|| since_ms + self.order.limits().hang_timeout_ms)
+    }
+
+    /// The server is given this. One that has much to do still works.
+    pub(super) fn note_given(&mut self, index: u64, now_ms: u64) {
+        if self.comparing.open.first_key_value().is_some_and(|(open, _)| index < *open) {
+            self.comparing.behind_ms = now_ms;
+        }
     }
 
     pub(super) fn find_unsaid(&mut self, now_ms: u64) {

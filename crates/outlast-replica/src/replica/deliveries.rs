@@ -81,6 +81,8 @@ struct Waiting {
     after: u64,
     connection: ConnectionId,
     action: Action,
+    /// It is the end of a stream, and the server may drop what it has not sent by then.
+    waits_for_answers: bool,
     /// Here [`Proceed::Since`] means that the answer is waited for no longer than the primary has waited.
     proceed: Proceed,
 }
@@ -136,8 +138,9 @@ impl Deliveries {
 
     /// The next one that the server may have now.
     fn next(&mut self, now_ms: u64) -> Option<Waiting> {
-        let Waiting { connection, after, proceed, .. } = self.waiting.front()?;
-        let is_free = self.working.is_none_or(|working| working.connection == *connection);
+        let Waiting { connection, after, proceed, waits_for_answers, .. } = self.waiting.front()?;
+        let is_free =
+            self.working.is_none_or(|working| working.connection == *connection && !waits_for_answers);
         // What a client says in answer to something comes behind it: the server has answered what it was given before.
         let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
         let is_passed = matches!(proceed, Proceed::Since { .. });
@@ -210,7 +213,8 @@ impl Replica {
         // Where replies are counted it is known without that what a request has to wait for; and they may have other lengths.
         let counts = !matches!(self.protocol, Protocol::Raw);
         let after = if counts || is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
-        let waiting = Waiting { index, after, connection, action, proceed: Proceed::No };
+        let waits_for_answers = counts && matches!(action, Action::EndToServer { .. });
+        let waiting = Waiting { index, after, connection, action, waits_for_answers, proceed: Proceed::No };
         self.deliveries.bytes += waiting.bytes();
         if self.deliveries.waiting.is_empty() {
             self.deliveries.first_since_ms = now_ms;
@@ -233,6 +237,7 @@ impl Replica {
 
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
         let Waiting { index, connection, action, proceed, .. } = next;
+        self.note_given(index, now_ms);
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);

@@ -1,7 +1,7 @@
 //! Whose server is wrong, when those of members have said different things: the primary decides, for all answers that its own server has given
 //! in this view.
 
-use super::comparing::Difference;
+use super::comparing::{AnswerPolicy, Difference};
 use super::{Action, Replica, Role};
 use crate::entry::ConnectionId;
 use crate::is_mutant;
@@ -15,6 +15,8 @@ use core::net::SocketAddr;
 const JUDGE_WITHIN_MS: u64 = 5_000;
 /// Shown on both sides of the first byte that differs.
 const AROUND_BYTES: usize = 24;
+/// Older ones are not told again.
+const JUDGED_MAX: usize = 1_000;
 
 /// The same, as people are to know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +71,8 @@ impl Replica {
     /// found again at the next answer, and a member that has joined since then cannot say what its server would have said.
     pub(super) fn accuse(&mut self, node: NodeId, difference: Difference, now_ms: u64) {
         let is_old = difference.index <= self.order.inherited() && !is_mutant!(self, JudgesOthers);
-        if is_old || self.judging.judged.contains(&difference.index) {
+        let is_out = self.judging.condemned.contains(&self.order.me());
+        if is_old || is_out || self.judging.judged.contains(&difference.index) {
             return;
         }
         let found = self.judging.found.entry(difference.index);
@@ -105,9 +108,18 @@ impl Replica {
             let wrong = groups.into_values().filter(|nodes| *nodes != right).flatten();
             let Some(found) = self.judging.found.remove(&index) else { return };
             self.judging.judged.insert(index);
+            if self.judging.judged.len() > JUDGED_MAX {
+                self.judging.judged.pop_first();
+            }
             for node in wrong.collect::<Vec<_>>() {
                 let shown = self.show(node, &right, &found);
-                self.judging.condemned.insert(node);
+                if self.comparing.policy != AnswerPolicy::Reported {
+                    self.judging.condemned.insert(node);
+                }
+                if self.judging.condemned.contains(&me) {
+                    // Another one leads soon, and knows better.
+                    self.judging.found.clear();
+                }
                 let successor = right.first().copied().unwrap_or(me);
                 self.actions.push_back(Action::AnswersDiffer { node, successor, shown });
             }

@@ -95,7 +95,8 @@ impl Replica {
 
     /// The client has reset the connection, or the kernel has given it up.
     pub fn handle_reset(&mut self, connection: ConnectionId, now_ms: u64) {
-        if self.has_news(connection)
+        if self.role == Role::Serving
+            && self.has_news(connection)
             && let Some(state) = self.connections.get_mut(&connection)
         {
             // It is compared, though nobody gets more.

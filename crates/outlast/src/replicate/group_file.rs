@@ -45,8 +45,10 @@ enum FileProtocol {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum FileAnswers {
-    #[default]
     First,
+    /// A difference may have a good reason, and a group that takes out its backups for it is worse off than without.
+    #[default]
+    Reported,
     Unchecked,
 }
 
@@ -96,6 +98,7 @@ fn parse(text: &str) -> Result<Group, String> {
     };
     let answers = match file.answers {
         FileAnswers::First => AnswerPolicy::First,
+        FileAnswers::Reported => AnswerPolicy::Reported,
         FileAnswers::Unchecked => AnswerPolicy::Unchecked,
     };
     let (name, portal) = (file.name, file.portal);
@@ -133,9 +136,11 @@ witness = true
         assert!(group.node("w").unwrap().is_witness);
         let slower = TEXT.replacen('\n', "\ndetect = \"0.5s\"\n", 1);
         assert_eq!(parse(&slower).unwrap().promise_ms, 500);
-        assert_eq!(group.answers, AnswerPolicy::First);
-        let unchecked = TEXT.replacen('\n', "\nanswers = \"unchecked\"\n", 1);
-        assert_eq!(parse(&unchecked).unwrap().answers, AnswerPolicy::Unchecked);
+        assert_eq!(group.answers, AnswerPolicy::Reported);
+        for (text, answers) in [("first", AnswerPolicy::First), ("unchecked", AnswerPolicy::Unchecked)] {
+            let list = TEXT.replacen('\n', &format!("\nanswers = \"{text}\"\n"), 1);
+            assert_eq!(parse(&list).unwrap().answers, answers);
+        }
     }
 
     #[test]
@@ -163,7 +168,7 @@ witness = true
             (
                 "name = \"db\"",
                 "name = \"db\"\nanswers = \"any\"",
-                "unknown variant `any`, expected `first` or `unchecked`",
+                "unknown variant `any`, expected one of `first`, `reported`, `unchecked`",
             ),
         ] {
             let refused = parse(&TEXT.replacen(from, to, 1)).unwrap_err();

@@ -5,6 +5,10 @@ use outlast_replica::node::group::Group;
 use outlast_replica::node::meeting::Waits;
 use outlast_replica::node::{Joining, Status, StatusOfNode};
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// Of servers that answer differently people are told so often: `outlast replicate why` has the last one.
+const DIFFERENCES_EVERY: Duration = Duration::from_secs(60);
 
 /// Compares what is with what was told.
 pub struct Teller<'a> {
@@ -18,6 +22,7 @@ pub struct Teller<'a> {
     was_alone: bool,
     was_without_data: bool,
     differences: u64,
+    told_differences_at: Option<Instant>,
     joining: Joining,
     failed: Option<String>,
     /// Nodes that answer, where this one leads the vote.
@@ -50,6 +55,7 @@ impl<'a> Teller<'a> {
             was_alone: false,
             was_without_data: false,
             differences: 0,
+            told_differences_at: None,
         }
     }
 
@@ -87,9 +93,11 @@ impl<'a> Teller<'a> {
         }
         if facts.differences > self.differences {
             self.differences = facts.differences;
-            if let Some((differing, what)) = &status.differing {
+            let is_due = self.told_differences_at.is_none_or(|at| at.elapsed() >= DIFFERENCES_EVERY);
+            if let Some((differing, what)) = status.differing.as_ref().filter(|_| is_due) {
+                self.told_differences_at = Some(Instant::now());
                 narrator.warn(&format!(
-                    "node {name}: the server of {differing} does not answer as those of the others: {what}. {differing} is taken out"
+                    "node {name}: the server of {differing} does not answer as those of the others: {what}"
                 ));
             }
         }

@@ -20,6 +20,8 @@ const PORTAL_PORT: u16 = 6379;
 const SERVER_PORT: u16 = 6380;
 /// Longer than by default: other tests keep this machine busy, and nobody is to be taken for dead who lives.
 const DETECT: &str = "300ms";
+/// Whoever answers otherwise is out: nobody does here that is not meant to.
+pub const ANSWERS: &str = "answers = \"first\"";
 
 pub struct Machine {
     name: String,
@@ -65,8 +67,9 @@ impl Machines {
             .collect();
         let [a, b, c, _] = machines[0].link.addresses(Side::Client).unwrap().v4.octets();
         let portal = SocketAddr::from(([a, b, c, 250], PORTAL_PORT));
-        let mut list =
-            format!("name = \"db\"\nportal = \"{portal}\"\ndetect = \"{DETECT}\"\nprotocol = \"redis\"\n");
+        let mut list = format!(
+            "name = \"db\"\nportal = \"{portal}\"\ndetect = \"{DETECT}\"\nprotocol = \"redis\"\n{ANSWERS}\n"
+        );
         for Machine { name, link, is_witness, .. } in &machines {
             let address = link.addresses(Side::Client).unwrap().v4;
             writeln!(

@@ -1,7 +1,7 @@
 //! Servers of `outlast replicate` that do not answer as the others do are found, and replies that differ for good reasons mislead nobody.
 
 use crate::common::{eventually, eventually_or};
-use crate::replicate::{Counters, Machines, are_equal, has_all};
+use crate::replicate::{ANSWERS, Counters, Machines, are_equal, has_all};
 use crate::replicate_join::{Client, wait_for_member};
 
 /// What this node says of itself has that. Else all that it says.
@@ -44,6 +44,35 @@ fn a_backup_whose_data_were_changed_is_taken_out_at_the_first_answer_that_differ
     has_all(&machines, backup, &counts);
     are_equal(&machines, &[&primary, backup]);
     assert_eq!(machines.role(backup), "backup");
+}
+
+#[test]
+fn a_difference_is_told_of_by_default_and_nobody_is_taken_out() {
+    let Some(machines) = Machines::new("answers-told", 2, 1) else { return };
+    let list = std::fs::read_to_string(&machines.file).unwrap();
+    assert!(list.contains(ANSWERS));
+    // By default.
+    std::fs::write(&machines.file, list.replace(ANSWERS, "")).unwrap();
+    let _nodes = machines.start_all(&[]);
+    let primary = machines.primary(&["a", "b"]);
+    let backup = if primary == "a" { "b" } else { "a" };
+    let mut client = Client::new(&machines);
+    assert_eq!(client.ask("set name right\r\n", 1), "+OK");
+    eventually("it is not there", || (machines.redis(backup, "get name") == "right").then_some(()));
+    assert_eq!(machines.redis(backup, "set name wrong"), "+OK");
+    for _ in 0..100 {
+        assert_eq!(client.ask("get name\r\n", 2), "$5 right");
+    }
+    wait_for_status(&machines, &primary, "differences found: 1");
+    let (_, why) = machines.ask(&primary, &["why"]);
+    assert!(why.contains(&format!("the server of {backup} answers otherwise")), "{why}");
+    assert_eq!(machines.role(backup), "backup");
+    // A second later the next one is told of.
+    eventually("no other one is found", || {
+        client.ask("get name\r\n", 2);
+        machines.ask(&primary, &["status"]).1.contains("differences found: 2").then_some(())
+    });
+    assert!(machines.ask(&primary, &["status"]).1.contains("view 1,"));
 }
 
 #[test]
