@@ -60,12 +60,11 @@ pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;
 pub use naming::{Heard, Leader};
-pub use order::message::Message;
+pub use order::message::{Difference, Message};
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
 pub use protocol::{Protocol, Resume, Resumes};
 pub use replica::{
-    Action, AnswerPolicy, Delivery, Difference, Known, LastAck, NoHandOver, PacketId, Replica, Restore,
-    Shown, Snapshot,
+    Action, AnswerPolicy, Delivery, Known, LastAck, NoHandOver, PacketId, Replica, Restore, Shown, Snapshot,
 };
 pub use view::{NodeId, View};
 

@@ -1,7 +1,8 @@
 //! What nodes say to each other about the order.
 
+use crate::connection::comparison::NAME_BYTES;
+use crate::entry::ConnectionId;
 use crate::log::Ordered;
-use crate::replica::Difference;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -76,4 +77,21 @@ pub enum Message<E> {
         /// Index of the last entry that is there.
         after: u64,
     },
+}
+
+/// A server has said something else than the primary's server at that time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Of the entry that says what the primary's server has said.
+    pub index: u64,
+    /// On which connection.
+    pub connection: ConnectionId,
+    /// A digest of what it has said.
+    pub digest: u64,
+    /// Position of the first of `bytes`.
+    pub offset: u64,
+    /// What it has said: of one answer, or of several; or the beginning of it.
+    pub bytes: Vec<u8>,
+    /// The command that was answered, if that is known, filled up with zeros.
+    pub command: [u8; NAME_BYTES],
 }

@@ -7,11 +7,11 @@
 
 use super::deliveries::BACKLOG_LOGS;
 use super::{Action, Replica, Role};
-use crate::connection::comparison::{Compared, NAME_BYTES};
+use crate::connection::comparison::Compared;
 use crate::connection::{Answers, Connection, Piece, Said};
 use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 use crate::is_mutant;
-use crate::order::message::Message;
+use crate::order::message::{Difference, Message};
 use crate::view::NodeId;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -36,23 +36,6 @@ pub enum AnswerPolicy {
     Reported,
     /// The same, and nothing is compared.
     Unchecked,
-}
-
-/// A server has said something else than the primary's server at that time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// Of the entry that says what the primary's server has said.
-    pub index: u64,
-    /// On which connection.
-    pub connection: ConnectionId,
-    /// A digest of what it has said.
-    pub digest: u64,
-    /// Position of the first of `bytes`.
-    pub offset: u64,
-    /// What it has said: of one answer, or of several; or the beginning of it.
-    pub bytes: Vec<u8>,
-    /// The command that was answered, if that is known, filled up with zeros.
-    pub command: [u8; NAME_BYTES],
 }
 
 /// A connection that is closed.

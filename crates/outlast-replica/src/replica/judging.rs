@@ -1,10 +1,11 @@
 //! Whose server is wrong, when those of members have said different things: the primary decides, for all answers that its own server has given
 //! in this view.
 
-use super::comparing::{AnswerPolicy, Difference};
+use super::comparing::AnswerPolicy;
 use super::{Action, Replica, Role};
 use crate::entry::ConnectionId;
 use crate::is_mutant;
+use crate::order::message::Difference;
 use crate::view::NodeId;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;

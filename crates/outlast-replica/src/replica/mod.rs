@@ -17,6 +17,7 @@ mod tests;
 
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
+use crate::order::message::Difference;
 use crate::protocol::{Protocol, Questions, Resume};
 use crate::view::{NodeId, View};
 use crate::{Limits, Message, NotTaken, Order, is_mutant};
@@ -25,8 +26,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use closed::Closed;
 pub use closed::LastAck;
+pub use comparing::AnswerPolicy;
 use comparing::Comparing;
-pub use comparing::{AnswerPolicy, Difference};
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
 pub use handing_over::NoHandOver;

@@ -10,8 +10,7 @@ mod tests;
 
 use crate::entry::{ConnectionId, Entry};
 use crate::log::Ordered;
-use crate::order::message::Message;
-use crate::replica::Difference;
+use crate::order::message::{Difference, Message};
 use alloc::vec::Vec;
 use reader::Reader;
 
