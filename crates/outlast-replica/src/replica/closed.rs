@@ -38,6 +38,8 @@ impl Closed {
             self.until_ms.pop_front();
             self.known.remove(&ends);
         }
+        // An earlier one from the same port: what its client said last is not what this one says.
+        self.known.remove(&state.handshake.ends);
         let Some(end) = state.answers.end.filter(|_| state.answers.ended_first && state.input.ended) else {
             return;
         };
