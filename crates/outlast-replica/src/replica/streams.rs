@@ -221,7 +221,8 @@ impl Replica {
     pub(crate) fn is_idle(&self, connection: ConnectionId) -> bool {
         let idle = |state: &crate::connection::Connection| {
             let input = &state.input;
-            input.delivered == input.proposed && input.ended == input.end_proposed
+            let waits = state.answers.own.waits();
+            input.delivered == input.proposed && input.ended == input.end_proposed && !waits
         };
         let has_all = !self.deliveries.has(connection);
         self.pending.is_empty() && has_all && self.connections.get(&connection).is_some_and(idle)
