@@ -24,7 +24,7 @@ deps: ## Install the real programs that tests and demo use (Debian packages; onl
 build: ## Build everything, as the tests do
 	$(CARGO) build $(LOCKED) --workspace --all-targets
 
-release: ## Build an optimised outlast that needs no libraries: out/outlast, out/liboutlast_preload.so
+release: ## Build an optimised outlast that needs no libraries, and those that it loads into servers: out/
 	@./tools/release.sh
 
 demo: deps ## Break links under transfers and crash servers under load; needs root for all faults (ARGS='--quick' is shorter)
