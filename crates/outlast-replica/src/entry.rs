@@ -87,6 +87,11 @@ pub enum Entry {
         /// Of which entry.
         index: u64,
     },
+    /// The time of day that servers know from here on.
+    Tick {
+        /// In milliseconds since 1970.
+        at_ms: u64,
+    },
     /// The servers forget what a copy of their data lacks, as one is about to be made.
     Refresh,
     /// Both streams have ended, and the client has all: the connection is forgotten.
@@ -112,7 +117,7 @@ impl Entry {
             | Self::Abort { connection, .. }
             | Self::Closed { connection } => Some(*connection),
             Self::Open { .. } | Self::End { .. } | Self::Acked { .. } | Self::Canonical { .. } => None,
-            Self::NoOp | Self::Proceed { .. } | Self::Refresh => None,
+            Self::NoOp | Self::Proceed { .. } | Self::Refresh | Self::Tick { .. } => None,
         }
     }
 }

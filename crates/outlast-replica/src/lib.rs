@@ -40,6 +40,8 @@ mod order;
 pub mod portal;
 mod protocol;
 mod replica;
+#[cfg(feature = "io")]
+mod server_report;
 #[cfg(test)]
 mod simulation;
 mod view;
@@ -64,7 +66,8 @@ pub use order::message::{Difference, Message};
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
 pub use protocol::{Protocol, Resume, Resumes};
 pub use replica::{
-    Action, AnswerPolicy, Delivery, Known, LastAck, NoHandOver, PacketId, Replica, Restore, Shown, Snapshot,
+    Action, AnswerPolicy, Delivery, Known, LastAck, NoHandOver, PacketId, Replica, Restore, ServerClock,
+    Shown, Snapshot,
 };
 pub use view::{NodeId, View};
 

@@ -106,6 +106,14 @@ pub(crate) enum Mutant {
     ProceedIsForgotten,
     /// Servers do not forget what a copy lacks.
     NothingIsForgotten,
+    /// A primary puts the time of its own machine into the order, whatever servers have had before.
+    ClockIsItsOwn,
+    /// A server gets a new time while it works on what came before.
+    ClockIsEarly,
+    /// A server that owes an answer gets more before it has looked at a new time.
+    TimeIsNotAwaited,
+    /// A node that joins does not know what time its server's data are of.
+    SnapshotForgetsTheTime,
     /// Answers are compared before the server has given all of them.
     ComparesEarly,
     /// What another primary's server has said is judged, too.

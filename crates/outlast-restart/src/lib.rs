@@ -73,7 +73,7 @@ use std::io;
 pub use sys::credentials;
 #[doc(hidden)]
 pub use sys::file_size::beyond_limit;
-pub use sys::launch::end_with_us;
+pub use sys::launch::{end_with_us, inherit};
 pub use upgrade::listen;
 
 /// By which a server is told to end.

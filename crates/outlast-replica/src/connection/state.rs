@@ -246,6 +246,12 @@ impl Answers {
         }
     }
 
+    /// The server has ended its stream, and that has no place in the order yet, as a reply of its own is being ordered: it works on nothing that
+    /// comes behind that, and those of other nodes would.
+    pub(crate) fn ends_later(&self) -> bool {
+        self.server_ended && self.own.waits()
+    }
+
     /// What waited, and does no more.
     fn go_on(&mut self) {
         while let Some(piece) = self.own.next() {

@@ -2,7 +2,7 @@
 //! this waits, in threads that may.
 
 mod command;
-mod redis;
+pub(crate) mod redis;
 #[cfg(test)]
 mod tests;
 

@@ -32,12 +32,12 @@ fn other(what: impl Into<String>) -> io::Error {
 
 /// A connection to Redis.
 #[derive(Debug)]
-struct Client {
+pub(crate) struct Client {
     stream: BufReader<TcpStream>,
 }
 
 impl Client {
-    fn connect(server: SocketAddr, password: Option<&str>) -> io::Result<Self> {
+    pub(crate) fn connect(server: SocketAddr, password: Option<&str>) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&server, CONNECT_TIMEOUT)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
@@ -87,16 +87,17 @@ impl Client {
         }
     }
 
-    fn info(&mut self) -> io::Result<Info> {
+    /// What it says of itself.
+    pub(crate) fn info(&mut self) -> io::Result<Info> {
         Ok(Info(self.ask(&["INFO"])?))
     }
 }
 
 /// What Redis says of itself.
-struct Info(String);
+pub(crate) struct Info(String);
 
 impl Info {
-    fn field(&self, name: &str) -> Option<&str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
     }
 

@@ -1,7 +1,7 @@
 //! The nodes of a group as people list them: the same list at each.
 
 use crate::protocol::Protocol;
-use crate::replica::{AnswerPolicy, Delivery};
+use crate::replica::{AnswerPolicy, Delivery, ServerClock};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -32,6 +32,8 @@ pub struct Group {
     pub delivery: Delivery,
     /// What clients and servers speak.
     pub protocol: Protocol,
+    /// From where servers have the time of day.
+    pub clock: ServerClock,
     /// What becomes of the servers' answers.
     pub answers: AnswerPolicy,
 }
@@ -82,6 +84,13 @@ impl Group {
                     self.portal.ip()
                 ));
             }
+        }
+        if self.clock == ServerClock::Order
+            && (self.protocol, self.delivery) != (Protocol::Redis, Delivery::Serial)
+        {
+            return Err("clock = \"order\" needs protocol = \"redis\", and delivery = \"serial\", the default: a server gets another time when it \
+                        has answered all, and of other protocols nobody knows when that is"
+                .to_owned());
         }
         let ip = self.portal.ip();
         if self.portal.port() == 0 || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
@@ -136,7 +145,11 @@ impl Group {
             AnswerPolicy::Reported => "those of the primary, and other ones are reported",
             AnswerPolicy::Unchecked => "those of the primary, not compared",
         };
-        let _ = writeln!(text, "answers are {answers}");
+        let clock = match self.clock {
+            ServerClock::Machine => "each machine",
+            ServerClock::Order => "the order",
+        };
+        let _ = writeln!(text, "servers have the time from {clock}\nanswers are {answers}");
         let mut nodes: Vec<&Listed> = self.nodes.iter().collect();
         nodes.sort_by_key(|node| &node.name);
         for Listed { name, address, is_witness } in nodes {
@@ -184,6 +197,7 @@ pub(super) mod tests {
             promise_ms: PROMISE_MS,
             delivery: Delivery::Serial,
             protocol: Protocol::Raw,
+            clock: ServerClock::Machine,
             answers: AnswerPolicy::First,
         }
     }

@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, oneshot};
 use tokio::time::timeout;
 
 /// With what a connection begins on which a node asks for a copy.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x16";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x18";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The other node's machine is asked for so long whether it is there.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(3);
@@ -376,7 +376,10 @@ impl Shared {
         // Its connections of before end now, and not when it has the data.
         self.source()?;
         let one = one.take().ok_or("this node is about to join already")?;
-        machine.tell(Command::Reset);
+        machine.tell(Command::Reset(snapshot.clock_ms));
+        // And at once, before the first of the data.
+        let set = self.clock_page.as_ref().map_or(Ok(()), |page| page.set(snapshot.clock_ms));
+        set.map_err(|error| format!("the server does not get the time of {from}: {error}"))?;
         // From now on it hears of views; it takes part in none before it has the data.
         self.takes_part.store(true, Ordering::Release);
         *self.joins.lock() = Joining::Copies(from.to_owned(), 0);

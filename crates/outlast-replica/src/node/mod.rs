@@ -13,9 +13,13 @@ mod views;
 use crate::consensus::{self, Consensus};
 use crate::copy::Copying;
 use crate::order::Limits;
+use crate::portal::clock::{self, ClockPage};
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
+use crate::protocol::Protocol;
+use crate::replica::ServerClock;
+use crate::server_report::{self, Report};
 use crate::view::NodeId;
 use door::{Door, introduce};
 pub use events::Event;
@@ -56,6 +60,12 @@ const CHANGE_AGAIN: Duration = Duration::from_millis(500);
 const HEARTBEATS_IN_PROMISE: u64 = 5;
 /// On a machine that has something else to do.
 const HEARTBEAT_MS_MIN: u64 = 20;
+/// An earlier run that was killed may have forked a process that has not started its program yet: it holds all sockets until then.
+const LISTEN_WITHIN: Duration = Duration::from_secs(2);
+
+/// A server that loads its data is asked again how it is set: so often, and so many times.
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
+const REPORT_TRIES: u32 = 600;
 
 /// How a node is to be.
 #[derive(Debug)]
@@ -75,7 +85,7 @@ pub struct Settings {
 }
 
 /// Of a node that has a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Portal {
     /// The device that gets the portal's address.
     pub device: String,
@@ -83,6 +93,8 @@ pub struct Portal {
     pub server: SocketAddr,
     /// How its data are copied, and how it gets those of another one. None: it cannot, and has none to give.
     pub copying: Option<Copying>,
+    /// From where the server has the time of day, where the group says that it has it from the order.
+    pub clock_page: Option<ClockPage>,
 }
 
 /// Why a node cannot be one, or has ended.
@@ -124,6 +136,8 @@ pub enum Ended {
     ServerLost,
     /// Its server takes connections, and does not answer.
     ServerHangs,
+    /// Its server has the time of day from its machine, and not from the order: it has not loaded the library.
+    ClockIgnored,
     /// What it does with packets failed.
     Portal(String),
     /// That it is in the group could not be noted on disk.
@@ -143,6 +157,7 @@ struct Shared {
     server: Option<SocketAddr>,
     waits: Mutex<Option<Waits>>,
     copying: Option<Copying>,
+    clock_page: Option<ClockPage>,
     hand_overs: Option<HandOvers>,
     /// One try at a time.
     joining: Arc<tokio::sync::Mutex<()>>,
@@ -180,6 +195,14 @@ impl Node {
             };
             return Err(Error::Group(format!("node {name} {what}")));
         }
+        if portal
+            .as_ref()
+            .is_some_and(|portal| portal.clock_page.is_some() != (group.clock == ServerClock::Order))
+        {
+            return Err(Error::Group(format!(
+                "the server of node {name} has the time from elsewhere than the group says"
+            )));
+        }
         // A witness has no data that could be old.
         let memory = memory.filter(|_| !is_witness);
         let what = || memory.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
@@ -187,7 +210,7 @@ impl Node {
             .map_err(|error| system(format!("cannot read {}", what()))(error))?;
         remembered.check().map_err(|error| system(format!("cannot write beside {}", what()))(error))?;
         let last_epoch = remembered.last_epoch().filter(|_| !is_new_group);
-        let listening = TcpListener::bind(address).await;
+        let listening = listen(address).await;
         let listener = listening.map_err(system(format!("cannot listen for other nodes at {address}")))?;
         // Above 0, and another one at each start.
         let me = NodeId(rand::rng().random_range(1..=u64::MAX));
@@ -202,6 +225,7 @@ impl Node {
         let (ended, _) = watch::channel(None);
         let server = portal.as_ref().map(|portal| portal.server);
         let copying = portal.as_ref().and_then(|portal| portal.copying.clone());
+        let clock_page = portal.as_ref().and_then(|portal| portal.clock_page.clone());
         let (machine, thread) = match portal {
             Some(portal) => {
                 let (handle, thread) = run_machine(&group, me, portal, &consensus, ended.clone())?;
@@ -243,6 +267,7 @@ impl Node {
             server,
             waits: Mutex::new(None),
             copying,
+            clock_page,
             hand_overs,
             joining: Arc::default(),
             joins: Mutex::default(),
@@ -382,6 +407,8 @@ fn run_machine(
         },
         delivery: group.delivery,
         protocol: group.protocol,
+        clock: group.clock,
+        clock_page: portal.clock_page.clone(),
         answers: group.answers,
         portal: at,
         device: portal.device.clone(),
@@ -412,10 +439,67 @@ fn run_machine(
     Ok((handle, thread.map_err(system("cannot start a thread"))?))
 }
 
+impl Shared {
+    /// Whether the server has the time of day from the page, if it is to, and if that can be known.
+    async fn is_clock_read(&self) -> Option<bool> {
+        let (page, server) = self.clock_page.clone().zip(self.server)?;
+        let read = tokio::task::spawn_blocking(move || clock::is_read(&page, server)).await.ok()?;
+        if read.is_none() {
+            tracing::warn!(%server, "the server's processes cannot be looked at: it is not known whether it has the time from the order");
+        }
+        read
+    }
+}
+
+/// Says which commands of the server are dealt with in a special way.
+fn report_server(shared: &Shared) {
+    let Some(server) = shared.server.filter(|_| shared.group.protocol == Protocol::Redis) else { return };
+    let password = shared.copying.as_ref().and_then(|copying| copying.password.clone());
+    let clock = shared.group.clock;
+    let asks = move || {
+        let mut tries = 0;
+        loop {
+            match server_report::of_redis(server, password.as_deref(), clock) {
+                // It loads its data.
+                Err(error) if error.to_string().contains("LOADING") && tries < REPORT_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(REPORT_AGAIN);
+                }
+                asked => return asked,
+            }
+        }
+    };
+    tokio::task::spawn_blocking(move || match asks() {
+        Ok(Report { handled, unsafe_setting }) => {
+            tracing::info!("{handled}");
+            if let Some(unsafe_setting) = unsafe_setting {
+                tracing::warn!("{unsafe_setting}");
+            }
+        }
+        Err(error) => {
+            tracing::info!(%error, %server, "it is not known how redis is set (--server-password-file)")
+        }
+    });
+}
+
+/// Listens there, as soon as nothing of an earlier run does.
+async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < LISTEN_WITHIN => {
+                tokio::time::sleep(LOOK).await;
+            }
+            listening => return listening,
+        }
+    }
+}
+
 /// Until this node is in a group: looks who is there, and founds or enters it.
 async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Sender<Introduction>) {
     let begun = Instant::now();
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let mut is_known = false;
     let mut rounds = tokio::time::interval(INTRODUCE);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -428,6 +512,13 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
             Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
             None => true,
         };
+        if is_up && !is_known {
+            if shared.is_clock_read().await == Some(false) {
+                return shared.end(Ended::ClockIgnored);
+            }
+            is_known = true;
+            report_server(&shared);
+        }
         meeting.set_ready(is_up);
         let own = meeting.introduction();
         introduction.send_replace(own.clone());

@@ -3,9 +3,14 @@
 use super::clients::Client;
 use super::machine::Machine;
 use super::refresher::Purpose;
+use crate::entry::ConnectionId;
 use crate::replica::{Action, AnswerPolicy, Shown};
 use std::io;
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+/// Commands that are refused are told of so often.
+const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
 impl Machine {
     /// Does what the core has decided.
@@ -16,6 +21,10 @@ impl Machine {
                 Action::Verdict { packet, passes } => self.decide(packet, passes),
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
+                Action::CommandRefused { connection } => self.tell_of_refused(connection),
+                // What waits still of one that is out is for nobody.
+                Action::SetClock { .. } if self.known.is_excluded => {}
+                Action::SetClock { at_ms } => self.set_clock(at_ms)?,
                 Action::AskServer { index, connection } => self.ask_server(index, connection),
                 Action::RefreshServer { index } => self.ask_to_refresh(Purpose::Entry(index)),
                 Action::Outdated => {
@@ -47,7 +56,11 @@ impl Machine {
                 Action::GiveUpAddress => self.give_up_address(),
                 Action::Forward { packet, to } => self.forward(packet, to),
                 Action::Inject { bytes } => self.inject(&bytes),
-                Action::Excluded { .. } => self.known.is_excluded = true,
+                Action::Excluded { .. } => {
+                    self.known.is_excluded = true;
+                    // Nobody tells its server any more what time it is.
+                    self.set_clock(0)?;
+                }
                 Action::TooFar { node } => {
                     tracing::debug!(?node, "a node without data wants what is not kept any more")
                 }
@@ -83,6 +96,18 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Now and then, not for each.
+    fn tell_of_refused(&mut self, connection: ConnectionId) {
+        let is_due = self.refused_told.is_none_or(|at| at.elapsed() > REFUSED_EVERY);
+        if is_due && self.replica.is_serving() {
+            self.refused_told = Some(Instant::now());
+            tracing::warn!(
+                client = self.client_of(connection),
+                "a client has sent SPOP, which would take another member at each server: it is refused, by ERR unknown command"
+            );
+        }
     }
 
     /// In what two servers differ, as people are told.

@@ -320,8 +320,10 @@ impl Machine {
         self.feed_client(connection);
         let Some(client) = self.clients.get_mut(&connection) else { return };
         if client.input_ended && client.input.is_none() && !client.end_told {
-            client.end_told = true;
-            self.replica.handle_input_end(connection, now_ms);
+            client.end_told = self.replica.handle_input_end(connection, now_ms);
+            if !client.end_told {
+                self.dirty_clients.insert(connection);
+            }
         }
         let acked = client.acked();
         self.replica.handle_acked(connection, acked, now_ms);

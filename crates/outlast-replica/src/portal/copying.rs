@@ -297,7 +297,10 @@ impl Machine {
         let how = (settings.delivery, settings.protocol);
         let protocol = settings.protocol;
         self.replica = Replica::join(settings.me, snapshot, view, settings.limits, how, made_ms)
+            .timed(settings.clock)
             .answering(settings.answers);
+        self.set_clock(snapshot.clock_ms)?;
+        self.look_at_clock();
         self.resumes_since = Instant::now();
         self.known.joins = Joins::Resumes;
         self.known.joins_tried += 1;

@@ -1,10 +1,11 @@
 //! How a node's portal is to be, what it is told, and what is known of it.
 
+use super::clock::ClockPage;
 use super::copying::{Joins, Rests, Taken};
 use super::handing_over::HandedOver;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{AnswerPolicy, Delivery, Snapshot};
+use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot};
 use crate::view::{NodeId, View};
 use mio::Waker;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +51,10 @@ pub struct Settings {
     pub delivery: Delivery,
     /// What clients and servers speak: the same at all nodes.
     pub protocol: Protocol,
+    /// From where servers have the time of day: the same at all nodes.
+    pub clock: ServerClock,
+    /// From where this node's server has it, where that is the order.
+    pub clock_page: Option<ClockPage>,
     /// What becomes of the servers' answers: the same at all nodes.
     pub answers: AnswerPolicy,
     /// Where clients connect to.
@@ -81,8 +86,8 @@ pub enum Command {
     HandOver(NodeId, Duration, HandedOver),
     /// It is not: this node goes on.
     KeepOn,
-    /// The server is about to get other data: all that was known of the group is forgotten.
-    Reset,
+    /// The server is about to get other data, of this time ([`Snapshot::clock_ms`]): all that was known of the group is forgotten.
+    Reset(u64),
     /// The server has the data of this snapshot, which came then: the node catches up from there.
     Join(Box<Snapshot>, Instant, View),
     /// It ends, and leaves all to the others.

@@ -4,6 +4,7 @@
 use super::announce::Portal;
 use super::asker::Asker;
 use super::clients::Client;
+use super::clock::ClockPage;
 use super::copying::{Copying, Joins};
 use super::handing_over::HandingOver;
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
@@ -18,7 +19,7 @@ use crate::connection::{Direction, Ends, Segment};
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{AnswerPolicy, Delivery, PacketId, Replica, Restore};
+use crate::replica::{AnswerPolicy, Delivery, PacketId, Replica, Restore, ServerClock};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
@@ -83,6 +84,14 @@ pub struct Machine {
     pub(super) password: Option<String>,
     /// Another node is getting a copy of the server's data.
     pub(super) copying: Option<Copying>,
+    /// From where the server has the time of day.
+    pub(super) clock_page: Option<ClockPage>,
+    /// It was told that this is ahead of the machine's.
+    pub(super) is_ahead_told: bool,
+    /// The server has taken no connection to be asked about this entry.
+    pub(super) refused_for: Option<u64>,
+    /// When it was last told of a command that is refused.
+    pub(super) refused_told: Option<Instant>,
     pub(super) handing_over: HandingOver,
     pub(super) resumes_since: Instant,
     /// The last that it was told of.
@@ -126,6 +135,7 @@ pub(super) struct Plan {
     pub(super) limits: Limits,
     pub(super) delivery: Delivery,
     pub(super) protocol: Protocol,
+    pub(super) clock: ServerClock,
     pub(super) answers: AnswerPolicy,
 }
 
@@ -134,6 +144,7 @@ impl Plan {
     pub(super) fn replica(&self) -> Replica {
         Replica::new(self.me, View::none(), self.limits)
             .with(self.delivery, self.protocol)
+            .timed(self.clock)
             .answering(self.answers)
     }
 }
@@ -176,6 +187,7 @@ impl Machine {
             limits: settings.limits,
             delivery: settings.delivery,
             protocol: settings.protocol,
+            clock: settings.clock,
             answers: settings.answers,
         };
         let machine = Self {
@@ -184,6 +196,10 @@ impl Machine {
             asker: None,
             refresher: None,
             password: settings.password,
+            clock_page: settings.clock_page,
+            is_ahead_told: false,
+            refused_for: None,
+            refused_told: None,
             copying: None,
             handing_over: HandingOver::default(),
             resumes_since: Instant::now(),
@@ -356,7 +372,11 @@ impl Machine {
                 Command::Copied(taken) => self.end_copy(taken),
                 Command::HandOver(to, within, asks) => self.begin_to_hand_over((to, within), asks)?,
                 Command::KeepOn => self.keep_on(),
-                Command::Reset => self.reset(),
+                Command::Reset(clock_ms) => {
+                    self.reset();
+                    // What has expired since then has not, for the others.
+                    self.set_clock(clock_ms)?;
+                }
                 Command::Join(snapshot, at, view) => self.join(&snapshot, at, view)?,
                 Command::Stop => self.ends = true,
             }
@@ -385,6 +405,7 @@ impl Machine {
         if self.server_looked_at.elapsed() >= LOOK_AT_SERVER && self.replica.order().view().epoch > 0 {
             self.server_looked_at = Instant::now();
             self.is_server_lost(Ask::Rarely);
+            self.look_at_clock();
         }
         self.look_at_clients();
         self.look_at_servers();

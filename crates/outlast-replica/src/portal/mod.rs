@@ -5,6 +5,7 @@ mod actions;
 pub mod announce;
 mod asker;
 mod clients;
+pub mod clock;
 pub mod copying;
 pub mod handing_over;
 mod handle;

@@ -134,6 +134,14 @@ pub fn is_up(server: SocketAddr) -> bool {
     here.is_ok_and(|all| all.iter().any(|one| is_it(one, server))) || is_elsewhere(server)
 }
 
+/// The processes of a server that takes connections at this address, if they are in this PID namespace.
+pub(super) fn owners_of(server: SocketAddr) -> Vec<u32> {
+    let listening = Socket::open(Protocol::SocketDiag).and_then(|mut sockets| tcp::listening(&mut sockets));
+    let its = listening.into_iter().flatten().filter(|one| is_it(one, server));
+    let inodes: Vec<u32> = its.map(|one| one.inode).collect();
+    if inodes.is_empty() { Vec::new() } else { owners(&inodes) }
+}
+
 /// The processes that have one of these sockets.
 fn owners(inodes: &[u32]) -> Vec<u32> {
     let links: Vec<String> = inodes.iter().map(|inode| format!("socket:[{inode}]")).collect();

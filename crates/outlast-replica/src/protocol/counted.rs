@@ -13,6 +13,8 @@ pub const SILENT: u8 = 198;
 pub const ABORT: u8 = 254;
 /// Each server answers this in its own way: this byte, the server's own one, as many more of them as that says, and what follows from both.
 pub const OWN: u8 = 195;
+/// This is answered when some time has passed.
+pub const WAIT: u8 = 192;
 /// Nothing on the connection is answered so any more.
 pub const SAME: u8 = 194;
 
@@ -25,6 +27,8 @@ pub const fn own_bytes(own: u8) -> usize {
 #[derive(Debug)]
 pub(crate) struct OfCounted {
     open: u64,
+    /// So many answers to what was passed may come.
+    owed: u64,
     /// The server has not greeted.
     greets: bool,
     ends: bool,
@@ -40,6 +44,7 @@ impl Default for OfCounted {
     fn default() -> Self {
         Self {
             open: 1,
+            owed: 0,
             greets: true,
             ends: false,
             is_same: false,
@@ -52,7 +57,11 @@ impl Default for OfCounted {
 
 impl OfCounted {
     pub(super) fn pass(&mut self) {
-        self.open = 0;
+        (self.open, self.owed) = (0, self.asked.len() as u64);
+    }
+
+    pub(super) fn owes(&self) -> bool {
+        self.owed > 0
     }
 
     /// It was greeted before.
@@ -60,8 +69,9 @@ impl OfCounted {
         (self.open, self.greets, self.is_same) = (0, false, resume.is_not_compared);
     }
 
-    pub(super) fn resumes(&self) -> Resume {
-        Resume { is_not_compared: self.is_same, ..Resume::default() }
+    pub(super) fn resumes(&self) -> Option<Resume> {
+        let waits = self.owed > 0 || self.asked.iter().any(|(byte, _)| *byte == WAIT);
+        (!waits).then(|| Resume { is_not_compared: self.is_same, ..Resume::default() })
     }
 
     pub(super) fn ask(&mut self, bytes: &[u8]) {
@@ -99,7 +109,11 @@ impl OfCounted {
             }
             self.at = 0;
             self.asked.pop_front();
-            self.open = self.open.saturating_sub(1);
+            if self.owed > 0 {
+                self.owed -= 1;
+            } else {
+                self.open = self.open.saturating_sub(1);
+            }
             if !is_own {
                 self.own.clear();
             } else {

@@ -1,6 +1,7 @@
 //! What must hold for all bytes that clients and servers may say.
 
 use super::redis::{Replies, Requests};
+use super::{Protocol, Questions};
 
 /// Counts the same, in whatever pieces bytes come.
 pub fn redis(bytes: &[u8]) {
@@ -9,6 +10,12 @@ pub fn redis(bytes: &[u8]) {
     let mut parts = Requests::default();
     let counted = parts.count(front).and_then(|count| Some(count + parts.count(back)?));
     assert_eq!(counted, Requests::default().count(bytes));
+    let mut questions = Questions::new(Protocol::Redis);
+    for piece in [front, back] {
+        questions.ask(piece);
+        let instead = questions.instead_of(piece);
+        assert!(instead.is_none_or(|instead| instead.len() == piece.len() && instead != piece));
+    }
     let mut parts = Replies::default();
     let counted = parts.count(front).and_then(|count| Some(count + parts.count(back)?));
     assert_eq!(counted, Replies::default().count(bytes));
@@ -19,7 +26,8 @@ pub fn redis(bytes: &[u8]) {
 mod tests {
     use super::redis;
 
-    const SEEDS: [(&str, &[u8]); 4] = [
+    const SEEDS: [(&str, &[u8]); 5] = [
+        ("refused", b"\x06*2\r\n$4\r\nSPOP\r\n$1\r\nx\r\nspop 'x'\r\n"),
         ("requests", b"\x05*2\r\n$3\r\nGET\r\n$1\r\nx\r\nping\r\n"),
         ("replies", b"\x09+OK\r\n$2\r\nab\r\n*2\r\n:1\r\n$-1\r\n"),
         ("resp3", b"\x03%1\r\n+a\r\n#t\r\n>1\r\n+m\r\n|1\r\n+b\r\n,1\r\n_\r\n"),

@@ -6,6 +6,7 @@ pub(crate) mod determinism;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod redis;
+mod refused;
 mod session;
 
 use crate::connection::Piece;
@@ -91,6 +92,8 @@ pub(crate) struct OfRedis {
     asked: VecDeque<Asked>,
     /// Of a reply that each server gives in its own way, so much has come.
     own: Vec<u8>,
+    /// Where what the server is given has to be other bytes ([`refused`]).
+    altered: Vec<(usize, u8)>,
     /// A client has sent what is no request: from then on any bytes answer all. Whether something is open.
     broken: Option<bool>,
 }
@@ -106,6 +109,12 @@ struct Asked {
 impl OfRedis {
     fn pass(&mut self) {
         let more = core::mem::take(&mut self.open);
+        if self.session.is_compared() {
+            // Each has one reply.
+            self.owed += more;
+            self.is_paid = false;
+            return;
+        }
         self.is_doubtful |= self.is_paid && more > 0;
         // Redis answers in order: what has not come before that never will, as after SUBSCRIBE.
         self.owed = if core::mem::take(&mut self.is_paid) { 0 } else { self.owed + more };
@@ -117,8 +126,17 @@ impl OfRedis {
         while !rest.is_empty() {
             let before = rest;
             let ends = self.requests.take(&mut rest)?;
-            let replies =
-                self.session.take(before.get(..before.len() - rest.len()).unwrap_or_default(), ends);
+            let now = before.get(..before.len() - rest.len()).unwrap_or_default();
+            let replies = match refused::altered(self.session.partial(), now) {
+                None => self.session.take(now, ends),
+                Some((at, byte)) => {
+                    self.altered.push((bytes.len() - before.len() + at, byte));
+                    // Another server that is to go on with the connection gets what this one has had.
+                    let mut now = now.to_vec();
+                    now[at] = byte;
+                    self.session.take(&now, ends)
+                }
+            };
             self.open += replies;
             if replies > 0 && self.session.is_compared() {
                 let (class, name) = self.session.last();
@@ -224,7 +242,7 @@ impl Questions {
             }
             Self::Redis(_) => None,
             #[cfg(test)]
-            Self::Counted(of) => Some(of.resumes()),
+            Self::Counted(of) => of.resumes(),
         }
     }
 
@@ -243,7 +261,7 @@ impl Questions {
 
     /// So many bytes have come of a request that is not whole.
     pub(crate) fn partial_bytes(&self) -> usize {
-        if let Self::Redis(of) = self { of.session.partial_bytes() } else { 0 }
+        if let Self::Redis(of) = self { of.session.partial().len() } else { 0 }
     }
 
     /// The server is given this.
@@ -260,6 +278,21 @@ impl Questions {
             #[cfg(test)]
             Self::Counted(of) => of.ask(bytes),
         }
+    }
+
+    /// What the server is given in the place of what was asked last, if that must not come to it as it is.
+    pub(crate) fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let Self::Redis(of) = self else { return None };
+        if of.altered.is_empty() {
+            return None;
+        }
+        let mut instead = bytes.to_vec();
+        for (at, byte) in of.altered.drain(..) {
+            if let Some(place) = instead.get_mut(at) {
+                *place = byte;
+            }
+        }
+        Some(instead)
     }
 
     /// The server says this. What of it is for clients, and what is told apart, is handed on.
@@ -297,7 +330,12 @@ impl Questions {
 
     /// Whether something was passed that has not been answered.
     pub(crate) fn owes(&self) -> bool {
-        if let Self::Redis(of) = self { of.owed > 0 } else { false }
+        match self {
+            Self::Raw { .. } => false,
+            Self::Redis(of) => of.owed > 0,
+            #[cfg(test)]
+            Self::Counted(of) => of.owes(),
+        }
     }
 
     /// Whether the server has nothing left to answer.

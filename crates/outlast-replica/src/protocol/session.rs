@@ -2,6 +2,7 @@
 //! a transaction. Another server that is to go on with the connection gets the same requests.
 
 use super::determinism::{self, Class};
+use super::refused;
 use crate::connection::comparison::NAME_BYTES;
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -11,6 +12,8 @@ use alloc::vec::Vec;
 const PARTIAL_BYTES_MAX: usize = 1 << 20;
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 const SETUP_BYTES_MAX: usize = 64 << 10;
+/// Of blank lines in front of a request.
+const BLANK_BYTES_MAX: usize = 256;
 /// Of the words that matter.
 const WORD_BYTES_MAX: usize = 16;
 /// Of requests that subscribe to something, and of those that end that.
@@ -92,8 +95,8 @@ impl Session {
     }
 
     /// Of a request that has not come as a whole; no more than is kept.
-    pub(crate) fn partial_bytes(&self) -> usize {
-        self.partial.len()
+    pub(crate) fn partial(&self) -> &[u8] {
+        &self.partial
     }
 
     /// How it is brought about at another server; none: it cannot be.
@@ -120,11 +123,20 @@ impl Session {
         self.partial_is_long |= bytes.len() > room;
         self.partial.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
         if !ends {
+            self.forget_blank_lines();
             return 0;
         }
         let request = core::mem::take(&mut self.partial);
         let is_long = core::mem::take(&mut self.partial_is_long);
         self.note(&request, is_long)
+    }
+
+    /// They may come without end, and belong to no request.
+    fn forget_blank_lines(&mut self) {
+        if self.partial.len() > BLANK_BYTES_MAX && refused::begin(&self.partial, &[]) == self.partial.len() {
+            let last = self.partial.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            self.partial.drain(..last);
+        }
     }
 
     /// A whole request; or the first part of it, where it is long.

@@ -20,11 +20,15 @@ pub(super) const BACKLOG_LOGS: usize = 4;
 const ASK_AFTER_MS: u64 = 5;
 /// And again, as the question may be lost, or too early.
 const ASK_AGAIN_MS: u64 = 10;
-/// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time.
-const ASK_BYTES_MAX: usize = 8 << 10;
+/// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time. So it is asked once more for each.
+const BYTES_PER_QUESTION: usize = 16 << 10;
+/// And no more often than that.
+const QUESTIONS_MAX: usize = 256;
+/// A time waits so much longer than what clients say for what a server does not answer, and that it is not done with.
+const TIMES_WAIT: u64 = 3;
 
 /// Of what a server is asked by the node itself. Connections are numbered from 1 on.
-pub(super) const NO_CONNECTION: ConnectionId = ConnectionId(0);
+pub(crate) const NO_CONNECTION: ConnectionId = ConnectionId(0);
 
 /// When a server gets what has a place in the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +71,11 @@ enum Proceed {
 }
 
 impl Working {
+    /// It has another time, and is asked whether it has looked what that means.
+    fn is_time(&self) -> bool {
+        self.connection == NO_CONNECTION && !self.awaits_end
+    }
+
     /// Since when all may go on without an answer.
     fn passed_ms(&self) -> Option<u64> {
         if let Proceed::Since { at_ms } = self.proceed { Some(at_ms) } else { None }
@@ -109,6 +118,10 @@ pub(super) struct Deliveries {
     closing: BTreeSet<ConnectionId>,
     /// The server has ended its streams of these connections, which are to be closed.
     ended: BTreeSet<ConnectionId>,
+    /// Requests on these connections were passed, and have no answer: the server may give them one when it hears of another time.
+    owing: BTreeSet<ConnectionId>,
+    /// The server has not said that it has looked at a time, and nothing else since then: it is not asked about the next ones.
+    is_silent: bool,
 }
 
 impl Deliveries {
@@ -131,6 +144,11 @@ impl Deliveries {
         self.waiting.iter().any(|waiting| waiting.connection == connection)
     }
 
+    /// A request was passed, and has no answer.
+    pub(super) fn owes(&self) -> bool {
+        !self.owing.is_empty()
+    }
+
     /// The server has nothing to do for this connection any more.
     fn end_work(&mut self, connection: ConnectionId) {
         self.working = self.working.filter(|working| working.connection != connection);
@@ -139,8 +157,8 @@ impl Deliveries {
     /// The next one that the server may have now.
     fn next(&mut self, now_ms: u64) -> Option<Waiting> {
         let Waiting { connection, after, proceed, waits_for_answers, .. } = self.waiting.front()?;
-        let is_free =
-            self.working.is_none_or(|working| working.connection == *connection && !waits_for_answers);
+        let is_its = |working: Working| working.connection == *connection && *connection != NO_CONNECTION;
+        let is_free = self.working.is_none_or(|working| is_its(working) && !waits_for_answers);
         // What a client says in answer to something comes behind it: the server has answered what it was given before.
         let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
         let is_passed = matches!(proceed, Proceed::Since { .. });
@@ -179,6 +197,12 @@ impl Deliveries {
         let working = self.working.as_mut().filter(|working| working.index == index);
         let waiting = self.waiting.iter_mut().find(|waiting| waiting.index == index);
         working.map(|working| &mut working.proceed).or(waiting.map(|waiting| &mut waiting.proceed))
+    }
+
+    /// What waits are times, and nothing else.
+    fn have_times_alone(&self) -> bool {
+        let is_time = |waiting: &Waiting| matches!(waiting.action, Action::SetClock { .. });
+        !self.waiting.is_empty() && self.waiting.iter().all(is_time)
     }
 
     /// Something that is not of this connection waits.
@@ -236,13 +260,15 @@ impl Replica {
     }
 
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
-        let Waiting { index, connection, action, proceed, .. } = next;
-        self.note_given(index, now_ms);
+        let Waiting { index, connection, mut action, proceed, .. } = next;
+        if !matches!(action, Action::SetClock { .. }) {
+            self.note_given(index, now_ms);
+        }
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);
         let mut length = before.map_or(0, |working| working.bytes);
-        let (waits, awaits_end) = match &action {
+        let (waits, awaits_end) = match &mut action {
             Action::ToServer { bytes, .. } => {
                 let protocol = self.protocol;
                 let questions = self
@@ -251,11 +277,20 @@ impl Replica {
                     .or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
                 length = length.max(questions.partial_bytes()) + bytes.len();
                 questions.ask(bytes);
+                if let Some(instead) = questions.instead_of(bytes) {
+                    *bytes = instead.into();
+                    self.actions.push_back(Action::CommandRefused { connection });
+                }
                 (!has_ended && !questions.are_answered(), false)
             }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
             Action::RefreshServer { .. } => (true, true),
+            // It answers those whose time is over before it works on what comes next, at all nodes.
+            Action::SetClock { .. } => {
+                let owes = self.protocol.asks_server() && self.deliveries.owes();
+                (owes && !self.deliveries.is_silent && !is_mutant!(self, TimeIsNotAwaited), false)
+            }
             Action::CloseServer { .. } => {
                 self.deliveries.closing.insert(connection);
                 (true, true)
@@ -268,11 +303,13 @@ impl Replica {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
+            self.note_owing(connection);
             self.deliveries.end_work(connection);
         }
         self.actions.push_back(action);
         if waits && !(is_passed && awaits_end) {
-            let (since_ms, ask_at_ms) = (now_ms, now_ms + ASK_AFTER_MS);
+            let is_time = connection == NO_CONNECTION && !awaits_end;
+            let (since_ms, ask_at_ms) = (now_ms, now_ms + if is_time { 0 } else { ASK_AFTER_MS });
             self.deliveries.working = Some(Working {
                 connection,
                 index,
@@ -315,7 +352,11 @@ impl Replica {
         if let Some(said) = self.deliveries.said.get_mut(&connection) {
             *said += bytes.len() as u64;
         }
+        self.deliveries.is_silent = false;
         self.take_answer(connection, bytes, now_ms);
+        if self.deliveries.owing.contains(&connection) {
+            self.note_owing(connection);
+        }
         if let Some(questions) = self.questions.get(&connection) {
             let is_passed =
                 |working: &Working| working.connection == connection && working.passed_ms().is_some();
@@ -335,6 +376,7 @@ impl Replica {
     /// The server of this node has ended its stream of this connection.
     pub(super) fn note_server_end(&mut self, connection: ConnectionId, now_ms: u64) {
         self.questions.remove(&connection);
+        self.deliveries.owing.remove(&connection);
         self.deliveries.ended.insert(connection);
         self.deliveries.end_work(connection);
         self.go_on_with_deliveries(now_ms);
@@ -370,8 +412,8 @@ impl Replica {
     pub(super) fn asks_at_ms(&self) -> Option<u64> {
         let working = self.deliveries.working.filter(|working| !working.awaits_end && !self.rests())?;
         let leads = self.role == Role::Serving && self.blocking().is_some();
-        let asks = self.protocol.asks_server() && working.bytes <= ASK_BYTES_MAX;
-        (asks && (leads || working.passed_ms().is_some())).then_some(working.ask_at_ms)
+        let asks = self.protocol.asks_server() && working.bytes <= BYTES_PER_QUESTION * QUESTIONS_MAX;
+        (asks && (leads || working.passed_ms().is_some() || working.is_time())).then_some(working.ask_at_ms)
     }
 
     pub(super) fn ask_server(&mut self, now_ms: u64) {
@@ -391,8 +433,20 @@ impl Replica {
     /// The server of this node has worked off all that it was given up to this entry, and all that it has said was handed in. What it has not
     /// answered it does not answer before others have said something. The primary has all pass it; others do, when their servers are as far.
     pub fn handle_server_idle(&mut self, index: u64, now_ms: u64) {
+        self.deliveries.is_silent = false;
         let working = self.deliveries.working.filter(|working| working.index == index);
-        if working.is_some_and(|working| working.passed_ms().is_some()) {
+        if working.is_some_and(|working| working.is_time()) {
+            self.deliveries.end_work(NO_CONNECTION);
+            self.go_on_with_deliveries(now_ms);
+        } else if let Some(working) = &mut self.deliveries.working
+            && working.index == index
+            && working.bytes > BYTES_PER_QUESTION
+        {
+            // It has read a part at the least.
+            working.bytes -= BYTES_PER_QUESTION;
+            working.ask_at_ms = now_ms;
+            self.ask_server(now_ms);
+        } else if working.is_some_and(|working| working.passed_ms().is_some()) {
             self.pass(index, now_ms);
         } else if working.is_some() && self.role == Role::Serving {
             self.go_on_unanswered(index, now_ms);
@@ -402,7 +456,8 @@ impl Replica {
 
     /// A server that does not say whether it is done is not waited for without end.
     pub(super) fn passed_until_ms(&self) -> Option<u64> {
-        let passed_ms = self.deliveries.working?.passed_ms()?;
+        let working = self.deliveries.working?;
+        let passed_ms = if working.is_time() { working.since_ms } else { working.passed_ms()? };
         Some(passed_ms + self.order.limits().answer_timeout_ms)
     }
 
@@ -424,7 +479,11 @@ impl Replica {
         // What the node asks itself is answered, or the server hangs.
         let is_own = self.deliveries.connection_of(index) == Some(NO_CONNECTION);
         let is_new = !self.deliveries.proceeds(index) && !self.rests() && !is_own;
-        is_new.then(|| since_ms + self.order.limits().answer_timeout_ms)
+        let timeout_ms = self.order.limits().answer_timeout_ms;
+        // A time alone is no client that waits, but the server may wait for a time: CLIENT PAUSE.
+        let timeout_ms =
+            if self.deliveries.have_times_alone() { timeout_ms * TIMES_WAIT } else { timeout_ms };
+        is_new.then_some(since_ms + timeout_ms)
     }
 
     /// When a backup's server counts as hanging. The primary has been heard all the time: it would have passed what its server does not
@@ -472,6 +531,7 @@ impl Replica {
         if self.passed_until_ms().is_some_and(|at_ms| now_ms >= at_ms)
             && let Some(working) = self.deliveries.working
         {
+            self.deliveries.is_silent |= working.is_time();
             self.pass(working.index, now_ms);
         }
         if self.passes_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
@@ -496,7 +556,21 @@ impl Replica {
     fn propose_proceed(&mut self, index: u64, now_ms: u64) {
         if let Some(proceed) = self.deliveries.proceed_mut(index).filter(|proceed| **proceed == Proceed::No) {
             *proceed = Proceed::Proposed;
+            self.clock.note_passed(now_ms);
             self.propose(Entry::Proceed { index }, now_ms);
+        }
+    }
+
+    /// Connections on which a request was passed, and has no answer.
+    pub fn owing(&self) -> impl Iterator<Item = ConnectionId> {
+        self.deliveries.owing.iter().copied()
+    }
+
+    fn note_owing(&mut self, connection: ConnectionId) {
+        if self.questions.get(&connection).is_some_and(Questions::owes) {
+            self.deliveries.owing.insert(connection);
+        } else {
+            self.deliveries.owing.remove(&connection);
         }
     }
 
@@ -535,6 +609,7 @@ impl Replica {
             && let Some(questions) = self.questions.get_mut(&connection)
         {
             questions.pass();
+            self.note_owing(connection);
         }
         self.go_on_with_deliveries(now_ms);
     }

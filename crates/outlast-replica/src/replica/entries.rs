@@ -108,6 +108,7 @@ impl Replica {
                 }
             }
             entry @ Entry::Canonical { .. } => self.take_canonical(entry, now_ms),
+            Entry::Tick { at_ms } => self.take_tick(index, at_ms, now_ms),
             Entry::NoOp => self.answer_strays(index, now_ms),
             Entry::Proceed { index } => self.proceed(index, now_ms),
             Entry::Acked { connection, offset, report } => {

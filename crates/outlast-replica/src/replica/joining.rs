@@ -5,6 +5,7 @@
 //! protocol is understood (a login, a chosen database). A connection whose state cannot be transferred has to end before the snapshot is made
 //! ([`Replica::handle_abort`]): a server that has missed what came there has other data.
 
+use super::clock::Clock;
 use super::{Action, Delivery, LastAck, Replica, Role};
 use crate::connection::{Connection, Handshake};
 use crate::entry::{ConnectionId, Entry};
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub index: u64,
     /// When it was made, by the clock of the node that made it.
     pub at_ms: u64,
+    /// The time of day that the server had then, where it has that from the order ([`ServerClock::Order`](super::ServerClock)); 0: it has had none.
+    pub clock_ms: u64,
     /// The connections that were open then.
     pub connections: Vec<Known>,
     /// Those that had ended not long before, and whose clients may not know, and for how long each had been open.
@@ -113,6 +116,7 @@ impl Replica {
             let opened_at_ms = made_ms.saturating_sub(*age_ms);
             replica.closed.remember(LastAck { opened_at_ms, ..*last_ack }, made_ms);
         }
+        replica.clock = Clock::resumed(snapshot.clock_ms, made_ms);
         replica.late = Some((snapshot.at_ms, made_ms));
         replica
     }
@@ -251,7 +255,9 @@ impl Replica {
             let age_ms = now_ms.saturating_sub(last.opened_at_ms);
             (LastAck { opened_at_ms: 0, ..last }, age_ms)
         });
-        Snapshot { index, at_ms: now_ms, connections: connections.collect(), closed: closed.collect() }
+        let (connections, closed) = (connections.collect(), closed.collect());
+        let clock_ms = if is_mutant!(self, SnapshotForgetsTheTime) { 0 } else { self.clock.at_ms() };
+        Snapshot { index, at_ms: now_ms, clock_ms, connections, closed }
     }
 
     /// At the primary: ends a connection on all nodes, with a reset for its client.

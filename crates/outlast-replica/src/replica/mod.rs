@@ -1,5 +1,8 @@
 //! One node of a group: the order, and the connections of clients that it is about.
 
+mod clock;
+#[cfg(test)]
+mod clock_tests;
 mod closed;
 mod comparing;
 #[cfg(test)]
@@ -24,12 +27,16 @@ use crate::{Limits, Message, NotTaken, Order, is_mutant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use clock::Clock;
+pub use clock::ServerClock;
 use closed::Closed;
 pub use closed::LastAck;
 pub use comparing::AnswerPolicy;
 use comparing::Comparing;
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
+#[cfg(any(test, feature = "io"))]
+pub(crate) use deliveries::NO_CONNECTION;
 pub use handing_over::NoHandOver;
 use handing_over::{Early, Forwarding, Withholding};
 use joining::Holding;
@@ -165,8 +172,13 @@ pub enum Action {
     AskServer {
         /// The entry about which it is.
         index: u64,
-        /// The last of what was given is of this client.
+        /// The last of what was given is of this client; 0: it was another time.
         connection: ConnectionId,
+    },
+    /// The time of day for the server of this node is this from now on. It counts before anything is given to the server that is asked for later.
+    SetClock {
+        /// In milliseconds since 1970.
+        at_ms: u64,
     },
     /// The server of this node is to forget what a copy of its data lacks. When it has: [`Replica::handle_refreshed`].
     RefreshServer {
@@ -180,6 +192,11 @@ pub enum Action {
     /// not come to it. This node should not be a member.
     ServerDiffers {
         /// Which connection.
+        connection: ConnectionId,
+    },
+    /// A client has sent a command that would leave servers with different data: all nodes have their servers refuse it.
+    CommandRefused {
+        /// Which client.
         connection: ConnectionId,
     },
     /// The server of this node has said something else than the primary's server. The primary is told, and decides.
@@ -252,6 +269,7 @@ pub struct Replica {
     comparing: Comparing,
     judging: Judging,
     protocol: Protocol,
+    clock: Clock,
     /// What the server has not answered, of connections to it.
     questions: BTreeMap<ConnectionId, Questions>,
     acked_at_ms: u64,
@@ -316,6 +334,7 @@ impl Replica {
             comparing: Comparing::default(),
             judging: Judging::default(),
             protocol: Protocol::default(),
+            clock: Clock::default(),
             questions: BTreeMap::new(),
             acked_at_ms: 0,
             missed: BTreeMap::new(),
@@ -442,6 +461,7 @@ impl Replica {
             self.hand_over_ends_ms(),
             self.compares_at_ms(),
             self.hangs_unsaid_at_ms(),
+            self.ticks_at_ms(),
         ]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
@@ -456,6 +476,7 @@ impl Replica {
         self.end_late_hand_over(now_ms);
         self.tell_compared(now_ms);
         self.find_unsaid(now_ms);
+        self.tick_idly(now_ms);
         self.ask_server(now_ms);
         self.pass_unanswered(now_ms);
         self.find_differing_server(now_ms);
@@ -475,6 +496,9 @@ impl Replica {
         if !self.pending.is_empty() {
             self.pending.push_back(entry);
             return;
+        }
+        if entry.given_on().is_some() {
+            self.tick(now_ms);
         }
         if let Err(NotTaken::Full(entry)) = self.order.propose(entry, now_ms) {
             self.pending.push_back(entry);

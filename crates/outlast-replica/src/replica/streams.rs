@@ -56,12 +56,17 @@ impl Replica {
             return Err(NotTaken::NotPrimary(bytes));
         };
         let is_held = self.holding.as_ref().is_some_and(|holding| holding.is_full(self.order.limits()));
-        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX || is_held {
+        let ends = state.answers.ends_later();
+        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX || is_held || ends {
             return Err(NotTaken::Full(bytes));
         }
         if bytes.len() > DATA_BYTES_MAX {
             return Err(NotTaken::Long(bytes));
         }
+        self.tick(now_ms);
+        let Some(state) = self.connections.get_mut(&connection) else {
+            return Err(NotTaken::NotPrimary(bytes));
+        };
         let (offset, length) = (state.input.proposed, bytes.len() as u64);
         let (said, before) = (state.answers.produced, state.answers.comparison.proposed());
         let report = state.answers.propose_said();
@@ -82,15 +87,20 @@ impl Replica {
         Ok(())
     }
 
-    /// The client has ended its stream, and all of it was handed in.
-    pub fn handle_input_end(&mut self, connection: ConnectionId, now_ms: u64) {
+    /// The client has ended its stream, and all of it was handed in. Whether that was taken: else it is said again later.
+    #[must_use]
+    pub fn handle_input_end(&mut self, connection: ConnectionId, now_ms: u64) -> bool {
         let Some(state) = self.connections.get_mut(&connection).filter(|_| self.role == Role::Serving) else {
-            return;
+            return true;
         };
+        if state.answers.ends_later() {
+            return false;
+        }
         if !core::mem::replace(&mut state.input.end_proposed, true) {
             self.propose(Entry::Fin { connection }, now_ms);
         }
         self.take_outputs(now_ms);
+        true
     }
 
     /// The client has reset the connection, or the kernel has given it up.
@@ -221,8 +231,7 @@ impl Replica {
     pub(crate) fn is_idle(&self, connection: ConnectionId) -> bool {
         let idle = |state: &crate::connection::Connection| {
             let input = &state.input;
-            let waits = state.answers.own.waits();
-            input.delivered == input.proposed && input.ended == input.end_proposed && !waits
+            input.delivered == input.proposed && input.ended == input.end_proposed
         };
         let has_all = !self.deliveries.has(connection);
         self.pending.is_empty() && has_all && self.connections.get(&connection).is_some_and(idle)

@@ -70,6 +70,7 @@ impl Replica {
         self.acked.clear();
         self.unaccepted.clear();
         self.forget_proposed_proceeds();
+        self.clock.forget_proposed();
         for ((_, packet), _) in core::mem::take(&mut self.held) {
             self.actions.push_back(Action::Verdict { packet, passes: false });
         }

@@ -166,7 +166,7 @@ fn a_client_that_has_not_heard_of_its_end_is_answered_by_a_successor() {
         let connection = group.open(1);
         group.node(1).handle_answer(connection, b"bye", 0);
         group.node(1).handle_answer_end(connection, 0);
-        group.node(1).handle_input_end(connection, 0);
+        assert!(group.node(1).handle_input_end(connection, 0));
         group.settle();
         group.node(1).handle_closed(connection, 0);
         group.settle();

@@ -19,6 +19,7 @@ const NO_OP: u8 = 9;
 const PROCEED: u8 = 10;
 const REFRESH: u8 = 11;
 const CANONICAL: u8 = 12;
+const TICK: u8 = 13;
 
 /// What is known of answers.
 const UNKNOWN: u8 = 0;
@@ -80,6 +81,10 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
         Entry::Closed { connection } => of(out, CLOSED, connection),
         Entry::NoOp => out.push(NO_OP),
         Entry::Refresh => out.push(REFRESH),
+        Entry::Tick { at_ms } => {
+            out.push(TICK);
+            out.extend(at_ms.to_be_bytes());
+        }
         Entry::Proceed { index } => {
             out.push(PROCEED);
             out.extend(index.to_be_bytes());
@@ -93,6 +98,7 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
         OPEN => return Ok(Entry::Open { handshake: parse_handshake(reader)?, at_ms: reader.u64()? }),
         NO_OP => return Ok(Entry::NoOp),
         REFRESH => return Ok(Entry::Refresh),
+        TICK => return Ok(Entry::Tick { at_ms: reader.position()? }),
         PROCEED => return Ok(Entry::Proceed { index: reader.u64()? }),
         _ => {}
     }

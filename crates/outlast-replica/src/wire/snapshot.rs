@@ -20,6 +20,7 @@ const NOT_COMPARED: u8 = 32;
 pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
     out.extend(snapshot.index.to_be_bytes());
     out.extend(snapshot.at_ms.to_be_bytes());
+    out.extend(snapshot.clock_ms.to_be_bytes());
     out.extend(count_of(snapshot.connections.len()));
     for known in &snapshot.connections {
         encode_known(known, out);
@@ -44,7 +45,7 @@ pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
     if index > u64::MAX / 2 {
         return Err(NoMessage::Value);
     }
-    let at_ms = reader.u64()?;
+    let (at_ms, clock_ms) = (reader.u64()?, reader.position()?);
     let (mut connections, mut closed) = (Vec::new(), Vec::new());
     for _ in 0..reader.u32()? {
         connections.push(parse_known(&mut reader)?);
@@ -57,7 +58,7 @@ pub fn parse(bytes: &[u8]) -> Result<Snapshot, NoMessage> {
     if !reader.is_empty() {
         return Err(NoMessage::Length);
     }
-    Ok(Snapshot { index, at_ms, connections, closed })
+    Ok(Snapshot { index, at_ms, clock_ms, connections, closed })
 }
 
 fn count_of(count: usize) -> [u8; 4] {

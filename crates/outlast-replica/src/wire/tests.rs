@@ -57,6 +57,7 @@ fn entries() -> Vec<Entry> {
         Entry::Acked { connection, offset: u64::MAX, report: Said::Unknown },
         Entry::NoOp,
         Entry::Refresh,
+        Entry::Tick { at_ms: 1 << 41 },
         Entry::Proceed { index: 1 << 33 },
         Entry::Closed { connection },
     ]
@@ -177,8 +178,11 @@ fn snapshots() -> Vec<(&'static str, Snapshot)> {
     let closed = vec![(LastAck { handshake, sequence: 1, ack: 2, opened_at_ms: 0 }, 77)];
     let connections = vec![known(7, Some(resume)), known(8, Some(Resume::default())), known(9, None)];
     vec![
-        ("nothing", Snapshot { index: 0, at_ms: 0, connections: Vec::new(), closed: Vec::new() }),
-        ("all", Snapshot { index: u64::MAX / 2, at_ms: 1 << 41, connections, closed }),
+        (
+            "nothing",
+            Snapshot { index: 0, at_ms: 0, clock_ms: 0, connections: Vec::new(), closed: Vec::new() },
+        ),
+        ("all", Snapshot { index: u64::MAX / 2, at_ms: 1 << 41, clock_ms: 1 << 42, connections, closed }),
     ]
 }
 

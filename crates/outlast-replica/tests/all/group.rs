@@ -118,13 +118,19 @@ impl Cluster {
             promise_ms: PROMISE_MS,
             delivery: Delivery::Serial,
             protocol: Protocol::Raw,
+            clock: outlast_replica::ServerClock::Machine,
             answers: AnswerPolicy::First,
         };
         let machines = hosts.iter().zip(links).zip(&group.nodes).map(|((host, link), listed)| {
             let portal = (!listed.is_witness).then(|| {
                 echo(host);
                 let server = ([127, 0, 0, 1], SERVER_PORT).into();
-                Portal { device: link.device(Side::Client).to_owned(), server, copying: None }
+                Portal {
+                    device: link.device(Side::Client).to_owned(),
+                    server,
+                    copying: None,
+                    clock_page: None,
+                }
             });
             let (name, group) = (listed.name.clone(), group.clone());
             let settings = Settings {

@@ -2,7 +2,8 @@
 
 use super::process;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -13,6 +14,20 @@ pub(crate) fn pass_on(descriptor: BorrowedFd<'_>, command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             if libc::fcntl(number, libc::F_SETFD, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+    }
+}
+
+/// Has the program inherit this descriptor, which other programs do not.
+pub fn inherit(descriptor: RawFd, command: &mut Command) {
+    // SAFETY: between fork and exec there is one system call, with a copied number.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::fcntl(descriptor, libc::F_SETFD, 0) < 0 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(())
+            }
         });
     }
 }

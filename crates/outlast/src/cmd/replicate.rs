@@ -63,6 +63,9 @@ pub struct NodeArgs {
     /// Command that reads such a copy, and gives it to this server in the place of its data; `redis`: ready-made
     #[arg(long, value_name = "COMMAND")]
     pub restore: Option<String>,
+    /// Library that gives the server the time of the order [default: liboutlast_clock.so beside this program, or in ../lib/outlast]
+    #[arg(long, value_name = "FILE")]
+    pub clock_library: Option<PathBuf>,
     /// File with the password of this node's redis server, which copies need
     #[arg(long, value_name = "FILE")]
     pub server_password_file: Option<PathBuf>,
@@ -116,6 +119,7 @@ The group file, the same on all machines (witness: a node without a server, whic
   name = \"db\"
   portal = \"10.0.0.250:6379\"    # where clients connect to; no machine has this address
   protocol = \"redis\"            # or raw, the default: clients wait for each answer
+  clock = \"order\"               # or machine, the default: each server has the time of its machine
   [[node]]
   name = \"a\"
   address = \"10.0.0.1:7400\"

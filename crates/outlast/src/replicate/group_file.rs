@@ -5,7 +5,7 @@ use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable};
 use anyhow::Result;
 use outlast_replica::node::group::{Group, Listed, PROMISE_MS};
-use outlast_replica::{AnswerPolicy, Delivery, Protocol};
+use outlast_replica::{AnswerPolicy, Delivery, Protocol, ServerClock};
 use serde::Deserialize;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -22,7 +22,8 @@ struct File {
     #[serde(default)]
     protocol: FileProtocol,
     #[serde(default)]
-    answers: FileAnswers,
+    clock: FileClock,
+    answers: Option<FileAnswers>,
     node: Vec<Node>,
 }
 
@@ -44,12 +45,29 @@ enum FileProtocol {
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+enum FileClock {
+    #[default]
+    Machine,
+    Order,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 enum FileAnswers {
     First,
-    /// A difference may have a good reason, and a group that takes out its backups for it is worse off than without.
-    #[default]
     Reported,
     Unchecked,
+}
+
+impl FileAnswers {
+    /// Where servers have clocks of their own, a difference may have a good reason: a key has expired at one of them a moment before. A group that
+    /// takes out its backups for it is worse off than without.
+    fn by_default(clock: FileClock) -> Self {
+        match clock {
+            FileClock::Machine => Self::Reported,
+            FileClock::Order => Self::First,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,13 +114,18 @@ fn parse(text: &str) -> Result<Group, String> {
         FileProtocol::Raw => Protocol::Raw,
         FileProtocol::Redis => Protocol::Redis,
     };
-    let answers = match file.answers {
+    let clock = match file.clock {
+        FileClock::Machine => ServerClock::Machine,
+        FileClock::Order => ServerClock::Order,
+    };
+    let answers = match file.answers.unwrap_or_else(|| FileAnswers::by_default(file.clock)) {
         FileAnswers::First => AnswerPolicy::First,
         FileAnswers::Reported => AnswerPolicy::Reported,
         FileAnswers::Unchecked => AnswerPolicy::Unchecked,
     };
     let (name, portal) = (file.name, file.portal);
-    let group = Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol, answers };
+    let group =
+        Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol, clock, answers };
     group.check()?;
     Ok(group)
 }
@@ -141,6 +164,13 @@ witness = true
             let list = TEXT.replacen('\n', &format!("\nanswers = \"{text}\"\n"), 1);
             assert_eq!(parse(&list).unwrap().answers, answers);
         }
+        // Where servers have the same time there is no good reason to differ.
+        assert_eq!(group.clock, ServerClock::Machine);
+        let ordered = "\nclock = \"order\"\nprotocol = \"redis\"\n";
+        let group = parse(&TEXT.replacen('\n', ordered, 1)).unwrap();
+        assert_eq!((group.clock, group.answers), (ServerClock::Order, AnswerPolicy::First));
+        let told = parse(&TEXT.replacen('\n', &format!("{ordered}answers = \"reported\"\n"), 1)).unwrap();
+        assert_eq!(told.answers, AnswerPolicy::Reported);
     }
 
     #[test]
@@ -149,6 +179,7 @@ witness = true
         let mut blocks = guide.split("```text\n").filter_map(|block| block.split("```").next());
         let group = parse(blocks.find(|block| block.contains("[[node]]")).unwrap()).unwrap();
         assert_eq!((group.nodes.len(), group.protocol), (3, Protocol::Redis));
+        assert_eq!(group.clock, ServerClock::Order);
     }
 
     #[test]
@@ -164,6 +195,21 @@ witness = true
                 "name = \"db\"",
                 "name = \"db\"\ndelivery = \"any\"",
                 "unknown variant `any`, expected `serial` or `per-connection`",
+            ),
+            (
+                "name = \"db\"",
+                "name = \"db\"\nclock = \"Order\"",
+                "unknown variant `Order`, expected `machine` or `order`",
+            ),
+            (
+                "name = \"db\"",
+                "name = \"db\"\nclock = \"order\"",
+                "clock = \"order\" needs protocol = \"redis\"",
+            ),
+            (
+                "name = \"db\"",
+                "name = \"db\"\nclock = \"order\"\nprotocol = \"redis\"\ndelivery = \"per-connection\"",
+                "delivery = \"serial\", the default",
             ),
             (
                 "name = \"db\"",

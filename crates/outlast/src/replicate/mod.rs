@@ -1,5 +1,6 @@
 //! A node of a group of replicas: from its settings to its end.
 
+mod clock;
 mod group_file;
 mod instance;
 mod server;
@@ -15,6 +16,7 @@ use crate::metrics;
 use crate::narrate::Narrator;
 use crate::signals::{Request, Signals};
 use anyhow::{Context, Result};
+use clock::{Clock, LIBRARY};
 use instance::Instance;
 use outlast_netlink::{Protocol, Socket, device};
 use outlast_replica::copy::{Copying, How};
@@ -45,18 +47,18 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Runs a node until a signal ends it, or it cannot go on.
 pub fn run(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator) -> Result<Code> {
     raise_limit();
-    let (settings, shown) = settings(args)?;
+    let plan = plan(args)?;
     // A single thread: what has to be quick does not wait for another one, and the portal has its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
-    let ended = runtime.block_on(attend(args, process, narrator, settings, shown));
+    let ended = runtime.block_on(attend(args, process, narrator, plan));
     // A copy of the data may be under way, in a thread that waits for others.
     runtime.shutdown_background();
     ended
 }
 
 /// What the node is to do, and where its server is.
-fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
+fn plan(args: &NodeArgs) -> Result<Plan> {
     let (Some(file), Some(name)) = (&args.group, &args.node) else {
         let how = "give --group FILE and --node NAME, or a command: status, switchover, join, evict, drain";
         return Err(Failure::usage(format!("what is to be replicated? {how}")));
@@ -68,6 +70,7 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
         Failure::usage(format!("{} has no node {name:?}: it lists {} (--node)", file.display(), names()))
     })?;
     let has_server = args.server.is_some() || !args.program.is_empty();
+    let mut clock = None;
     let portal = match (args.witness, listed.is_witness, has_server) {
         (_, true, true) => {
             return Err(Failure::usage(format!("node {name} is a witness, and has no server: leave it out")));
@@ -96,7 +99,9 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
                 None => device_of(listed.address, name)?,
             };
             let copying = copying(args, &group, server)?;
-            Some(Portal { device, server, copying })
+            clock = Clock::new(&group, name, &args.program, args.clock_library.as_deref())?;
+            let clock_page = clock.as_ref().map(|clock| clock.page.clone());
+            Some(Portal { device, server, copying, clock_page })
         }
     };
     let folder = args.state_folder.clone().unwrap_or_else(|| PathBuf::from(MEMORY_FOLDER));
@@ -110,7 +115,17 @@ fn settings(args: &NodeArgs) -> Result<(Settings, Option<SocketAddr>)> {
         ));
     }
     let memory = Some(memory);
-    Ok((Settings { group, name: name.clone(), portal, memory, is_new_group, joins }, server))
+    let settings = Settings { group, name: name.clone(), portal, memory, is_new_group, joins };
+    Ok(Plan { settings, server, clock })
+}
+
+/// What is to run.
+struct Plan {
+    settings: Settings,
+    /// Where the server takes connections.
+    server: Option<SocketAddr>,
+    /// From where it has the time of day, if not from its machine.
+    clock: Option<Clock>,
 }
 
 /// How the data of this node's server are copied, and how it gets those of another one, if that is known.
@@ -167,13 +182,8 @@ enum End {
     Server(std::io::Result<ExitStatus>),
 }
 
-async fn attend(
-    args: &NodeArgs,
-    process: &ProcessArgs,
-    narrator: &Narrator,
-    settings: Settings,
-    server_address: Option<SocketAddr>,
-) -> Result<Code> {
+async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, plan: Plan) -> Result<Code> {
+    let Plan { settings, server: server_address, clock } = plan;
     // Ours before anybody is told that this runs.
     let mut signals = Signals::new()?;
     let socket = admin::socket(process, "`outlast replicate status` will not work")?;
@@ -184,12 +194,12 @@ async fn attend(
     let (group, name) = (settings.group.clone(), settings.name.clone());
     if let (Some(address), [program, ..]) = (server_address, args.program.as_slice()) {
         tokio::select! {
-            free = wait_until_free(address, program) => free?,
+            free = wait_until_free(address, program, clock.is_some()) => free?,
             request = signals.next() => return Ok(code_of(request)),
         }
     }
     let node = Node::start(settings).await.map_err(|error| cannot_start(&group, server_address, error))?;
-    let mut server = Server::start(&args.program)?;
+    let mut server = Server::start(&args.program, clock.as_ref())?;
     let instance = Arc::new(Instance::new(node, &group, server_address));
     let mut tasks = JoinSet::new();
     tasks.spawn(serve(socket, instance.clone()));
@@ -243,14 +253,16 @@ fn code_of(request: Request) -> Code {
 }
 
 /// A server that an earlier run has started may need a moment to end.
-async fn wait_until_free(address: SocketAddr, program: &OsStr) -> Result<()> {
+async fn wait_until_free(address: SocketAddr, program: &OsStr, has_clock: bool) -> Result<()> {
     let is_taken = async || tokio::task::spawn_blocking(move || is_up(address)).await.unwrap_or(false);
     let begun = Instant::now();
     while is_taken().await {
         if begun.elapsed() > FREE_WITHIN {
             return Err(Failure::system(format!(
-                "cannot start {}: another server listens at {address} already; leave its command line out to replicate that one",
-                program.display()
+                "cannot start {}: another server listens at {address} already; {}",
+                program.display(),
+                // It would have its machine's time, or one that stands still.
+                if has_clock { "end that one" } else { "leave its command line out to replicate that one" }
             )));
         }
         tokio::time::sleep(LOOK).await;
@@ -312,6 +324,11 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
         Ended::ServerHangs => {
             format!("the server at {server} does not answer as the others do (see the log): {leaves}")
         }
+        Ended::ClockIgnored => format!(
+            "the server at {server} does not take the time from the order (clock = \"order\"), so this node does not take part: the server is \
+             linked statically, or its user cannot read {LIBRARY}, or a program between it and this one has cleared its environment or \
+             closed its descriptors. Mend that, or write clock = \"machine\" at all nodes"
+        ),
         Ended::Portal(what) => format!("the portal {} cannot go on here: {what}", group.portal),
         Ended::Memory(what) => {
             format!("cannot note that this node is in the group {name} (--state-folder): {what}; {leaves}")

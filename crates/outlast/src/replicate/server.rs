@@ -1,10 +1,11 @@
 //! This node's server, where it was started together with the node.
 
+use super::clock::Clock;
 use crate::exit::Failure;
 use anyhow::Result;
-use outlast_restart::end_with_us;
+use outlast_restart::{end_with_us, inherit};
 use outlast_session::relay::dial::plain;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -24,12 +25,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it. It gets SIGTERM when this process dies: nobody else would know of it.
-    pub fn start(program: &[OsString]) -> Result<Option<Self>> {
+    /// Starts it, with a clock if it is to have one. It gets SIGTERM when this process dies: nobody else would know of it.
+    pub fn start(program: &[OsString], clock: Option<&Clock>) -> Result<Option<Self>> {
         let Some((program, arguments)) = program.split_first() else { return Ok(None) };
         let name = program.to_string_lossy().into_owned();
         let mut command = Command::new(program);
         command.args(arguments).stdin(std::process::Stdio::null());
+        if let Some(clock) = clock {
+            command.envs(clock.variables());
+            inherit(clock.page.descriptor(), &mut command);
+        }
         // Ctrl-C is for this process, which ends it when the others go on.
         command.process_group(0);
         end_with_us(libc::SIGTERM, &mut command);
@@ -48,11 +53,11 @@ impl Server {
         self.child.wait().await
     }
 
-    /// Ends it.
+    /// Ends it, and what it has started: a shell in front of the server hands no signal on.
     pub async fn stop(&mut self) {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         if let Some(pid) = pid
-            && let Err(error) = kill_process(pid, Signal::TERM)
+            && let Err(error) = kill_process_group(pid, Signal::TERM)
         {
             tracing::debug!(%error, "the server has ended already");
         }

@@ -11,7 +11,7 @@ pub mod names;
 mod notify;
 pub mod parts;
 pub mod pipe_signal;
-mod preload;
+pub mod preload;
 mod state;
 mod tell;
 pub mod upgrade;

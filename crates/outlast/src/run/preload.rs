@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// The library's file.
 const LIBRARY: &str = "liboutlast_preload.so";
 /// The dynamic loader's variable.
-const VARIABLE: &str = "LD_PRELOAD";
+pub const VARIABLE: &str = "LD_PRELOAD";
 /// How the reason ends where the program needs no library.
 const BY_ITSELF: &str = "takes over its connections by itself";
 /// What runs text that is executable.
@@ -54,7 +54,7 @@ pub fn choose(when: Preload, given: Option<&Path>, program: &OsStr, path: &OsStr
                 return Err(Failure::system(format!("cannot read {given} (--preload-library): {why}")));
             }
         },
-        (_, None) => beside(),
+        (_, None) => beside(LIBRARY),
     };
     let choice = match found {
         Some(library) => match obstacle(&library, program, path) {
@@ -102,12 +102,17 @@ pub fn is_proc_missing() -> bool {
     std::env::current_exe().is_err()
 }
 
-/// Where an installation has it.
-fn beside() -> Option<PathBuf> {
+/// Where an installation has this library.
+pub fn beside(library: &str) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let folder = own.parent()?;
-    let places = [folder.join(LIBRARY), folder.parent()?.join("lib/outlast").join(LIBRARY)];
+    let places = [folder.join(library), folder.parent()?.join("lib/outlast").join(library)];
     places.into_iter().find(|place| place.is_file())
+}
+
+/// Why a library cannot be loaded into the program, if so, whatever it does there.
+pub fn obstacle_to_any(library: &Path, program: &OsStr, path: &OsStr) -> Option<String> {
+    obstacle(library, program, path).filter(|why| !why.ends_with(BY_ITSELF))
 }
 
 /// Why the library cannot be loaded into the program, if so.

@@ -44,6 +44,7 @@ mod python_suites;
 mod relay;
 mod replicate;
 mod replicate_answers;
+mod replicate_clock;
 mod replicate_join;
 mod replicate_switchover;
 mod restarting;

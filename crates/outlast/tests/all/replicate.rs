@@ -94,14 +94,28 @@ impl Machines {
     /// A node of some name, by some list, on this machine.
     fn start_as(&self, machine: &str, name: &str, file: &Path, flags: &[&str]) -> Node {
         let machine = self.machine(machine);
+        let port = SERVER_PORT.to_string();
+        let folder = machine.folder.to_str().unwrap();
+        let redis = ["redis-server", "--port", &port, "--save", "", "--dir", folder];
+        self.run(machine, name, file, flags, if machine.is_witness { &[] } else { &redis })
+    }
+
+    /// A node with another program as its server, if any.
+    pub fn start_with(&self, name: &str, flags: &[&str], program: &[&str]) -> Node {
+        self.run(self.machine(name), name, &self.file, flags, program)
+    }
+
+    fn run(&self, machine: &Machine, name: &str, file: &Path, flags: &[&str], program: &[&str]) -> Node {
         let mut all = vec!["replicate", "--group", file.to_str().unwrap(), "--node", name];
         all.extend(["--state-folder", machine.folder.to_str().unwrap()]);
         all.extend(flags);
         let server = format!("127.0.0.1:{SERVER_PORT}");
-        let port = SERVER_PORT.to_string();
         if !machine.is_witness {
-            all.extend(["--server", &server, "--", "redis-server", "--port", &port, "--save", "", "--dir"]);
-            all.push(machine.folder.to_str().unwrap());
+            all.extend(["--server", &server]);
+        }
+        if !program.is_empty() {
+            all.push("--");
+            all.extend(program);
         }
         let inner = command(&machine.folder, &all);
         let mut outer = Command::new("ip");

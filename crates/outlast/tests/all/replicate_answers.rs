@@ -179,3 +179,36 @@ fn replies_that_every_server_gives_in_its_own_way_go_on_from_another_server() {
     let (_, why) = machines.ask(next, &["why"]);
     assert!(!why.contains("otherwise"), "{why}");
 }
+
+#[test]
+fn a_command_that_would_leave_servers_with_different_data_is_refused_at_all_of_them() {
+    let Some(machines) = Machines::new("answers-refused", 2, 1) else { return };
+    let mut nodes = machines.start_all(&[]);
+    let primary = machines.primary(&["a", "b"]);
+    let leading = nodes.iter_mut().find(|node| node.name == primary).unwrap();
+    eventually("it does not say how it deals with redis", || {
+        leading.outlast.said_so_far().contains("SPOP is refused").then_some(())
+    });
+    let mut client = Client::new(&machines);
+    assert_eq!(client.ask("sadd set a b c d e f g h\r\n", 1), ":8");
+    let refused = "-ERR unknown command";
+    for words in ["spop set\r\n", "*2\r\n$4\r\nSPOP\r\n$3\r\nset\r\n", "sPoP set 3\r\n"] {
+        let said = client.ask(words, 1);
+        assert!(said.starts_with(refused), "{said}");
+    }
+    // In pieces, and in a transaction.
+    client.ask("*2\r\n$4\r\nSP", 0);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(client.ask("OP\r\n$3\r\nset\r\n", 1).starts_with(refused));
+    assert_eq!(client.ask("multi\r\n", 1), "+OK");
+    assert!(client.ask("spop set\r\n", 1).starts_with(refused));
+    assert!(client.ask("exec\r\n", 1).starts_with("-EXECABORT"));
+    leading.outlast.wait_for("a client has sent SPOP");
+    // What looks like it is none.
+    assert_eq!(client.ask("set spop spop\r\nget spop\r\n", 3), "+OK $4 spop");
+    assert_eq!(client.ask("scard set\r\n", 1), ":8");
+    let backup = if primary == "a" { "b" } else { "a" };
+    eventually("it is not there", || (machines.redis(backup, "get spop") == "spop").then_some(()));
+    assert_eq!(machines.redis(backup, "scard set"), ":8");
+    assert_eq!(machines.role(backup), "backup");
+}

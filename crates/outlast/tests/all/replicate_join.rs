@@ -46,7 +46,7 @@ pub fn wait_for_member(machines: &Machines, name: &str) {
 }
 
 /// Has this member serve clients, whoever does.
-fn switch_to(machines: &Machines, name: &str) {
+pub fn switch_to(machines: &Machines, name: &str) {
     eventually("it does not lead", || {
         machines.ask(name, &["switchover", name]);
         (machines.role(name) == "primary, serves clients").then_some(())

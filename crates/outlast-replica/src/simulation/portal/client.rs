@@ -1,6 +1,6 @@
 //! A client: an unmodified TCP, and a program that sends bytes and reads answers.
 
-use super::server::{ABORT, KNOWN, LOAD, OWN, QUIT, SAME};
+use super::server::{ABORT, KNOWN, LOAD, OWN, QUIT, SAME, TIME, WAIT};
 use super::tcp::{Packet, State, Tcp};
 use crate::Ends;
 use core::net::{Ipv4Addr, SocketAddr};
@@ -64,10 +64,12 @@ impl Client {
             let byte = match self.written.len() as u32 {
                 at @ 0..2 => (self.number >> (at * 6)) as u8 & 0x3f,
                 // What a copy of the server lacks, and what each server answers in its own way, is asked for more often than the rest.
-                _ if random.next_u64().is_multiple_of(8) => match random.next_u64() % 10 {
+                _ if random.next_u64().is_multiple_of(8) => match random.next_u64() % 14 {
                     0 => LOAD,
                     1..=4 => KNOWN,
                     5 => SAME,
+                    6..=7 => TIME,
+                    8..=9 => WAIT,
                     _ => OWN,
                 },
                 _ => (random.next_u64() % 200) as u8,

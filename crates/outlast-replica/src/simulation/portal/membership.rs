@@ -115,7 +115,7 @@ impl World {
         }
         let Some(state) = self.nodes.get(&donor) else { return Ok(()) };
         let Some(view) = self.views.get(views - 1).cloned() else { return Ok(()) };
-        let node = state.join(me, (view, views), LIMITS, self.now_ms);
+        let node = state.join(me, (view, views), LIMITS, self.now_ms)?;
         self.trace(|| std::format!("{me:?} joins with {} of {donor:?}", node.replica.order().delivered()));
         self.watch.join(me, donor);
         self.nodes.insert(me, node);

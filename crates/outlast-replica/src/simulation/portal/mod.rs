@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 26] = [
+const MUTANTS: [(Mutant, &[&str]); 30] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -61,6 +61,10 @@ const MUTANTS: [(Mutant, &[&str]); 26] = [
     (Mutant::ServesWithoutLease, &["fenced"]),
     (Mutant::OwnRepliesAreForgotten, &["progress", "differences"]),
     (Mutant::OwnRepliesAreSaid, &["clients", "differences", "progress"]),
+    (Mutant::ClockIsItsOwn, &["clock"]),
+    (Mutant::ClockIsEarly, &["same answers", "clients", "differences"]),
+    (Mutant::TimeIsNotAwaited, &["same answers", "clients", "differences"]),
+    (Mutant::SnapshotForgetsTheTime, &["clock"]),
     (Mutant::ComparesEarly, &["differences"]),
     (Mutant::ComparesNothing, &["differences"]),
     (

@@ -1,6 +1,6 @@
 //! A machine: the replica, and the shell around it, with a kernel and a server.
 
-use super::invariants::{Watch, fenced, verdicts};
+use super::invariants::{Watch, clock, fenced, verdicts};
 use super::server::{Answer, Request, Server};
 use super::tcp::{Packet, State, Tcp, refuse};
 use crate::Entry;
@@ -9,12 +9,23 @@ use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
 use crate::{
     Action, ConnectionId, Delivery, Direction, Ends, InitialSequence, Limits, Message, PacketId, Protocol,
-    Replica,
+    Replica, ServerClock,
 };
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::vec::Vec;
 extern crate std;
+
+/// The time of day when a schedule begins, and by how much later it is at each next node.
+const CLOCK_BEGINS_MS: u64 = 1_000_000;
+const CLOCKS_DIFFER_MS: u64 = 60;
+
+/// How a node and its server work.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    pub protocol: Protocol,
+    pub clock: ServerClock,
+}
 
 /// A socket of the portal.
 #[derive(Debug)]
@@ -61,7 +72,7 @@ pub struct Node {
     pub excluded: bool,
     /// The last one to which it was to hand over.
     pub hands_over_to: Option<NodeId>,
-    protocol: Protocol,
+    how: How,
     /// Its server is to say when it has worked off all, about these entries.
     asked: Vec<u64>,
     /// It has begun with a copy of another one's server, whose connections it does not have yet.
@@ -83,32 +94,32 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(me: NodeId, view: View, limits: Limits, protocol: Protocol, mutant: Option<Mutant>) -> Self {
-        Self::with(me, Replica::new(me, view, limits), Server::default(), protocol, mutant)
+    pub fn new(me: NodeId, view: View, limits: Limits, how: How, mutant: Option<Mutant>) -> Self {
+        Self::with(me, Replica::new(me, view, limits), Server::default(), how, mutant)
     }
 
     /// With a copy of this one's server, which has worked off all that it was given.
-    pub fn join(&self, me: NodeId, (view, views): (View, usize), limits: Limits, now_ms: u64) -> Self {
+    pub fn join(
+        &self,
+        me: NodeId,
+        (view, views): (View, usize),
+        limits: Limits,
+        now_ms: u64,
+    ) -> Result<Self, Violation> {
         let snapshot = self.replica.snapshot(now_ms);
-        let how = (Delivery::Serial, self.protocol);
+        let server = self.server.copy();
+        clock::check_copy(me, server.clock_ms, snapshot.clock_ms)?;
+        let how = (Delivery::Serial, self.how.protocol);
         let replica = Replica::join(me, &snapshot, view, limits, how, now_ms);
-        Self {
-            views,
-            joins: true,
-            ..Self::with(me, replica, self.server.copy(), self.protocol, self.replica.mutant)
-        }
+        Ok(Self { views, joins: true, ..Self::with(me, replica, server, self.how, self.replica.mutant) })
     }
 
-    fn with(
-        me: NodeId,
-        replica: Replica,
-        server: Server,
-        protocol: Protocol,
-        mutant: Option<Mutant>,
-    ) -> Self {
+    fn with(me: NodeId, replica: Replica, server: Server, how: How, mutant: Option<Mutant>) -> Self {
         let mut server = server;
         server.own = me.0 as u8;
-        let mut replica = replica.with(Delivery::Serial, protocol);
+        let mut replica = replica.with(Delivery::Serial, how.protocol).timed(how.clock);
+        // Clocks of machines differ.
+        replica.handle_time_of_day(CLOCK_BEGINS_MS + me.0 * CLOCKS_DIFFER_MS, 0);
         replica.set_mutant(mutant);
         Self {
             me,
@@ -120,7 +131,7 @@ impl Node {
             hands_over_to: None,
             outdated: false,
             joins: false,
-            protocol,
+            how,
             asked: Vec::new(),
             has_lease: false,
             sockets: BTreeMap::new(),
@@ -140,6 +151,7 @@ impl Node {
         !is_whole
             || !self.server.is_idle()
             || !self.replica.is_settled()
+            || !self.replica.not_transferable().is_empty()
             || self.may_differ()
             || self.excluded
     }
@@ -302,12 +314,17 @@ impl Node {
                 }
                 Action::Excluded { .. } => self.excluded = true,
                 Action::AskServer { index, .. } => self.asked.push(index),
+                Action::SetClock { at_ms } => {
+                    clock::check(self.me, self.server.clock_ms, at_ms)?;
+                    self.server.clock_ms = at_ms;
+                }
                 Action::RefreshServer { index } => {
                     self.server.give(ConnectionId(0), Request::Refresh(index));
                 }
                 Action::Outdated => self.outdated = true,
                 Action::AnswersDiffer { node, successor, .. } => self.out.differing.push((node, successor)),
                 Action::FoundDifference { .. }
+                | Action::CommandRefused { .. }
                 | Action::TooFar { .. }
                 | Action::Lags { .. }
                 | Action::ServerHangs
@@ -356,7 +373,11 @@ impl Node {
         let is_syn = packet.segment.flags.syn && !packet.segment.flags.ack;
         let is_over = |socket: &Socket| socket.tcp.is_done() || socket.tcp.state == State::Reset;
         let answers = match self.sockets.get_mut(&ends) {
-            Some(socket) if !is_over(socket) || !is_syn && socket.tcp.state != State::Reset => {
+            Some(socket)
+                if !is_over(socket)
+                    || !is_syn && socket.tcp.state != State::Reset
+                    || is_syn && socket.tcp.takes_for_old(&packet.segment) =>
+            {
                 let was_new = socket.tcp.state == State::SynReceived;
                 let answers = socket.tcp.receive(packet);
                 if was_new && socket.tcp.state == State::Established {
@@ -474,8 +495,7 @@ impl Node {
         }
         if socket.tcp.inbox.is_empty() {
             if reads_end {
-                socket.end_read = true;
-                self.replica.handle_input_end(connection, now_ms);
+                socket.end_read = self.replica.handle_input_end(connection, now_ms);
             }
             if is_reset && !core::mem::replace(&mut socket.reset_told, true) {
                 self.replica.handle_reset(connection, now_ms);

@@ -9,7 +9,11 @@ extern crate std;
 
 /// A client that sends this byte has its stream ended, or its connection reset.
 pub const QUIT: u8 = 255;
-pub use crate::protocol::counted::{ABORT, OWN, SAME, SILENT, own_bytes};
+pub use crate::protocol::counted::{ABORT, OWN, SAME, SILENT, WAIT, own_bytes};
+/// The answer to this follows from the time of day that the server knows.
+pub const TIME: u8 = 193;
+/// [`WAIT`] is answered when so much time has passed, as the server knows it; what comes behind it on the connection waits.
+const WAIT_MS: u64 = 15;
 /// What has come with the first of these is known from then on, until it is forgotten, and not in a copy. The answer to the second says whether it is.
 pub const LOAD: u8 = 197;
 pub const KNOWN: u8 = 196;
@@ -48,14 +52,44 @@ pub struct Server {
     ended: BTreeMap<ConnectionId, ()>,
     /// Connections on which it says nothing of its own.
     same: BTreeMap<ConnectionId, ()>,
+    /// Clients that wait, until when, and what they have said since.
+    waiting: BTreeMap<ConnectionId, (u64, VecDeque<Request>)>,
+    /// It answers those whose time is over, all of them, and then goes on with what they have said since, in the same order.
+    ends_waits: bool,
+    resumed: VecDeque<ConnectionId>,
     /// Of this server alone; not 0.
     pub own: u8,
+    /// The time of day, as it knows it.
+    pub clock_ms: u64,
 }
 
 impl Server {
     /// Something comes.
     pub fn give(&mut self, connection: ConnectionId, request: Request) {
-        self.inbox.entry(connection).or_default().push_back(request);
+        match self.waiting.get_mut(&connection) {
+            Some((_, behind)) if request != Request::Close => behind.push_back(request),
+            _ => {
+                self.waiting.remove(&connection);
+                self.inbox.entry(connection).or_default().push_back(request);
+            }
+        }
+    }
+
+    /// A client has waited for long enough.
+    fn due(&self) -> Option<ConnectionId> {
+        let first = self.waiting.iter().min_by_key(|(connection, (until_ms, _))| (*until_ms, **connection));
+        first.filter(|(_, (until_ms, _))| *until_ms <= self.clock_ms).map(|(connection, _)| *connection)
+    }
+
+    /// It is answered now, and goes on.
+    fn end_wait(&mut self, connection: ConnectionId) -> Option<(ConnectionId, Vec<u8>, Vec<Answer>)> {
+        let (_, behind) = self.waiting.remove(&connection)?;
+        if !behind.is_empty() {
+            self.inbox.insert(connection, behind);
+            self.resumed.push_back(connection);
+        }
+        let count = self.count();
+        Some((connection, Vec::new(), std::vec![Answer::Bytes(std::vec![WAIT, count, WAIT ^ count])]))
     }
 
     /// One with the same data, and nothing else.
@@ -70,14 +104,22 @@ impl Server {
 
     /// It has worked off all.
     pub fn is_idle(&self) -> bool {
-        self.inbox.is_empty()
+        self.inbox.is_empty() && self.due().is_none()
     }
 
     /// Works off one request.
     pub fn work(&mut self, random: &mut SplitMix64) -> Option<(ConnectionId, Vec<u8>, Vec<Answer>)> {
+        while self.resumed.pop_front_if(|connection| !self.inbox.contains_key(connection)).is_some() {}
+        let due = self.due();
+        self.ends_waits &= due.is_some();
+        self.ends_waits |=
+            self.resumed.is_empty() && (self.inbox.is_empty() || random.next_u64().is_multiple_of(2));
+        if let Some(connection) = due.filter(|_| self.ends_waits) {
+            return self.end_wait(connection);
+        }
         let waiting: Vec<ConnectionId> = self.inbox.keys().copied().collect();
         let at = random.next_u64().checked_rem(waiting.len() as u64)?;
-        let connection = waiting[at as usize];
+        let connection = self.resumed.front().copied().unwrap_or(waiting[at as usize]);
         let requests = self.inbox.get_mut(&connection)?;
         let request = requests.pop_front()?;
         if requests.is_empty() {
@@ -96,8 +138,23 @@ impl Server {
         match request {
             Request::Connect => answers.push(Answer::Bytes(std::vec![0])),
             Request::Bytes(bytes) => {
-                for byte in bytes {
+                let mut bytes = bytes.into_iter();
+                while let Some(byte) = bytes.next() {
                     read.push(byte);
+                    if byte == WAIT && self.clock_ms > 0 {
+                        let mut behind = self.inbox.remove(&connection).unwrap_or_default();
+                        if behind.contains(&Request::Close) {
+                            // It notices that nobody is there any more.
+                            self.inbox.insert(connection, VecDeque::from([Request::Close]));
+                            break;
+                        }
+                        let rest: Vec<u8> = bytes.collect();
+                        if !rest.is_empty() {
+                            behind.push_front(Request::Bytes(rest));
+                        }
+                        self.waiting.insert(connection, (self.clock_ms + WAIT_MS, behind));
+                        break;
+                    }
                     if byte >= ABORT {
                         self.ended.insert(connection, ());
                         answers.push(if byte == QUIT { Answer::End } else { Answer::Reset });
@@ -117,7 +174,8 @@ impl Server {
                         answers.push(if own == 0 { Answer::Bytes(answer) } else { Answer::Own(answer) });
                     } else if byte != SILENT {
                         let known = if byte == KNOWN && self.is_loaded { 0x80 } else { 0 };
-                        let count = self.count() ^ known;
+                        let time = if byte == TIME { self.clock_ms as u8 } else { 0 };
+                        let count = self.count() ^ known ^ time;
                         answers.push(Answer::Bytes(std::vec![byte, count, byte ^ count]));
                     }
                 }
@@ -138,7 +196,7 @@ impl Server {
 
     /// Ends the stream of a client for a reason of its own, as after a time-out. Whether it could.
     pub fn quit(&mut self, connection: ConnectionId) -> bool {
-        let is_idle = !self.inbox.contains_key(&connection);
+        let is_idle = !self.inbox.contains_key(&connection) && !self.waiting.contains_key(&connection);
         is_idle && self.ended.insert(connection, ()).is_none()
     }
 

@@ -55,6 +55,8 @@ pub struct Tcp {
     pub ended: bool,
     pub fin_sent: bool,
     pub fin_acked: bool,
+    /// Its stream has ended before that of the other end.
+    ended_first: bool,
 }
 
 impl Tcp {
@@ -73,6 +75,7 @@ impl Tcp {
             ended: false,
             fin_sent: false,
             fin_acked: false,
+            ended_first: false,
         }
     }
 
@@ -97,12 +100,19 @@ impl Tcp {
         tcp.sent = tcp.outbox.len() as u64;
         (tcp.ended, tcp.fin_received) = (restore.answers_ended, restore.client_ended);
         tcp.fin_sent = tcp.ended;
+        tcp.ended_first = tcp.fin_sent && !tcp.fin_received;
         tcp
     }
 
     /// All was said and heard, at both ends.
     pub fn is_done(&self) -> bool {
         self.fin_received && self.inbox.is_empty() && self.fin_acked
+    }
+
+    /// All is over, and the kernel is in TIME-WAIT, as the other end has ended its stream later: the SYN of that connection, late, opens no
+    /// new one (Linux: tcp_timewait_state_process).
+    pub fn takes_for_old(&self, syn: &Segment) -> bool {
+        self.is_done() && self.ended_first && syn.sequence == self.remote.0
     }
 
     fn segment(&self, sequence: u32, flags: Flags, payload: Vec<u8>) -> Packet {
@@ -161,6 +171,7 @@ impl Tcp {
             let packet = self.part(self.sent);
             self.sent += packet.payload.len() as u64;
             self.fin_sent |= packet.segment.flags.fin;
+            self.ended_first |= self.fin_sent && !self.fin_received;
             packets.push(packet);
         }
         packets

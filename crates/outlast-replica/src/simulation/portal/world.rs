@@ -2,12 +2,12 @@
 
 use super::client::{Client, ends};
 use super::invariants::{Watch, clients, differences};
-use super::node::Node;
+use super::node::{How, Node};
 use super::tcp::{Packet, refuse};
 use crate::mutant::Mutant;
 use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
-use crate::{Entry, Limits, Message, Protocol};
+use crate::{Entry, Limits, Message, Protocol, ServerClock};
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
@@ -155,10 +155,12 @@ impl World {
         let view = View { epoch: 1, primary: NodeId(1), members: members.clone() };
         let protocol =
             if random.next_u64().is_multiple_of(2) { Protocol::Counted } else { Protocol::CountedAsked };
-        let nodes = members
-            .iter()
-            .map(|node| (*node, Node::new(*node, view.clone(), LIMITS, protocol, mutant)))
-            .collect();
+        // A server has to say when it has looked at the time.
+        let is_ordered = protocol == Protocol::CountedAsked && !random.next_u64().is_multiple_of(4);
+        let clock = if is_ordered { ServerClock::Order } else { ServerClock::Machine };
+        let how = How { protocol, clock };
+        let nodes =
+            members.iter().map(|node| (*node, Node::new(*node, view.clone(), LIMITS, how, mutant))).collect();
         let mut world = Self {
             random,
             character,

@@ -2,6 +2,7 @@
 
 pub mod acknowledged;
 pub mod clients;
+pub mod clock;
 pub mod differences;
 pub mod fenced;
 pub mod progress;
