@@ -7,7 +7,8 @@ use crate::lease::Lease;
 use crate::view::{NodeId, View};
 use alloc::vec::Vec;
 
-/// A new leader waits for this part of the promise for members that have not answered it yet, before it takes them out.
+/// A new leader waits for this part of the promise for members that have not answered it yet, before it takes them out. So does one that was cut off,
+/// or did not run for a while, as on a machine that stood still: that others are silent was its own silence.
 const FIRST_ANSWERS: u64 = 3;
 
 /// A voter that has a server, as the leader knows it.
@@ -26,6 +27,8 @@ pub struct Leader<'a> {
     pub me: NodeId,
     /// Since when it leads.
     pub since_ms: u64,
+    /// Since when more than half of the voters answer it, without a gap.
+    pub majority_since_ms: u64,
     /// Who has led before, unless it has voted for this one. It has not been heard for the time of a promise, as a rule: nobody waits
     /// for it.
     pub before: Option<NodeId>,
@@ -53,6 +56,15 @@ impl Leader<'_> {
         };
         let members: Vec<NodeId> = view.members.iter().copied().filter(|node| live.contains(node)).collect();
         let is_new = now_ms < self.since_ms + self.promise_ms / FIRST_ANSWERS;
+        let is_back = now_ms < self.majority_since_ms + self.promise_ms / FIRST_ANSWERS;
+        let is_late = |heard: &Heard| {
+            heard.answered_ms.is_none_or(|at_ms| at_ms < self.majority_since_ms)
+                && view.has(heard.node)
+                && heard.node != self.me
+        };
+        if is_back && !is_new && self.voters.iter().any(is_late) {
+            return None;
+        }
         let unheard = |heard: &Heard| {
             heard.answered_ms.is_none()
                 && view.has(heard.node)
@@ -102,6 +114,7 @@ mod tests {
         let leader = Leader {
             me: NodeId(me),
             since_ms: 1000,
+            majority_since_ms: 1000,
             before: None,
             promise_ms: PROMISE_MS,
             voters: &voters,
@@ -152,6 +165,7 @@ mod tests {
         let leads = |before: Option<NodeId>| Leader {
             me: NodeId(1),
             since_ms: 1000,
+            majority_since_ms: 1000,
             before,
             promise_ms: PROMISE_MS,
             voters: &voters,
@@ -163,6 +177,29 @@ mod tests {
         assert_eq!(leads(None).next_view(Some(&before), 1033), next);
         assert_eq!(leads(Some(NodeId(3))).next_view(Some(&before), 1032), None);
         assert_eq!(leads(Some(NodeId(2))).next_view(Some(&before), 1002), next);
+    }
+
+    #[test]
+    fn a_leader_that_did_not_run_for_a_while_waits_a_moment_for_those_that_did_not_either() {
+        let lease = Lease::new(NodeId(1), PROMISE_MS);
+        let before = view(7, 1, &[1, 2, 3]);
+        let next = |two: u64, now_ms: u64| {
+            let voters = [(1, None), (2, Some(two)), (3, Some(5_000))]
+                .map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });
+            let leader = Leader {
+                me: NodeId(1),
+                since_ms: 1_000,
+                majority_since_ms: 5_000,
+                before: Some(NodeId(2)),
+                promise_ms: PROMISE_MS,
+                voters: &voters,
+                lease: &lease,
+            };
+            leader.next_view(Some(&before), now_ms)
+        };
+        assert_eq!(next(4_000, 5_032), None);
+        assert_eq!(next(4_000, 5_033), Some(view(8, 1, &[1, 3])));
+        assert_eq!(next(5_020, 5_033), None);
     }
 
     #[test]
@@ -179,6 +216,7 @@ mod tests {
         let leader = Leader {
             me: NodeId(9),
             since_ms: 1000,
+            majority_since_ms: 1000,
             before: None,
             promise_ms: PROMISE_MS,
             voters: &voters,

@@ -29,6 +29,9 @@ struct Inner {
     undecided: u32,
     leads: bool,
     since_ms: u64,
+    /// Since when more than half of the voters answer this node, the leader; and when that was last looked at.
+    majority_since_ms: Option<u64>,
+    looked_ms: u64,
     /// Another node that has led last, and has not voted for this one.
     before: Option<NodeId>,
     /// This node has voted for another one in this term: it leads in none up to it.
@@ -39,6 +42,9 @@ struct Inner {
     /// This node hands over, and borrows nothing for the view of this epoch.
     borrows_none_for: Option<u64>,
 }
+
+/// A node that has not looked for this part of the promise did not run.
+const GAPS_IN_PROMISE: u64 = 2;
 
 /// Shared by all tasks of a node.
 #[derive(Debug)]
@@ -58,6 +64,8 @@ impl State {
             undecided: 0,
             leads: false,
             since_ms: 0,
+            majority_since_ms: None,
+            looked_ms: 0,
             before: None,
             given_up_term: 0,
             term: 0,
@@ -76,6 +84,7 @@ impl State {
         if (leads, metrics.current_term) != (inner.leads, inner.term) {
             inner.answered_ms.clear();
             (inner.leads, inner.term, inner.since_ms) = (leads, metrics.current_term, now_ms);
+            inner.majority_since_ms = None;
         }
         let leader = metrics.current_leader.map(NodeId).filter(|leader| *leader != self.me);
         inner.before = leader.or(inner.before);
@@ -85,6 +94,12 @@ impl State {
         if leads {
             inner.lease.handle_applied(decided.term);
         }
+        let has_majority = inner.lease.until_ms().is_some_and(|until_ms| now_ms < until_ms);
+        // It did not run, or nobody has answered it: both are the same to it.
+        let looked_ms = core::mem::replace(&mut inner.looked_ms, now_ms);
+        let is_gap = now_ms > looked_ms + self.promise_ms / GAPS_IN_PROMISE;
+        let since_ms = inner.majority_since_ms.filter(|_| !is_gap).unwrap_or(now_ms);
+        inner.majority_since_ms = has_majority.then_some(since_ms);
     }
 
     /// The leader of this term has said something, and this node is about to acknowledge it.
@@ -161,9 +176,7 @@ impl State {
             return None;
         }
         // Nothing comes of what one proposes who is cut off, but a longer log.
-        if inner.lease.until_ms().is_none_or(|until_ms| until_ms <= now_ms()) {
-            return None;
-        }
+        let majority_since_ms = inner.majority_since_ms?;
         let membership = metrics.membership_config.membership();
         let nodes = membership.voter_ids().filter_map(|id| Some((id, membership.get_node(&id)?)));
         let servers = nodes.filter(|(_, member)| !member.is_witness).map(|(id, _)| NodeId(id));
@@ -172,6 +185,7 @@ impl State {
         let leader = Leader {
             me: self.me,
             since_ms: inner.since_ms,
+            majority_since_ms,
             before: inner.before,
             promise_ms: self.promise_ms,
             voters: &voters,
