@@ -15,16 +15,16 @@ use super::repair;
 use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
 use super::stream::READ_BYTES;
-use crate::connection::{Direction, Ends, Segment};
+use crate::connection::Ends;
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{AnswerPolicy, Delivery, PacketId, Replica, Restore, ServerClock};
+use crate::replica::{AnswerPolicy, Delivery, Replica, Restore, ServerClock};
 use crate::view::{NodeId, View};
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
-use outlast_netlink::queue::{Hook, Queue, Received, Verdict};
+use outlast_netlink::queue::{Queue, Verdict};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -70,7 +70,7 @@ pub struct Machine {
     pub(super) heard_primary_at: Instant,
     pub(super) took_over_at: Option<Instant>,
     /// This process has done nothing for a while.
-    has_slept: bool,
+    pub(super) has_slept: bool,
     worked_at: Instant,
     /// What becomes of packets, until the kernel is told.
     pub(super) verdicts: Vec<(u32, Verdict)>,
@@ -111,7 +111,7 @@ pub struct Machine {
     server_looked_at: Instant,
     poll: Poll,
     pub(super) queue: Queue,
-    listener: TcpListener,
+    pub(super) listener: TcpListener,
     pub(super) portal: Portal,
     pub(super) peers: Peers,
     commands: Receiver<Command>,
@@ -123,7 +123,7 @@ pub struct Machine {
     next_token: usize,
     pub(super) by_token: BTreeMap<Token, ConnectionId>,
     pub(super) announce_at: Option<Instant>,
-    ends: bool,
+    pub(super) ends: bool,
     /// For what is read.
     pub(super) room: Vec<u8>,
 }
@@ -264,7 +264,7 @@ impl Machine {
     }
 
     /// A client may have more than this node's server had said when it took over: then its socket is made again.
-    fn may_restore_again(&self) -> bool {
+    pub(super) fn may_restore_again(&self) -> bool {
         self.took_over_at.is_some_and(|at| at.elapsed() < AHEAD)
     }
 
@@ -501,55 +501,6 @@ impl Machine {
                     }
                     self.replica.handle_message(from, message, now_ms);
                 }
-            }
-        }
-    }
-
-    pub(super) fn take_packets(&mut self) -> io::Result<()> {
-        let now_ms = self.now_ms();
-        let (has_slept, may_restore_again) = (self.has_slept, self.may_restore_again());
-        loop {
-            let drops = match self.queue.receive()? {
-                Received::Nothing => return Ok(()),
-                Received::Overflow => {
-                    self.known.overflows += 1;
-                    None
-                }
-                Received::Packet(packet) => {
-                    let direction = if packet.hook == Hook::Input { Direction::In } else { Direction::Out };
-                    match Segment::parse(packet.bytes, direction) {
-                        Ok(segment) => {
-                            if direction == Direction::In {
-                                if has_slept && !self.replica.is_serving() {
-                                    // It may have waited for minutes.
-                                    self.verdicts.push((packet.id, Verdict::Drop));
-                                    continue;
-                                }
-                                if self.replica.keeps_packets() || may_restore_again {
-                                    let is_stale = !self.replica.is_serving();
-                                    self.handing_over.keep(&packet, segment.ends, is_stale);
-                                }
-                                // When the kernel has it, it may say how far the client is.
-                                self.heard.extend(self.by_ends.get(&segment.ends));
-                            }
-                            self.replica.handle_packet(PacketId(packet.id), direction, &segment, now_ms);
-                            None
-                        }
-                        Err(_) => Some(packet.id),
-                    }
-                }
-            };
-            self.verdicts.extend(drops.map(|id| (id, Verdict::Drop)));
-        }
-    }
-
-    pub(super) fn accept(&mut self) {
-        while let Ok((socket, client)) = self.listener.accept() {
-            if self.replica.is_serving() && !self.ends {
-                self.add_client(socket, client);
-            } else if let Err(error) = repair::close_silently(std::os::fd::OwnedFd::from(socket).into()) {
-                // The kernel had it whole before this node stopped to serve.
-                tracing::error!(%error, "a client may hear that its connection has ended here");
             }
         }
     }

@@ -10,6 +10,7 @@ pub mod copying;
 pub mod handing_over;
 mod handle;
 pub mod machine;
+mod packets;
 pub mod peers;
 mod primary;
 pub mod raw;

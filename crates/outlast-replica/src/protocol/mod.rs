@@ -261,7 +261,7 @@ impl Questions {
 
     /// So many bytes have come of a request that is not whole.
     pub(crate) fn partial_bytes(&self) -> usize {
-        if let Self::Redis(of) = self { of.session.partial().len() } else { 0 }
+        if let Self::Redis(of) = self { of.session.begun_bytes() } else { 0 }
     }
 
     /// The server is given this.

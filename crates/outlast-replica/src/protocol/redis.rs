@@ -42,6 +42,11 @@ impl Line {
     }
 }
 
+/// What C takes for a blank (`isspace`).
+pub(super) fn is_blank(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
 fn without_end(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)
@@ -83,7 +88,7 @@ impl Requests {
                 }
                 // Redis answers nothing to an empty line.
                 (0, None) => {}
-                (0, Some(_)) if line.trim_ascii().is_empty() => {}
+                (0, Some(_)) if line.iter().all(|byte| is_blank(*byte)) => {}
                 (0, Some(_)) => return Some(true),
                 (_, Some((b'$', text))) => {
                     self.values -= 1;

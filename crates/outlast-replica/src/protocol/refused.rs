@@ -3,6 +3,8 @@
 //! Such a command is not let through. Its name loses its last letter, at the same place on all nodes, so that every server refuses it, by an error that
 //! the client gets: `ERR unknown command 'SPO!'`. No byte comes or goes. A script may do the same (EVAL): that is found when answers are compared.
 
+use super::redis::is_blank;
+
 /// Of a request, the part in which its command ends.
 const HEAD_BYTES: usize = 128;
 const REFUSED: &[u8] = b"SPOP";
@@ -28,7 +30,7 @@ pub(super) fn begin(before: &[u8], bytes: &[u8]) -> usize {
     let byte = |at: usize| before.get(at).or_else(|| bytes.get(at - before.len())).copied();
     let mut at = 0;
     loop {
-        while byte(at).is_some_and(is_space) {
+        while byte(at).is_some_and(is_blank) {
             at += 1;
         }
         if byte(at) != Some(b'*') || !matches!(byte(at + 1), Some(b'0' | b'-')) {
@@ -37,11 +39,6 @@ pub(super) fn begin(before: &[u8], bytes: &[u8]) -> usize {
         let Some(length) = (0..HEAD_BYTES).find(|length| byte(at + length) == Some(b'\n')) else { return at };
         at += length + 1;
     }
-}
-
-/// What C takes for a blank.
-fn is_space(byte: u8) -> bool {
-    byte.is_ascii_whitespace() || byte == 0x0b
 }
 
 /// The byte with which the command's name is known to be one that is refused.
@@ -65,7 +62,7 @@ fn end_of_word(line: &[u8]) -> Option<usize> {
     if word.get(..REFUSED.len()).is_some_and(|name| name.eq_ignore_ascii_case(REFUSED)) {
         return Some(from + REFUSED.len() - 1);
     }
-    let end = word.iter().position(|byte| is_space(*byte) || Some(*byte) == quote).unwrap_or(word.len());
+    let end = word.iter().position(|byte| is_blank(*byte) || Some(*byte) == quote).unwrap_or(word.len());
     let is_odd = |byte: &u8| *byte == b'\\' || quote.is_none() && matches!(byte, b'"' | b'\'');
     word.get(..end)?.iter().position(is_odd).map(|odd| from + odd)
 }
@@ -78,6 +75,8 @@ fn line(request: &[u8], at: usize) -> Option<&[u8]> {
 #[allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 mod tests {
     use super::*;
+    use crate::protocol::redis::Requests;
+    use crate::protocol::session::Session;
     use alloc::vec::Vec;
 
     /// What the server gets of a request that comes in two pieces.
@@ -126,6 +125,23 @@ mod tests {
                 assert_eq!(given.len(), request.len());
             }
         }
+    }
+
+    #[test]
+    fn pieces_of_what_redis_passes_over_do_not_pile_up() {
+        let (mut requests, mut session) = (Requests::default(), Session::default());
+        for number in 0..100_000 {
+            let piece = if number == 0 { &b"*0\r\n*"[..] } else { b"0\r\n*0\r\n*" };
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let before = rest;
+                let ends = requests.take(&mut rest).unwrap();
+                session.take(&before[..before.len() - rest.len()], ends);
+            }
+            assert!(session.partial().len() < 1_000);
+        }
+        let last = b"2\r\n$4\r\nSPOP\r\n";
+        assert_eq!(altered(session.partial(), last), Some((last.len() - 3, INSTEAD)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! a transaction. Another server that is to go on with the connection gets the same requests.
 
 use super::determinism::{self, Class};
+use super::redis::is_blank;
 use super::refused;
 use crate::connection::comparison::NAME_BYTES;
 use alloc::collections::BTreeSet;
@@ -54,6 +55,8 @@ pub(crate) struct Session {
     is_not_transferable: bool,
     partial: Vec<u8>,
     partial_is_long: bool,
+    /// So many bytes have come since the last request has ended.
+    begun_bytes: usize,
     /// How the reply to the last request is compared, and its command.
     last: (Class, [u8; NAME_BYTES]),
     /// The same of the transaction that has begun.
@@ -90,11 +93,17 @@ impl Session {
             }
         }
         session.partial.clone_from(&resume.partial);
+        session.begun_bytes = resume.partial.len();
         session.is_not_compared |= resume.is_not_compared;
         session
     }
 
-    /// Of a request that has not come as a whole; no more than is kept.
+    /// So many bytes have come of a request that is not whole.
+    pub(crate) fn begun_bytes(&self) -> usize {
+        self.begun_bytes
+    }
+
+    /// They, no more than are kept.
     pub(crate) fn partial(&self) -> &[u8] {
         &self.partial
     }
@@ -116,6 +125,7 @@ impl Session {
 
     /// The server is given these bytes of a request, and the end of it, or not. So many replies it has.
     pub(crate) fn take(&mut self, bytes: &[u8], ends: bool) -> u64 {
+        self.begun_bytes = if ends { 0 } else { self.begun_bytes + bytes.len() };
         if self.partial.is_empty() && ends {
             return self.note(bytes, false);
         }
@@ -133,9 +143,10 @@ impl Session {
 
     /// They may come without end, and belong to no request.
     fn forget_blank_lines(&mut self) {
-        if self.partial.len() > BLANK_BYTES_MAX && refused::begin(&self.partial, &[]) == self.partial.len() {
-            let last = self.partial.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-            self.partial.drain(..last);
+        let begin = refused::begin(&self.partial, &[]);
+        if begin > BLANK_BYTES_MAX {
+            let last = self.partial.iter().take(begin).rposition(|byte| *byte == b'\n');
+            self.partial.drain(..last.map_or(0, |at| at + 1));
         }
     }
 
@@ -301,7 +312,7 @@ impl<'a> Words<'a> {
     fn new(request: &'a [u8]) -> Self {
         let mut words = Self { rest: request, is_array: false };
         loop {
-            words.rest = words.rest.trim_ascii_start();
+            words.skip_blanks();
             if words.rest.first() != Some(&b'*') {
                 return words;
             }
@@ -312,6 +323,11 @@ impl<'a> Words<'a> {
                 return words;
             }
         }
+    }
+
+    fn skip_blanks(&mut self) {
+        let count = self.rest.iter().take_while(|byte| is_blank(**byte)).count();
+        self.rest = self.rest.get(count..).unwrap_or_default();
     }
 
     fn line(&mut self) -> &'a [u8] {
@@ -332,8 +348,8 @@ impl<'a> Iterator for Words<'a> {
             self.rest = rest.get(2..).unwrap_or_default();
             word
         } else {
-            self.rest = self.rest.trim_ascii_start();
-            let end = self.rest.iter().position(u8::is_ascii_whitespace).unwrap_or(self.rest.len());
+            self.skip_blanks();
+            let end = self.rest.iter().position(|byte| is_blank(*byte)).unwrap_or(self.rest.len());
             let (word, rest) = self.rest.split_at(end);
             self.rest = rest;
             (!word.is_empty()).then_some(word)?
@@ -366,6 +382,7 @@ mod tests {
     fn a_connection_is_brought_into_the_same_state() {
         for (all, setup, queued, partial, replies) in [
             (&b"ping\r\nset a b\r\n"[..], &b""[..], &b""[..], &b""[..], 2),
+            (b"\x0b\r\n\x0bselect\x0b3\r\n", b"\x0b\r\n\x0bselect\x0b3\r\n", b"", b"", 1),
             (b"select 3\r\nselect 5\r\nselect 3\r\nget a\r\n", b"select 5\r\nselect 3\r\n", b"", b"", 4),
             (
                 b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n*1\r\n$4\r\nPI",

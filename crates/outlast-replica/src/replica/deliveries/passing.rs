@@ -1,0 +1,215 @@
+//! What the server does not answer: when it is asked about that, when all go on without an answer, and when a server counts as hanging.
+
+use super::super::{Action, GAP_MS, MISSED_MS, Replica, Role};
+use super::{ASK_AGAIN_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, TIMES_WAIT};
+use crate::entry::{ConnectionId, Entry};
+use crate::is_mutant;
+use crate::protocol::Questions;
+
+impl Replica {
+    /// When the server is asked whether it is done with what it does not answer.
+    pub(in crate::replica) fn asks_at_ms(&self) -> Option<u64> {
+        let working = self.deliveries.working.filter(|working| !working.awaits_end && !self.rests())?;
+        let leads = self.role == Role::Serving && self.blocking().is_some();
+        let asks = self.protocol.asks_server() && working.bytes <= BYTES_PER_QUESTION * QUESTIONS_MAX;
+        (asks && (leads || working.passed_ms().is_some() || working.is_time())).then_some(working.ask_at_ms)
+    }
+
+    pub(in crate::replica) fn ask_server(&mut self, now_ms: u64) {
+        if self.asks_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
+            return;
+        }
+        if let Some(working) = &mut self.deliveries.working {
+            working.ask_at_ms = now_ms + ASK_AGAIN_MS;
+            let (index, connection) = (working.index, working.connection);
+            if is_mutant!(self, PassesUnasked) {
+                return self.handle_server_idle(index, now_ms);
+            }
+            self.actions.push_back(Action::AskServer { index, connection });
+        }
+    }
+
+    /// The server of this node has worked off all that it was given up to this entry, and all that it has said was handed in. What it has not
+    /// answered it does not answer before others have said something. The primary has all pass it; others do, when their servers are as far.
+    pub fn handle_server_idle(&mut self, index: u64, now_ms: u64) {
+        self.deliveries.is_silent = false;
+        let working = self.deliveries.working.filter(|working| working.index == index);
+        if working.is_some_and(|working| working.is_time()) {
+            self.deliveries.end_work(NO_CONNECTION);
+            self.go_on_with_deliveries(now_ms);
+        } else if let Some(working) = &mut self.deliveries.working
+            && working.index == index
+            && working.bytes > BYTES_PER_QUESTION
+        {
+            // It has read a part at the least.
+            working.bytes -= BYTES_PER_QUESTION;
+            working.ask_at_ms = now_ms;
+            self.ask_server(now_ms);
+        } else if working.is_some_and(|working| working.passed_ms().is_some()) {
+            self.pass(index, now_ms);
+        } else if working.is_some() && self.role == Role::Serving {
+            self.go_on_unanswered(index, now_ms);
+        }
+        self.take_outputs(now_ms);
+    }
+
+    /// A server that does not say whether it is done is not waited for without end.
+    pub(in crate::replica) fn passed_until_ms(&self) -> Option<u64> {
+        let working = self.deliveries.working?;
+        let passed_ms = if working.is_time() { working.since_ms } else { working.passed_ms()? };
+        Some(passed_ms + self.order.limits().answer_timeout_ms)
+    }
+
+    /// What keeps others waiting, or keeps the server from coming to a rest.
+    fn blocking(&self) -> Option<(u64, u64)> {
+        let working = self.deliveries.working.filter(|_| self.is_holding());
+        self.deliveries.blocking().or(working.map(|working| (working.index, working.since_ms)))
+    }
+
+    /// All is held, and what the server works on is known not to be answered before that is over.
+    fn rests(&self) -> bool {
+        let is_idle = self.deliveries.working.is_none_or(|working| working.is_idle);
+        self.is_holding() && is_idle && self.deliveries.waiting.is_empty()
+    }
+
+    /// When the primary passes what its server does not answer.
+    pub(in crate::replica) fn passes_at_ms(&self) -> Option<u64> {
+        let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
+        // What the node asks itself is answered, or the server hangs.
+        let is_own = self.deliveries.connection_of(index) == Some(NO_CONNECTION);
+        let is_new = !self.deliveries.proceeds(index) && !self.rests() && !is_own;
+        let timeout_ms = self.order.limits().answer_timeout_ms;
+        // A time alone is no client that waits, but the server may wait for a time: CLIENT PAUSE.
+        let timeout_ms =
+            if self.deliveries.have_times_alone() { timeout_ms * TIMES_WAIT } else { timeout_ms };
+        is_new.then_some(since_ms + timeout_ms)
+    }
+
+    /// When a backup's server counts as hanging. The primary has been heard all the time: it would have passed what its server does not
+    /// answer.
+    pub(in crate::replica) fn hangs_at_ms(&self) -> Option<u64> {
+        let (_, since_ms) = self.deliveries.blocking().filter(|_| self.is_backup())?;
+        // The primary passes it when others wait, and not before.
+        let since_ms = since_ms.max(self.deliveries.first_since_ms);
+        Some(since_ms.max(self.gap_ms) + self.order.limits().hang_timeout_ms)
+    }
+
+    /// Whether this node is a member, and another one leads.
+    fn is_backup(&self) -> bool {
+        self.order.view().has(self.order.me()) && !self.order.is_primary()
+    }
+
+    /// Nobody passes anything, and no connection is ended, while the primary is not heard: what was to come then is not late.
+    pub(in crate::replica) fn note_gap(&mut self, now_ms: u64) -> bool {
+        let is_gap = now_ms > self.heard_ms + GAP_MS;
+        if is_gap {
+            self.gap_ms = now_ms;
+            self.missed.values_mut().for_each(|at_ms| *at_ms = now_ms);
+        }
+        is_gap
+    }
+
+    /// The server of a backup may have ended a connection that the primary's server has not.
+    pub(in crate::replica) fn find_differing_server(&mut self, now_ms: u64) {
+        let late =
+            |(connection, at_ms): (&ConnectionId, &u64)| (now_ms >= at_ms + MISSED_MS).then_some(*connection);
+        let Some(connection) = self.missed.iter().find_map(late) else { return };
+        if !self.is_backup() {
+            self.missed.remove(&connection);
+        } else if !self.note_gap(now_ms) {
+            self.missed.remove(&connection);
+            self.actions.push_back(Action::ServerDiffers { connection });
+        }
+    }
+
+    pub(in crate::replica) fn pass_unanswered(&mut self, now_ms: u64) {
+        if self.hangs_at_ms().is_some_and(|at_ms| now_ms >= at_ms) && !self.note_gap(now_ms) {
+            self.gap_ms = now_ms;
+            self.actions.push_back(Action::ServerHangs);
+        }
+        if self.passed_until_ms().is_some_and(|at_ms| now_ms >= at_ms)
+            && let Some(working) = self.deliveries.working
+        {
+            self.deliveries.is_silent |= working.is_time();
+            self.pass(working.index, now_ms);
+        }
+        if self.passes_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
+            return;
+        }
+        if let Some((index, _)) = self.blocking() {
+            self.go_on_unanswered(index, now_ms);
+        }
+    }
+
+    /// The answer to this entry is not waited for. While all is held, and nothing else waits, it is enough to know that.
+    fn go_on_unanswered(&mut self, index: u64, now_ms: u64) {
+        if let Some(working) = &mut self.deliveries.working {
+            working.is_idle |= working.index == index && self.holding.is_some();
+        }
+        if self.holding.is_none() || !self.deliveries.waiting.is_empty() {
+            self.propose_proceed(index, now_ms);
+        }
+    }
+
+    /// Once: it is not passed by what is proposed, but when that is stable.
+    fn propose_proceed(&mut self, index: u64, now_ms: u64) {
+        if let Some(proceed) = self.deliveries.proceed_mut(index).filter(|proceed| **proceed == Proceed::No) {
+            *proceed = Proceed::Proposed;
+            self.clock.note_passed(now_ms);
+            self.propose(Entry::Proceed { index }, now_ms);
+        }
+    }
+
+    /// Connections on which a request was passed, and has no answer.
+    pub fn owing(&self) -> impl Iterator<Item = ConnectionId> {
+        self.deliveries.owing.iter().copied()
+    }
+
+    pub(super) fn note_owing(&mut self, connection: ConnectionId) {
+        if self.questions.get(&connection).is_some_and(Questions::owes) {
+            self.deliveries.owing.insert(connection);
+        } else {
+            self.deliveries.owing.remove(&connection);
+        }
+    }
+
+    /// What was proposed by a node that leads no more may not come.
+    pub(in crate::replica) fn forget_proposed_proceeds(&mut self) {
+        let working = self.deliveries.working.as_mut().map(|working| &mut working.proceed);
+        let waiting = self.deliveries.waiting.iter_mut().map(|waiting| &mut waiting.proceed);
+        for proceed in waiting.chain(working).filter(|proceed| **proceed == Proceed::Proposed) {
+            *proceed = Proceed::No;
+        }
+    }
+
+    /// All nodes go on without the answer to this entry.
+    pub(in crate::replica) fn proceed(&mut self, index: u64, now_ms: u64) {
+        if is_mutant!(self, ProceedIsForgotten) {
+            return;
+        }
+        let (asks, serves) = (self.protocol.asks_server(), self.role == Role::Serving);
+        let timeout_ms = self.order.limits().answer_timeout_ms;
+        if let Some(working) = &mut self.deliveries.working
+            && working.index == index
+            && !serves
+            && !working.awaits_end
+            && (asks || now_ms < working.since_ms + timeout_ms)
+        {
+            // What the server of the primary was done with this one may have to read still: it is asked, or has as long.
+            let at_ms = if asks { now_ms } else { working.since_ms };
+            (working.proceed, working.ask_at_ms) = (Proceed::Since { at_ms }, now_ms);
+            return;
+        }
+        self.pass(index, now_ms);
+    }
+
+    fn pass(&mut self, index: u64, now_ms: u64) {
+        if let Some(connection) = self.deliveries.pass(index, now_ms)
+            && let Some(questions) = self.questions.get_mut(&connection)
+        {
+            questions.pass();
+            self.note_owing(connection);
+        }
+        self.go_on_with_deliveries(now_ms);
+    }
+}
