@@ -58,7 +58,8 @@ impl Leader<'_> {
         let is_new = now_ms < self.since_ms + self.promise_ms / FIRST_ANSWERS;
         let is_back = now_ms < self.majority_since_ms + self.promise_ms / FIRST_ANSWERS;
         let is_late = |heard: &Heard| {
-            heard.answered_ms.is_none_or(|at_ms| at_ms < self.majority_since_ms)
+            let never = Some(heard.node) != self.before;
+            heard.answered_ms.map_or(never, |at_ms| at_ms < self.majority_since_ms)
                 && view.has(heard.node)
                 && heard.node != self.me
         };

@@ -176,7 +176,11 @@ impl State {
             return None;
         }
         // Nothing comes of what one proposes who is cut off, but a longer log.
-        let majority_since_ms = inner.majority_since_ms?;
+        // Nor may this process have been stopped since that was noted.
+        let now_ms = now_ms();
+        let has_majority = inner.lease.until_ms().is_some_and(|until_ms| now_ms < until_ms);
+        let is_gap = now_ms > inner.looked_ms + self.promise_ms / GAPS_IN_PROMISE;
+        let majority_since_ms = inner.majority_since_ms.filter(|_| has_majority && !is_gap)?;
         let membership = metrics.membership_config.membership();
         let nodes = membership.voter_ids().filter_map(|id| Some((id, membership.get_node(&id)?)));
         let servers = nodes.filter(|(_, member)| !member.is_witness).map(|(id, _)| NodeId(id));
@@ -191,7 +195,7 @@ impl State {
             voters: &voters,
             lease: &inner.lease,
         };
-        leader.next_view(decided.view.as_ref(), now_ms())
+        leader.next_view(decided.view.as_ref(), now_ms)
     }
 
     /// Whether this node leads, and another one has answered it within the time of a promise.

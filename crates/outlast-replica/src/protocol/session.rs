@@ -125,7 +125,7 @@ impl Session {
 
     /// The server is given these bytes of a request, and the end of it, or not. So many replies it has.
     pub(crate) fn take(&mut self, bytes: &[u8], ends: bool) -> u64 {
-        self.begun_bytes = if ends { 0 } else { self.begun_bytes + bytes.len() };
+        self.begun_bytes = if ends { 0 } else { self.begun_bytes.saturating_add(bytes.len()) };
         if self.partial.is_empty() && ends {
             return self.note(bytes, false);
         }
@@ -171,7 +171,8 @@ impl Session {
                 let (last, is_not_compared) = (self.last, self.is_not_compared);
                 *self = Self { last, is_not_compared, ..Self::default() };
             }
-            b"MULTI" if !self.is_queuing => {
+            // With more words it is refused.
+            b"MULTI" if !self.is_queuing && words.clone().next().is_none() => {
                 self.is_queuing = true;
                 self.queue(request, is_long);
             }
@@ -349,7 +350,9 @@ impl<'a> Iterator for Words<'a> {
             word
         } else {
             self.skip_blanks();
-            let end = self.rest.iter().position(|byte| is_blank(*byte)).unwrap_or(self.rest.len());
+            // A vertical tab, or a form feed, is passed over in front of a word, and belongs to one.
+            let ends = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0);
+            let end = self.rest.iter().position(ends).unwrap_or(self.rest.len());
             let (word, rest) = self.rest.split_at(end);
             self.rest = rest;
             (!word.is_empty()).then_some(word)?
@@ -382,7 +385,7 @@ mod tests {
     fn a_connection_is_brought_into_the_same_state() {
         for (all, setup, queued, partial, replies) in [
             (&b"ping\r\nset a b\r\n"[..], &b""[..], &b""[..], &b""[..], 2),
-            (b"\x0b\r\n\x0bselect\x0b3\r\n", b"\x0b\r\n\x0bselect\x0b3\r\n", b"", b"", 1),
+            (b"\x0b\r\n\x0bselect 3\r\nmulti\x0b\r\n", b"\x0b\r\n\x0bselect 3\r\n", b"", b"", 2),
             (b"select 3\r\nselect 5\r\nselect 3\r\nget a\r\n", b"select 5\r\nselect 3\r\n", b"", b"", 4),
             (
                 b"*2\r\n$6\r\nSELECT\r\n$1\r\n3\r\n*1\r\n$4\r\nPI",

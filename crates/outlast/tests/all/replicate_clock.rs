@@ -1,7 +1,7 @@
 //! Servers of `outlast replicate` that have the time of day from the order do the same, whenever they do it.
 
 use crate::common::{eventually, eventually_or};
-use crate::replicate::{ANSWERS, Counters, Machines, Node, PATIENCE, are_equal, has_all, take};
+use crate::replicate::{ANSWERS, BREAK, Counters, Machines, Node, PATIENCE, are_equal, has_all, take};
 use crate::replicate_join::{Client, switch_to, wait_for_member};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -83,6 +83,7 @@ fn keys_expire_at_all_servers_at_once_over_a_switchover_and_a_node_that_comes_ba
     let mut read_for = |client: &mut Client, time: Duration| {
         let begun = Instant::now();
         while begun.elapsed() < time {
+            std::thread::sleep(BREAK);
             reads += 1;
             let key = reads % 40;
             match reads % 7 {

@@ -1,7 +1,7 @@
 //! The primary of `outlast replicate` is switched again and again under load, and ends, while all are well.
 
 use crate::common::eventually;
-use crate::replicate::{Counters, Machines, PATIENCE, are_equal, has_all, take};
+use crate::replicate::{BREAK, Counters, Machines, PATIENCE, are_equal, has_all, take};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -38,6 +38,7 @@ fn moves_much(machines: &Machines, ends: &Arc<AtomicBool>) -> JoinHandle<usize> 
             answers.read_exact(&mut got).unwrap();
             assert!(got.starts_with(&value), "other bytes");
             count += 1;
+            std::thread::sleep(BREAK);
         }
         count
     })
