@@ -41,7 +41,6 @@ pub mod portal;
 mod protocol;
 mod replica;
 #[cfg(feature = "io")]
-mod server_report;
 #[cfg(test)]
 mod simulation;
 mod view;

@@ -55,6 +55,8 @@ pub(crate) struct Input {
     pub(crate) delivered: u64,
     /// That was all.
     pub(crate) ended: bool,
+    /// The server gets nothing more of it, as it has ended its stream: on no node.
+    pub(crate) is_refused: bool,
     /// At the primary: all before this has an index.
     pub(crate) proposed: u64,
     /// At the primary: its end has an index.
@@ -176,9 +178,9 @@ impl Connection {
         if is_stable { Verdict::Pass } else { Verdict::Hold }
     }
 
-    /// Whether this node's server is where the primary's was when it ended its stream, if it has.
-    pub(crate) fn hears(&self) -> bool {
-        self.answers.end.is_none() || self.answers.server_ended || self.answers.server_reset
+    /// The server of this node has ended its stream.
+    pub(crate) fn is_server_done(&self) -> bool {
+        self.answers.server_ended || self.answers.server_reset
     }
 
     /// The position in the answers that a packet from the client acknowledges.

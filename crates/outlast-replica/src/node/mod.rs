@@ -6,6 +6,7 @@ pub mod group;
 mod joining;
 pub mod meeting;
 mod remembered;
+mod server_report;
 mod status;
 mod switchover;
 mod views;
@@ -17,9 +18,7 @@ use crate::portal::clock::{self, ClockPage};
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
-use crate::protocol::Protocol;
 use crate::replica::ServerClock;
-use crate::server_report::{self, Report};
 use crate::view::NodeId;
 use door::{Door, introduce};
 pub use events::Event;
@@ -31,6 +30,7 @@ use meeting::{Introduction, Meeting, Next, Waits};
 use parking_lot::Mutex;
 use rand::RngExt;
 use remembered::Remembered;
+pub use server_report::ServerReport;
 pub use status::{Status, StatusOfNode};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -62,10 +62,6 @@ const HEARTBEATS_IN_PROMISE: u64 = 5;
 const HEARTBEAT_MS_MIN: u64 = 20;
 /// An earlier run that was killed may have forked a process that has not started its program yet: it holds all sockets until then.
 const LISTEN_WITHIN: Duration = Duration::from_secs(2);
-
-/// A server that loads its data is asked again how it is set: so often, and so many times.
-const REPORT_AGAIN: Duration = Duration::from_secs(1);
-const REPORT_TRIES: u32 = 600;
 
 /// How a node is to be.
 #[derive(Debug)]
@@ -162,6 +158,7 @@ struct Shared {
     /// One try at a time.
     joining: Arc<tokio::sync::Mutex<()>>,
     joins: Mutex<Joining>,
+    server_report: Arc<Mutex<Option<ServerReport>>>,
     /// The portal is told of views.
     takes_part: AtomicBool,
     ended: watch::Sender<Option<Ended>>,
@@ -271,6 +268,7 @@ impl Node {
             hand_overs,
             joining: Arc::default(),
             joins: Mutex::default(),
+            server_report: Arc::default(),
             takes_part: AtomicBool::new(false),
             ended,
             events: Mutex::default(),
@@ -451,37 +449,6 @@ impl Shared {
     }
 }
 
-/// Says which commands of the server are dealt with in a special way.
-fn report_server(shared: &Shared) {
-    let Some(server) = shared.server.filter(|_| shared.group.protocol == Protocol::Redis) else { return };
-    let password = shared.copying.as_ref().and_then(|copying| copying.password.clone());
-    let clock = shared.group.clock;
-    let asks = move || {
-        let mut tries = 0;
-        loop {
-            match server_report::of_redis(server, password.as_deref(), clock) {
-                // It loads its data.
-                Err(error) if error.to_string().contains("LOADING") && tries < REPORT_TRIES => {
-                    tries += 1;
-                    std::thread::sleep(REPORT_AGAIN);
-                }
-                asked => return asked,
-            }
-        }
-    };
-    tokio::task::spawn_blocking(move || match asks() {
-        Ok(Report { handled, unsafe_setting }) => {
-            tracing::info!("{handled}");
-            if let Some(unsafe_setting) = unsafe_setting {
-                tracing::warn!("{unsafe_setting}");
-            }
-        }
-        Err(error) => {
-            tracing::info!(%error, %server, "it is not known how redis is set (--server-password-file)")
-        }
-    });
-}
-
 /// Listens there, as soon as nothing of an earlier run does.
 async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let begun = Instant::now();
@@ -517,7 +484,7 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
                 return shared.end(Ended::ClockIgnored);
             }
             is_known = true;
-            report_server(&shared);
+            server_report::begin(&shared);
         }
         meeting.set_ready(is_up);
         let own = meeting.introduction();

@@ -1,7 +1,7 @@
 //! What is known of a node and its group.
 
 use super::meeting::Waits;
-use super::{Joining, Shared};
+use super::{Joining, ServerReport, Shared};
 use crate::portal::machine::Facts;
 
 /// How a node is.
@@ -25,6 +25,8 @@ pub struct Status {
     pub nodes: Vec<StatusOfNode>,
     /// At the primary: whose server was found to answer otherwise, the last time, and how.
     pub differing: Option<(String, String)>,
+    /// How this node deals with its server, as soon as that is known.
+    pub server_report: Option<ServerReport>,
     /// Of this node's portal; none: a witness.
     pub facts: Option<Facts>,
 }
@@ -94,6 +96,7 @@ impl Status {
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.leader().map(name_of),
             nodes: nodes.collect(),
+            server_report: shared.server_report.lock().clone(),
             facts,
         }
     }

@@ -226,7 +226,7 @@ impl Replica {
         let is_over = |state: &&mut Connection| {
             let answers = &state.answers;
             let by_itself = !state.is_server_closed && !state.is_aborted;
-            (answers.server_ended || answers.server_reset) && by_itself && !answers.own.waits()
+            state.is_server_done() && by_itself && !answers.own.waits()
         };
         let Some(state) = self.connections.get_mut(&connection).filter(is_over) else { return };
         if self.role == Role::Serving || !state.answers.comparison.is_due() {

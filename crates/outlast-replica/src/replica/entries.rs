@@ -1,5 +1,6 @@
 //! What becomes of entries that are stable.
 
+use super::Delivery;
 use super::deliveries::NO_CONNECTION;
 use super::streams::UNACCEPTED_MS;
 use super::{Action, Replica, Role};
@@ -121,26 +122,31 @@ impl Replica {
     }
 
     /// The server of this node gets what the client says. But where the primary's server has ended the stream for a reason of its own, it does
-    /// not work on what comes then: nor may this one, so its connection ends as well.
+    /// not work on what comes then: nor may this one, so its connection ends as well. Where all work in one order, they do so at one place: what
+    /// waits is the same at all nodes then.
     fn feed(&mut self, at: (u64, u64), connection: ConnectionId, action: Action, now_ms: u64) {
         let Some(state) = self.connections.get_mut(&connection) else { return };
-        let is_own =
-            state.answers.end.is_none() && (state.answers.server_ended || state.answers.server_reset);
-        if is_own && !state.is_server_closed && !state.is_aborted && matches!(action, Action::ToServer { .. })
+        let (is_end_known, is_done) = (state.answers.end.is_some(), state.is_server_done());
+        if is_done
+            && !is_end_known
+            && !state.is_server_closed
+            && !state.is_aborted
+            && matches!(action, Action::ToServer { .. })
         {
             self.missed.entry(connection).or_insert(now_ms);
         }
-        if state.answers.server_reset || state.is_server_closed {
-            if let Action::ToServer { bytes, .. } = action {
-                state.input.waiting_bytes = state.input.waiting_bytes.saturating_sub(bytes.len());
-            }
-            return;
+        let is_last = matches!(action, Action::EndToServer { .. });
+        let hears = is_done && (is_last || self.deliveries.delivery == Delivery::PerConnection);
+        let is_closed = state.is_server_closed || state.input.is_refused;
+        if !is_closed && (!is_end_known || hears || is_mutant!(self, ServerHearsMore)) {
+            return self.deliver_to_server(at, connection, action, now_ms);
         }
-        let hears = state.hears() || is_mutant!(self, ServerHearsMore);
-        if hears {
-            self.deliver_to_server(at, connection, action, now_ms);
-        } else {
-            (state.answers.server_ended, state.is_server_closed) = (true, true);
+        if let Action::ToServer { bytes, .. } = action {
+            state.input.waiting_bytes = state.input.waiting_bytes.saturating_sub(bytes.len());
+        }
+        if !is_closed {
+            state.is_server_closed = !is_done;
+            (state.answers.server_ended, state.input.is_refused) = (true, true);
             self.deliver_to_server(at, connection, Action::CloseServer { connection }, now_ms);
         }
     }

@@ -42,8 +42,19 @@ impl Instance {
 
 /// As it is shown.
 fn page(status: node::Status, portal: &str, server: &str) -> Replica {
-    let node::Status { group, name, waits, joining, epoch, primary, leader, nodes, facts, differing: _ } =
-        status;
+    let node::Status {
+        group,
+        name,
+        waits,
+        joining,
+        epoch,
+        primary,
+        leader,
+        nodes,
+        facts,
+        differing: _,
+        server_report: _,
+    } = status;
     let facts = facts.unwrap_or_default();
     let waits = waits.map(|waits| Waits {
         absent: waits.absent,

@@ -17,6 +17,7 @@ pub struct Teller<'a> {
     name: &'a str,
     waits: Option<Waits>,
     epoch: u64,
+    has_reported_server: bool,
     was_serving: bool,
     was_excluded: bool,
     was_alone: bool,
@@ -50,6 +51,7 @@ impl<'a> Teller<'a> {
             name,
             waits: None,
             epoch: 0,
+            has_reported_server: false,
             was_serving: false,
             was_excluded: false,
             was_alone: false,
@@ -81,6 +83,7 @@ impl<'a> Teller<'a> {
             ));
         }
         self.look_at_silent(status);
+        self.look_at_server(status);
         let Some(facts) = &status.facts else { return };
         if facts.is_serving != self.was_serving {
             self.was_serving = facts.is_serving;
@@ -130,6 +133,17 @@ impl<'a> Teller<'a> {
             ));
         }
         self.was_without_data &= has_no_data;
+    }
+
+    fn look_at_server(&mut self, status: &Status) {
+        let Some(report) = status.server_report.as_ref().filter(|_| !self.has_reported_server) else {
+            return;
+        };
+        self.has_reported_server = true;
+        self.narrator.announce(&format!("node {}: {}", self.name, report.handled));
+        if let Some(unsafe_setting) = &report.unsafe_setting {
+            self.narrator.warn(&format!("node {}: {unsafe_setting}", self.name));
+        }
     }
 
     /// Where this node leads the vote: who does not answer any more, and who does again.

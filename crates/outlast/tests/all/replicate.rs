@@ -20,6 +20,8 @@ const PORTAL_PORT: u16 = 6379;
 const SERVER_PORT: u16 = 6380;
 /// Longer than by default: other tests keep this machine busy, and nobody is to be taken for dead who lives.
 const DETECT: &str = "300ms";
+/// Where nobody dies: even a machine that stands still for as long as a busy one does takes nobody for dead.
+const DETECT_LATE: &str = "3s";
 /// Between two rounds of a client.
 pub const BREAK: Duration = Duration::from_millis(1);
 /// Whoever answers otherwise is out: nobody does here that is not meant to.
@@ -46,6 +48,15 @@ pub struct Machines {
 impl Machines {
     /// Some with servers (a, b …), and some without (w, x …).
     pub fn new(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
+        Self::detecting(name, with_servers, witnesses, DETECT)
+    }
+
+    /// For tests in which nobody dies.
+    pub fn undying(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
+        Self::detecting(name, with_servers, witnesses, DETECT_LATE)
+    }
+
+    fn detecting(name: &str, with_servers: u8, witnesses: u8, detect: &str) -> Option<Self> {
         if let Err(missing) = Lab::available() {
             assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{missing}");
             eprintln!("SKIPPED: {missing}");
@@ -70,7 +81,7 @@ impl Machines {
         let [a, b, c, _] = machines[0].link.addresses(Side::Client).unwrap().v4.octets();
         let portal = SocketAddr::from(([a, b, c, 250], PORTAL_PORT));
         let mut list = format!(
-            "name = \"db\"\nportal = \"{portal}\"\ndetect = \"{DETECT}\"\nprotocol = \"redis\"\n{ANSWERS}\n"
+            "name = \"db\"\nportal = \"{portal}\"\ndetect = \"{detect}\"\nprotocol = \"redis\"\n{ANSWERS}\n"
         );
         for Machine { name, link, is_witness, .. } in &machines {
             let address = link.addresses(Side::Client).unwrap().v4;

@@ -12,7 +12,7 @@ fn wait_for_status(machines: &Machines, name: &str, what: &str) {
 
 #[test]
 fn a_backup_whose_data_were_changed_is_taken_out_at_the_first_answer_that_differs() {
-    let Some(machines) = Machines::new("answers-backup", 2, 1) else { return };
+    let Some(machines) = Machines::undying("answers-backup", 2, 1) else { return };
     let _nodes = machines.start_all(&[]);
     let primary = machines.primary(&["a", "b"]);
     let backup = if primary == "a" { "b" } else { "a" };
@@ -48,7 +48,7 @@ fn a_backup_whose_data_were_changed_is_taken_out_at_the_first_answer_that_differ
 
 #[test]
 fn a_difference_is_told_of_by_default_and_nobody_is_taken_out() {
-    let Some(machines) = Machines::new("answers-told", 2, 1) else { return };
+    let Some(machines) = Machines::undying("answers-told", 2, 1) else { return };
     let list = std::fs::read_to_string(&machines.file).unwrap();
     assert!(list.contains(ANSWERS));
     // By default.
@@ -101,7 +101,7 @@ fn a_primary_that_answers_otherwise_than_two_others_is_taken_out() {
 
 #[test]
 fn replies_that_are_about_a_server_are_not_taken_for_other_data() {
-    let Some(machines) = Machines::new("answers-own", 3, 0) else { return };
+    let Some(machines) = Machines::undying("answers-own", 3, 0) else { return };
     let _nodes = machines.start_all(&[]);
     let primary = machines.primary(&["a", "b", "c"]);
     let mut client = Client::new(&machines);
@@ -146,7 +146,7 @@ fn replies_that_are_about_a_server_are_not_taken_for_other_data() {
 #[test]
 fn replies_that_every_server_gives_in_its_own_way_go_on_from_another_server() {
     const MEMBERS: usize = 60_000;
-    let Some(machines) = Machines::new("answers-own-go-on", 3, 0) else { return };
+    let Some(machines) = Machines::undying("answers-own-go-on", 3, 0) else { return };
     let _nodes = machines.start_all(&[]);
     let first = machines.primary(&["a", "b", "c"]);
     let next = if first == "a" { "b" } else { "a" };
@@ -182,7 +182,7 @@ fn replies_that_every_server_gives_in_its_own_way_go_on_from_another_server() {
 
 #[test]
 fn a_command_that_would_leave_servers_with_different_data_is_refused_at_all_of_them() {
-    let Some(machines) = Machines::new("answers-refused", 2, 1) else { return };
+    let Some(machines) = Machines::undying("answers-refused", 2, 1) else { return };
     let mut nodes = machines.start_all(&[]);
     let primary = machines.primary(&["a", "b"]);
     let leading = nodes.iter_mut().find(|node| node.name == primary).unwrap();

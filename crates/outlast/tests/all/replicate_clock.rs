@@ -11,8 +11,8 @@ const CLOCK: &str = "clock = \"order\"";
 const EXPIRES_MS: u64 = 2_000;
 
 /// With this line in the group file.
-fn machines(name: &str, servers: u8, witnesses: u8, clock: &str) -> Option<Machines> {
-    let machines = Machines::new(name, servers, witnesses)?;
+fn machines(machines: Option<Machines>, clock: &str) -> Option<Machines> {
+    let machines = machines?;
     let list = std::fs::read_to_string(&machines.file).unwrap();
     std::fs::write(&machines.file, list.replace(ANSWERS, &format!("{ANSWERS}\n{clock}"))).unwrap();
     Some(machines)
@@ -35,7 +35,7 @@ fn signal(process: u32, signal: &str) {
 /// A server of two is late: it gets to a read of a key when that has expired, by its machine. Whether its node is a member still, when that was
 /// compared; or, if it is to be `found`, when it is none any more.
 fn late_server_answers_the_same(name: &str, clock: &str, found: bool) -> Option<bool> {
-    let machines = machines(name, 2, 1, clock)?;
+    let machines = machines(Machines::undying(name, 2, 1), clock)?;
     let nodes = start_all(&machines);
     let primary = machines.primary(&["a", "b"]);
     let backup = if primary == "a" { "b" } else { "a" };
@@ -73,7 +73,7 @@ fn a_key_that_expires_is_read_alike_by_servers_that_read_it_at_other_times() {
 
 #[test]
 fn keys_expire_at_all_servers_at_once_over_a_switchover_and_a_node_that_comes_back() {
-    let Some(machines) = machines("clock", 3, 0, CLOCK) else { return };
+    let Some(machines) = machines(Machines::new("clock", 3, 0), CLOCK) else { return };
     let mut nodes = start_all(&machines);
     let names = ["a", "b", "c"];
     let first = machines.primary(&names);
@@ -129,7 +129,7 @@ fn keys_expire_at_all_servers_at_once_over_a_switchover_and_a_node_that_comes_ba
 
 #[test]
 fn a_server_that_does_not_take_its_time_from_the_order_is_not_replicated() {
-    let Some(machines) = machines("clock-ignored", 2, 1, CLOCK) else { return };
+    let Some(machines) = machines(Machines::undying("clock-ignored", 2, 1), CLOCK) else { return };
     let [flag, library] = flags();
     let without = || {
         let mut node = machines.start_with(

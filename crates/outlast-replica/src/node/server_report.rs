@@ -1,30 +1,63 @@
 //! What a node says of its server when it starts: which commands have other results at each server, and what becomes of them.
 
-use crate::ServerClock;
+use super::Shared;
 use crate::copy::redis::Client;
+use crate::protocol::Protocol;
+use crate::replica::ServerClock;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A server that loads its data is asked again how it is set: so often, and so many times.
+const AGAIN: Duration = Duration::from_secs(1);
+const TRIES: u32 = 600;
 
 /// Of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Report {
+pub struct ServerReport {
     /// How it is dealt with.
-    pub(crate) handled: String,
+    pub handled: String,
     /// What will make its data other ones than those of the others.
-    pub(crate) unsafe_setting: Option<String>,
+    pub unsafe_setting: Option<String>,
+}
+
+/// Finds out what there is to say, which [`Status`](super::Status) has from then on.
+pub(super) fn begin(shared: &Shared) {
+    let Some(server) = shared.server.filter(|_| shared.group.protocol == Protocol::Redis) else { return };
+    let password = shared.copying.as_ref().and_then(|copying| copying.password.clone());
+    let (clock, place) = (shared.group.clock, shared.server_report.clone());
+    tokio::task::spawn_blocking(move || {
+        let asks = || of_redis(server, password.as_deref(), clock);
+        let is_loading =
+            |asked: &io::Result<_>| asked.as_ref().is_err_and(|error| error.to_string().contains("LOADING"));
+        let mut asked = asks();
+        for _ in 0..TRIES {
+            if !is_loading(&asked) {
+                break;
+            }
+            std::thread::sleep(AGAIN);
+            asked = asks();
+        }
+        *place.lock() = Some(asked.unwrap_or_else(|error| ServerReport {
+            handled: format!(
+                "redis at {server} does not say how it is set ({error}); --server-password-file gives the node its password"
+            ),
+            unsafe_setting: None,
+        }));
+    });
 }
 
 /// Asks a Redis.
 ///
 /// # Errors
 /// It does not answer, or refuses.
-pub(crate) fn of_redis(server: SocketAddr, password: Option<&str>, clock: ServerClock) -> io::Result<Report> {
+fn of_redis(server: SocketAddr, password: Option<&str>, clock: ServerClock) -> io::Result<ServerReport> {
     let info = Client::connect(server, password)?.info()?;
     let version = info.field("redis_version").unwrap_or("of an unknown version");
     Ok(report(version, info.field("maxmemory"), info.field("maxmemory_policy"), clock))
 }
 
-fn report(version: &str, maxmemory: Option<&str>, policy: Option<&str>, clock: ServerClock) -> Report {
+fn report(version: &str, maxmemory: Option<&str>, policy: Option<&str>, clock: ServerClock) -> ServerReport {
     let time = match clock {
         ServerClock::Order => {
             "keys expire, and XADD * and scripts have the time, by the order, alike at all servers"
@@ -44,7 +77,7 @@ fn report(version: &str, maxmemory: Option<&str>, policy: Option<&str>, clock: S
             "redis makes room by maxmemory-policy {policy}, and each server takes other keys: set it to noeviction, or answers will differ"
         )
     });
-    Report { handled, unsafe_setting }
+    ServerReport { handled, unsafe_setting }
 }
 
 #[cfg(test)]
