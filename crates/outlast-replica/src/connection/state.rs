@@ -134,6 +134,7 @@ impl Connection {
             Comparison::resumed(counts_replies, (known.said, known.reported), known.produced);
         (answers.server_ended, answers.end) = (known.resume.is_none(), known.end);
         answers.ended_first = known.ended_first;
+        answers.server_reset = known.is_reset;
         state.forget_proposals();
         state
     }

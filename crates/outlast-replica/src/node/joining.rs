@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, mpsc, oneshot};
 use tokio::time::timeout;
 
 /// With what a connection begins on which a node asks for a copy.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x18";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x19";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The other node's machine is asked for so long whether it is there.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(3);

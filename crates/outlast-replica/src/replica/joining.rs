@@ -83,6 +83,8 @@ pub struct Known {
     pub ended_first: bool,
     /// The server had reset it.
     pub is_aborted: bool,
+    /// It had, and no entry says so yet.
+    pub is_reset: bool,
 }
 
 impl Replica {
@@ -249,6 +251,7 @@ impl Replica {
             end: state.answers.end,
             ended_first: state.answers.ended_first,
             is_aborted: state.is_aborted,
+            is_reset: state.answers.server_reset && !state.is_aborted,
         });
         let index = if is_mutant!(self, SnapshotIsAhead) { self.order.delivered() } else { self.worked_on };
         let closed = self.closed.all().map(|last| {

@@ -15,6 +15,7 @@ const ABORTED: u8 = 4;
 const HAS_END: u8 = 8;
 const RESUMES: u8 = 16;
 const NOT_COMPARED: u8 = 32;
+const RESET: u8 = 64;
 
 /// Appends it.
 pub fn encode(snapshot: &Snapshot, out: &mut Vec<u8>) {
@@ -86,6 +87,7 @@ fn encode_known(known: &Known, out: &mut Vec<u8>) {
         bit(known.ended, ENDED)
             | bit(known.ended_first, ENDED_FIRST)
             | bit(known.is_aborted, ABORTED)
+            | bit(known.is_reset, RESET)
             | bit(known.end.is_some(), HAS_END)
             | bit(known.resume.is_some(), RESUMES)
             | bit(known.resume.as_ref().is_some_and(|resume| resume.is_not_compared), NOT_COMPARED),
@@ -106,7 +108,8 @@ fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
     let (age_ms, delivered, produced) = (reader.u64()?, reader.position()?, reader.position()?);
     let (said, reported, own) = (reader.position()?, reader.position()?, reader.position()?);
     let bits = reader.u8()?;
-    if bits & !(ENDED | ENDED_FIRST | ABORTED | HAS_END | RESUMES | NOT_COMPARED) != 0
+    if bits & !(ENDED | ENDED_FIRST | ABORTED | RESET | HAS_END | RESUMES | NOT_COMPARED) != 0
+        || bits & RESET != 0 && bits & (ABORTED | RESUMES) != 0
         || bits & (RESUMES | NOT_COMPARED) == NOT_COMPARED
     {
         return Err(NoMessage::Value);
@@ -139,5 +142,6 @@ fn parse_known(reader: &mut Reader<'_>) -> Result<Known, NoMessage> {
         end,
         ended_first: has(ENDED_FIRST),
         is_aborted: has(ABORTED),
+        is_reset: has(RESET),
     })
 }

@@ -173,10 +173,12 @@ fn snapshots() -> Vec<(&'static str, Snapshot)> {
         end: resume.is_none().then_some(9),
         resume,
         ended_first: connection > 7,
-        is_aborted: connection > 8,
+        is_aborted: connection == 9,
+        is_reset: connection == 10,
     };
     let closed = vec![(LastAck { handshake, sequence: 1, ack: 2, opened_at_ms: 0 }, 77)];
-    let connections = vec![known(7, Some(resume)), known(8, Some(Resume::default())), known(9, None)];
+    let connections =
+        vec![known(7, Some(resume)), known(8, Some(Resume::default())), known(9, None), known(10, None)];
     vec![
         (
             "nothing",
