@@ -26,6 +26,8 @@ musl-gcc musl-tools builds a program with another C library than the usual
 /usr/bin/gunicorn gunicorn a server with workers to crash
 /usr/bin/uvicorn uvicorn a server with workers to crash
 /usr/sbin/mariadbd mariadb-server-core a database to crash
+/usr/bin/mariadb mariadb-client-core the client of a database
+/usr/bin/mariadb-dump mariadb-client copies of a database
 node nodejs a server with workers to crash
 /usr/bin/busybox busybox a small web server to crash
 /usr/bin/webfsd webfs a small web server to crash

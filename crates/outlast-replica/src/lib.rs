@@ -40,9 +40,10 @@ mod order;
 pub mod portal;
 mod protocol;
 mod replica;
-#[cfg(feature = "io")]
 #[cfg(test)]
 mod simulation;
+#[cfg(feature = "io")]
+pub mod sql;
 mod view;
 pub mod wire;
 
@@ -50,7 +51,7 @@ pub mod wire;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     pub use crate::connection::fuzzing::packet;
-    pub use crate::protocol::fuzzing::redis;
+    pub use crate::protocol::fuzzing::{mysql, redis};
     pub use crate::wire::fuzzing::{order, snapshot};
 }
 pub use connection::{
@@ -63,7 +64,10 @@ pub use log::Ordered;
 pub use naming::{Heard, Leader};
 pub use order::message::{Difference, Message};
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
+pub use protocol::mysql::login::Login;
 pub use protocol::{Protocol, Resume, Resumes};
+#[cfg(feature = "io")]
+pub use replica::Threads;
 pub use replica::{
     Action, AnswerPolicy, Delivery, Known, LastAck, NoHandOver, PacketId, Replica, Restore, ServerClock,
     Shown, Snapshot,

@@ -86,11 +86,14 @@ impl Group {
             }
         }
         if self.clock == ServerClock::Order
-            && (self.protocol, self.delivery) != (Protocol::Redis, Delivery::Serial)
+            && (self.protocol == Protocol::Raw || self.delivery != Delivery::Serial)
         {
-            return Err("clock = \"order\" needs protocol = \"redis\", and delivery = \"serial\", the default: a server gets another time when it \
+            return Err("clock = \"order\" needs protocol = \"redis\" or \"mysql\", and delivery = \"serial\", the default: a server gets another time when it \
                         has answered all, and of other protocols nobody knows when that is"
                 .to_owned());
+        }
+        if (self.protocol, self.delivery) == (Protocol::Mysql, Delivery::PerConnection) {
+            return Err("protocol = \"mysql\" needs delivery = \"serial\", the default: clients of a database share its data".to_owned());
         }
         let ip = self.portal.ip();
         if self.portal.port() == 0 || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
@@ -135,8 +138,9 @@ impl Group {
         let protocol = match self.protocol {
             Protocol::Raw => "raw",
             Protocol::Redis => "redis",
+            Protocol::Mysql => "mysql",
             #[cfg(test)]
-            Protocol::Counted | Protocol::CountedAsked => "counted",
+            Protocol::Counted | Protocol::CountedAsked | Protocol::CountedTurns => "counted",
         };
         // Writing to a string does not fail.
         let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");

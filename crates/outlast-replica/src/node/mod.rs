@@ -18,7 +18,9 @@ use crate::portal::clock::{self, ClockPage};
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
+use crate::portal::sql_asker::check;
 use crate::replica::ServerClock;
+use crate::sql::Account;
 use crate::view::NodeId;
 use door::{Door, introduce};
 pub use events::Event;
@@ -60,6 +62,8 @@ const CHANGE_AGAIN: Duration = Duration::from_millis(500);
 const HEARTBEATS_IN_PROMISE: u64 = 5;
 /// On a machine that has something else to do.
 const HEARTBEAT_MS_MIN: u64 = 20;
+/// A server that has just come up, or has many clients, is asked again for so long.
+const ACCOUNT_WITHIN: Duration = Duration::from_secs(3);
 /// An earlier run that was killed may have forked a process that has not started its program yet: it holds all sockets until then.
 const LISTEN_WITHIN: Duration = Duration::from_secs(2);
 
@@ -89,6 +93,8 @@ pub struct Portal {
     pub server: SocketAddr,
     /// How its data are copied, and how it gets those of another one. None: it cannot, and has none to give.
     pub copying: Option<Copying>,
+    /// As whom a server of MySQL or MariaDB is asked for its accounts.
+    pub account: Option<Account>,
     /// From where the server has the time of day, where the group says that it has it from the order.
     pub clock_page: Option<ClockPage>,
 }
@@ -134,6 +140,8 @@ pub enum Ended {
     ServerHangs,
     /// Its server has the time of day from its machine, and not from the order: it has not loaded the library.
     ClockIgnored,
+    /// Its server of MySQL or MariaDB does not tell the node what it keeps of its accounts.
+    AccountRefused(String),
     /// What it does with packets failed.
     Portal(String),
     /// That it is in the group could not be noted on disk.
@@ -153,6 +161,7 @@ struct Shared {
     server: Option<SocketAddr>,
     waits: Mutex<Option<Waits>>,
     copying: Option<Copying>,
+    account: Option<Account>,
     clock_page: Option<ClockPage>,
     hand_overs: Option<HandOvers>,
     /// One try at a time.
@@ -222,6 +231,7 @@ impl Node {
         let (ended, _) = watch::channel(None);
         let server = portal.as_ref().map(|portal| portal.server);
         let copying = portal.as_ref().and_then(|portal| portal.copying.clone());
+        let account = portal.as_ref().and_then(|portal| portal.account.clone());
         let clock_page = portal.as_ref().and_then(|portal| portal.clock_page.clone());
         let (machine, thread) = match portal {
             Some(portal) => {
@@ -264,6 +274,7 @@ impl Node {
             server,
             waits: Mutex::new(None),
             copying,
+            account,
             clock_page,
             hand_overs,
             joining: Arc::default(),
@@ -412,6 +423,7 @@ fn run_machine(
         device: portal.device.clone(),
         mark: MARK,
         server: portal.server,
+        account: portal.account.clone(),
         password: portal.copying.as_ref().and_then(|copying| copying.password.clone()),
     };
     // Before the rules are touched: they may be those of another process, which has the address.
@@ -449,6 +461,15 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Why the server does not say what it keeps of its accounts, without which no client could log in.
+    async fn account_refused(&self) -> Option<String> {
+        let (account, server) = self.account.clone().zip(self.server)?;
+        let asks = move || check(server, &account);
+        tokio::task::spawn_blocking(asks).await.ok()?.err().map(|error| error.to_string())
+    }
+}
+
 /// Listens there, as soon as nothing of an earlier run does.
 async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let begun = Instant::now();
@@ -482,6 +503,13 @@ async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Se
         if is_up && !is_known {
             if shared.is_clock_read().await == Some(false) {
                 return shared.end(Ended::ClockIgnored);
+            }
+            if let Some(why) = shared.account_refused().await {
+                // It may have no room at present.
+                if begun.elapsed() < ACCOUNT_WITHIN {
+                    continue;
+                }
+                return shared.end(Ended::AccountRefused(why));
             }
             is_known = true;
             server_report::begin(&shared);

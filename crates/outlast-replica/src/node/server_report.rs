@@ -4,6 +4,7 @@ use super::Shared;
 use crate::copy::redis::Client;
 use crate::protocol::Protocol;
 use crate::replica::ServerClock;
+use crate::sql::{self, Account};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use std::time::Duration;
 /// A server that loads its data is asked again how it is set: so often, and so many times.
 const AGAIN: Duration = Duration::from_secs(1);
 const TRIES: u32 = 600;
+/// From here on InnoDB never gives up (MariaDB, innodb_lock_wait_timeout).
+const NO_LOCK_TIMEOUT_S: u64 = 100_000_000;
 
 /// Of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +26,15 @@ pub struct ServerReport {
 
 /// Finds out what there is to say, which [`Status`](super::Status) has from then on.
 pub(super) fn begin(shared: &Shared) {
-    let Some(server) = shared.server.filter(|_| shared.group.protocol == Protocol::Redis) else { return };
+    let Some(server) = shared.server.filter(|_| shared.group.protocol != Protocol::Raw) else { return };
     let password = shared.copying.as_ref().and_then(|copying| copying.password.clone());
+    let account = shared.account.clone();
     let (clock, place) = (shared.group.clock, shared.server_report.clone());
     tokio::task::spawn_blocking(move || {
-        let asks = || of_redis(server, password.as_deref(), clock);
+        let asks = || match &account {
+            Some(account) => of_mysql(server, account, clock),
+            None => of_redis(server, password.as_deref(), clock),
+        };
         let is_loading =
             |asked: &io::Result<_>| asked.as_ref().is_err_and(|error| error.to_string().contains("LOADING"));
         let mut asked = asks();
@@ -40,7 +47,7 @@ pub(super) fn begin(shared: &Shared) {
         }
         *place.lock() = Some(asked.unwrap_or_else(|error| ServerReport {
             handled: format!(
-                "redis at {server} does not say how it is set ({error}); --server-password-file gives the node its password"
+                "the server at {server} does not say how it is set ({error}); --server-password-file gives the node its password"
             ),
             unsafe_setting: None,
         }));
@@ -55,6 +62,31 @@ fn of_redis(server: SocketAddr, password: Option<&str>, clock: ServerClock) -> i
     let info = Client::connect(server, password)?.info()?;
     let version = info.field("redis_version").unwrap_or("of an unknown version");
     Ok(report(version, info.field("maxmemory"), info.field("maxmemory_policy"), clock))
+}
+
+/// Asks a MySQL or MariaDB.
+fn of_mysql(server: SocketAddr, account: &Account, clock: ServerClock) -> io::Result<ServerReport> {
+    let rows = sql::Client::connect(server, account)?.rows("SELECT VERSION(), @@innodb_lock_wait_timeout")?;
+    let mut fields = rows.into_iter().flatten().flatten();
+    let (version, timeout) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+    let time = match clock {
+        ServerClock::Order => "NOW() and the like have the time by the order, alike at all servers",
+        ServerClock::Machine => {
+            "NOW() and the like have the time of each machine: what writes them leaves data that differ (clock = \"order\" mends that)"
+        }
+    };
+    let handled = format!(
+        "{version}: KILL, LOAD DATA, and statements that write what UUID(), RAND() and the like say are refused, as each server would do something \
+         else; results are those of the primary's; {time}; what functions, triggers and SQL in strings do is not known before it differs"
+    );
+    let is_short = timeout.parse::<u64>().is_ok_and(|timeout_s| timeout_s < NO_LOCK_TIMEOUT_S);
+    let unsafe_setting = is_short.then(|| {
+        format!(
+            "a statement that waits for a row ends after {timeout} s by each server's own clock: set innodb_lock_wait_timeout to {NO_LOCK_TIMEOUT_S}, \
+             or data may differ after such a wait"
+        )
+    });
+    Ok(ServerReport { handled, unsafe_setting })
 }
 
 fn report(version: &str, maxmemory: Option<&str>, policy: Option<&str>, clock: ServerClock) -> ServerReport {

@@ -21,7 +21,7 @@ impl Machine {
                 Action::Verdict { packet, passes } => self.decide(packet, passes),
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
-                Action::CommandRefused { connection } => self.tell_of_refused(connection),
+                Action::CommandRefused { connection, why } => self.tell_of_refused(connection, why),
                 // What waits still of one that is out is for nobody.
                 Action::SetClock { .. } if self.known.is_excluded => {}
                 Action::SetClock { at_ms } => self.set_clock(at_ms)?,
@@ -31,6 +31,8 @@ impl Machine {
                     self.join_fails("the others have gone on, and no longer keep what it lacks")
                 }
                 Action::ToServer { connection, bytes } => self.give_server(connection, &bytes),
+                Action::LogIn { connection, login } => self.log_in(connection, login),
+                Action::Interrupt { number, .. } => self.interrupt_sql(number),
                 Action::EndToServer { connection } => self.end_to_server(connection),
                 Action::CloseServer { connection } => self.close_server(connection),
                 Action::ClientReady { connection } => self.feed_client(connection),
@@ -99,13 +101,13 @@ impl Machine {
     }
 
     /// Now and then, not for each.
-    fn tell_of_refused(&mut self, connection: ConnectionId) {
+    fn tell_of_refused(&mut self, connection: ConnectionId, why: &str) {
         let is_due = self.refused_told.is_none_or(|at| at.elapsed() > REFUSED_EVERY);
         if is_due && self.replica.is_serving() {
             self.refused_told = Some(Instant::now());
             tracing::warn!(
                 client = self.client_of(connection),
-                "a client has sent SPOP, which would take another member at each server: it is refused, by ERR unknown command"
+                "a request is refused at all servers, as each would do something else: {why}"
             );
         }
     }

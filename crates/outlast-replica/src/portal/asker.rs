@@ -69,6 +69,9 @@ impl Asker {
 impl Machine {
     /// The server is to say whether it has worked off what it was given, up to this entry.
     pub(super) fn ask_server(&mut self, index: u64, connection: ConnectionId) {
+        if self.sql_asker.is_some() {
+            return self.ask_sql(index, connection);
+        }
         let is_asked = self.asker.as_ref().is_some_and(|asker| asker.index == index);
         let is_there = connection == NO_CONNECTION
             || self.servers.get(&connection).is_some_and(|server| {
@@ -109,19 +112,23 @@ impl Machine {
             }
             Answer::Done => {
                 self.asker = None;
-                // What it has said before comes first.
-                let is_time = connection == NO_CONNECTION;
-                let owing: Vec<ConnectionId> = self.replica.owing().filter(|_| is_time).collect();
-                for connection in owing.into_iter().chain([connection]) {
-                    if let Some(server) = self.servers.get_mut(&connection) {
-                        server.stream.note_ready(true, false);
-                        self.dirty_servers.insert(connection);
-                    }
-                }
-                self.look_at_servers();
-                let now_ms = self.now_ms();
-                self.replica.handle_server_idle(index, now_ms);
+                self.handle_idle(index, connection);
             }
         }
+    }
+
+    /// The server is done. What it has said before comes first.
+    pub(super) fn handle_idle(&mut self, index: u64, connection: ConnectionId) {
+        let is_time = connection == NO_CONNECTION;
+        let owing: Vec<ConnectionId> = self.replica.owing().filter(|_| is_time).collect();
+        for connection in owing.into_iter().chain([connection]) {
+            if let Some(server) = self.servers.get_mut(&connection) {
+                server.stream.note_ready(true, false);
+                self.dirty_servers.insert(connection);
+            }
+        }
+        self.look_at_servers();
+        let now_ms = self.now_ms();
+        self.replica.handle_server_idle(index, now_ms);
     }
 }

@@ -270,6 +270,7 @@ impl Machine {
         }
         self.dirty_servers.clear();
         (self.asker, self.refresher) = (None, None);
+        self.forget_sql();
         self.closing_servers.clear();
         self.replica = self.settings.replica();
         // What is under way on them was for the replica of before.

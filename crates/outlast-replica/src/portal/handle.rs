@@ -3,9 +3,12 @@
 use super::clock::ClockPage;
 use super::copying::{Joins, Rests, Taken};
 use super::handing_over::HandedOver;
+use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot};
+use crate::protocol::mysql::login::Hash;
+use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot, Threads};
+use crate::sql::Account;
 use crate::view::{NodeId, View};
 use mio::Waker;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +70,8 @@ pub struct Settings {
     pub server: SocketAddr,
     /// Its password, where it wants one. Of Redis.
     pub password: Option<String>,
+    /// As whom it is asked. Of MySQL and MariaDB.
+    pub account: Option<Account>,
 }
 
 /// What a node is told by other threads.
@@ -92,6 +97,10 @@ pub enum Command {
     Join(Box<Snapshot>, Instant, View),
     /// It ends, and leaves all to the others.
     Stop,
+    /// Of a client that wants to log in: what the server keeps of accounts of that name; none: it cannot be asked.
+    Accounts(ConnectionId, Option<Vec<Hash>>),
+    /// Whether the server is done with what it was given up to an entry; none: it cannot be asked.
+    SqlIdle(u64, ConnectionId, Option<Threads>, bool),
 }
 
 /// What is known of a running node.

@@ -14,6 +14,7 @@ use super::refresher::Refresher;
 use super::repair;
 use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
+use super::sql_asker::SqlAsker;
 use super::stream::READ_BYTES;
 use crate::connection::Ends;
 use crate::entry::ConnectionId;
@@ -79,6 +80,7 @@ pub struct Machine {
     pub(super) server: SocketAddr,
     pub(super) settings: Plan,
     pub(super) asker: Option<Asker>,
+    pub(super) sql_asker: Option<SqlAsker>,
     pub(super) refresher: Option<Refresher>,
     /// Of the server, where it wants one.
     pub(super) password: Option<String>,
@@ -182,6 +184,8 @@ impl Machine {
         let (commands, receiver) = channel();
         let facts = Arc::new(Mutex::new(Facts::default()));
         let handle = Handle { commands, waker, facts: facts.clone() };
+        let asks = |account| SqlAsker::start(settings.server, &account, &handle);
+        let account = settings.account.map(asks);
         let plan = Plan {
             me: settings.me,
             limits: settings.limits,
@@ -194,6 +198,7 @@ impl Machine {
             replica: plan.replica(),
             settings: plan,
             asker: None,
+            sql_asker: account.transpose()?,
             refresher: None,
             password: settings.password,
             clock_page: settings.clock_page,
@@ -379,6 +384,10 @@ impl Machine {
                 }
                 Command::Join(snapshot, at, view) => self.join(&snapshot, at, view)?,
                 Command::Stop => self.ends = true,
+                Command::Accounts(connection, kept) => self.take_accounts(connection, kept),
+                Command::SqlIdle(index, connection, threads, is_idle) => {
+                    self.take_sql_idle((index, connection), threads, is_idle);
+                }
             }
         }
         // The process may have been stopped for a while: nothing comes before this, and what is said before asks by itself.

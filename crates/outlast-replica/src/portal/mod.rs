@@ -19,5 +19,6 @@ pub mod repair;
 pub mod rules;
 pub(crate) mod server_process;
 mod servers;
+pub(crate) mod sql_asker;
 mod stream;
 mod sys;

@@ -5,6 +5,7 @@ use super::server_process::{Ask, ServerProcess};
 use super::stream::{Input, Stream};
 use crate::entry::ConnectionId;
 use crate::protocol::{Resume, Resumes};
+use crate::replica::OWN_REPLY_BYTES_MAX;
 use mio::Token;
 use mio::net::TcpStream;
 use std::io;
@@ -20,6 +21,8 @@ pub(super) struct Server {
     pub(super) token: Token,
     has_said_all: bool,
     is_broken: bool,
+    /// What it says is for nobody.
+    discards: bool,
     /// Nobody is at its other end any more.
     is_closing: bool,
     /// It is being brought into the state that another server had.
@@ -41,6 +44,7 @@ impl Machine {
                     token,
                     has_said_all: false,
                     is_broken: false,
+                    discards: false,
                     is_closing: false,
                     resumes: None,
                 };
@@ -118,7 +122,7 @@ impl Machine {
             if self.servers.get(&connection).is_none_or(|server| !server.is_closing) {
                 continue;
             }
-            if self.replica.awaits_end(connection) {
+            if self.replica.awaits_end(connection) || self.settings.protocol.works_on_several() {
                 // It may work still on what it has got.
                 self.closing_servers.push_back((now + CLOSE_WITHIN, connection));
             } else {
@@ -188,6 +192,31 @@ impl Machine {
         self.known.is_server_lost
     }
 
+    /// The client's connection is reset, at all nodes, before backups have more to keep than they can.
+    fn give_up_reply(&mut self, connection: ConnectionId) {
+        let client = self.client_of(connection);
+        tracing::warn!(
+            client,
+            "a reply of more than {OWN_REPLY_BYTES_MAX} bytes cannot be kept by all nodes: the connection of its client is reset"
+        );
+        let now_ms = self.now_ms();
+        // It may do more than that, as those of others do.
+        self.discard(connection);
+        self.replica.handle_server_reset(connection, now_ms);
+    }
+
+    /// What the server says there is for nobody from now on.
+    pub(super) fn discard(&mut self, connection: ConnectionId) {
+        if let Some(server) = self.servers.get_mut(&connection) {
+            server.discards = true;
+        }
+    }
+
+    /// Whether the server takes more there.
+    pub(super) fn takes(&self, connection: ConnectionId) -> bool {
+        self.servers.get(&connection).is_some_and(|server| !server.is_closing && !server.is_broken)
+    }
+
     fn read_server(&mut self, connection: ConnectionId) {
         let now_ms = self.now_ms();
         while let Some(server) = self.servers.get_mut(&connection).filter(|server| !server.has_said_all) {
@@ -202,10 +231,13 @@ impl Machine {
                             server.resumes = None;
                         }
                     }
-                    if bytes.is_empty() {
+                    if bytes.is_empty() || server.discards {
                         continue;
                     }
                     self.replica.handle_answer(connection, bytes, now_ms);
+                    if self.replica.is_reply_long(connection) {
+                        return self.give_up_reply(connection);
+                    }
                 }
                 Input::Nothing if !server.is_broken => return,
                 Input::End | Input::Broken | Input::Nothing if server.resumes.is_some() => {
@@ -216,7 +248,7 @@ impl Machine {
                 }
                 Input::End => {
                     server.has_said_all = true;
-                    if !self.is_server_lost(Ask::Now) {
+                    if !server.discards && !self.is_server_lost(Ask::Now) {
                         self.replica.handle_answer_end(connection, now_ms);
                     }
                 }

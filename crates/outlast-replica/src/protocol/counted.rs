@@ -60,6 +60,10 @@ impl OfCounted {
         (self.open, self.owed) = (0, self.asked.len() as u64);
     }
 
+    pub(super) fn is_greeted(&self) -> bool {
+        !self.greets
+    }
+
     pub(super) fn owes(&self) -> bool {
         self.owed > 0
     }

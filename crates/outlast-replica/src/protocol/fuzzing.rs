@@ -1,7 +1,10 @@
 //! What must hold for all bytes that clients and servers may say.
 
+use super::mysql::{Given, OfMysql};
 use super::redis::{Replies, Requests};
 use super::{Protocol, Questions};
+use crate::connection::Piece;
+use alloc::vec::Vec;
 
 /// Counts the same, in whatever pieces bytes come.
 pub fn redis(bytes: &[u8]) {
@@ -14,17 +17,66 @@ pub fn redis(bytes: &[u8]) {
     for piece in [front, back] {
         questions.ask(piece);
         let instead = questions.instead_of(piece);
-        assert!(instead.is_none_or(|instead| instead.len() == piece.len() && instead != piece));
+        let is_altered = |given: &[Given]| matches!(given, [Given::Bytes(instead)] if instead.len() == piece.len() && instead != piece);
+        assert!(instead.is_none_or(|instead| is_altered(&instead)));
     }
     let mut parts = Replies::default();
     let counted = parts.count(front).and_then(|count| Some(count + parts.count(back)?));
     assert_eq!(counted, Replies::default().count(bytes));
 }
 
+/// What a server of MySQL gets and what clients get of it are the same, in whatever pieces bytes come. The first byte says how the others are divided
+/// between server and client, and where they are cut.
+pub fn mysql(bytes: &[u8]) {
+    let Some((at, bytes)) = bytes.split_first() else { return };
+    let (server, client) = bytes.split_at(usize::from(*at).min(bytes.len()));
+    let told = |piece_bytes: usize| {
+        let (mut of, mut said, mut given) = (OfMysql::default(), Vec::new(), Vec::new());
+        let greeting = server.get(..GREETING_BYTES).unwrap_or(server);
+        let rest = server.get(GREETING_BYTES..).unwrap_or_default();
+        let mut hear = |of: &mut OfMysql, bytes: &[u8]| {
+            for piece in bytes.chunks(piece_bytes) {
+                of.answer(piece, |piece| match piece {
+                    Piece::Bytes(bytes) => said.extend_from_slice(bytes),
+                    Piece::Own(bytes, _) => {
+                        said.extend_from_slice(bytes);
+                    }
+                    Piece::Part(_) => {}
+                });
+            }
+        };
+        hear(&mut of, greeting);
+        of.note_canonical(0, greeting);
+        let mut pieces: Vec<Vec<u8>> = client.chunks(piece_bytes).rev().map(<[u8]>::to_vec).collect();
+        while let Some(piece) = pieces.pop() {
+            of.ask(&piece);
+            let rest = of.rest();
+            if !rest.is_empty() {
+                pieces.push(rest);
+            }
+            for given_now in of.given() {
+                match given_now {
+                    Given::Bytes(bytes) => given.extend(bytes),
+                    Given::LogIn(login) => given.extend(login.for_server(&[])),
+                }
+            }
+        }
+        hear(&mut of, rest);
+        (said, given, of.are_answered(), of.is_broken())
+    };
+    let (one, other) = (told(1), told(bytes.len().max(1)));
+    assert_eq!(one, other);
+}
+
+/// Of a server, in the input of [`mysql`].
+const GREETING_BYTES: usize = 80;
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 mod tests {
-    use super::redis;
+    use super::{mysql, redis};
+    use crate::protocol::mysql::tests::conversations;
+    use std::vec::Vec;
 
     const SEEDS: [(&str, &[u8]); 5] = [
         ("refused", b"\x06*2\r\n$4\r\nSPOP\r\n$1\r\nx\r\nspop 'x'\r\n"),
@@ -36,12 +88,18 @@ mod tests {
 
     #[test]
     fn the_corpus_has_all_seeds_and_changes_to_them_mislead_nobody() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/redis");
-        for (name, bytes) in SEEDS {
+        let seeds = SEEDS.map(|(name, bytes)| (name, bytes.to_vec()));
+        check("redis", seeds.into(), redis);
+        check("mysql", conversations(), mysql);
+    }
+
+    fn check(target: &str, seeds: Vec<(&str, Vec<u8>)>, run: fn(&[u8])) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+        for (name, bytes) in seeds {
             let path = folder.join(name);
             if std::env::var_os("OUTLAST_WRITE_CORPUS").is_some() {
                 std::fs::create_dir_all(&folder).unwrap();
-                std::fs::write(&path, bytes).unwrap();
+                std::fs::write(&path, &bytes).unwrap();
             }
             assert_eq!(std::fs::read(&path).unwrap(), bytes, "run with OUTLAST_WRITE_CORPUS=1");
         }
@@ -51,7 +109,7 @@ mod tests {
                 for value in 0..=255 {
                     let mut changed = bytes.clone();
                     changed[at] = value;
-                    redis(&changed);
+                    run(&changed);
                 }
             }
         }

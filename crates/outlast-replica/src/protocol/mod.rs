@@ -5,6 +5,7 @@ pub(crate) mod counted;
 pub(crate) mod determinism;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+pub(crate) mod mysql;
 mod redis;
 mod refused;
 mod session;
@@ -15,6 +16,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use determinism::Class;
+use mysql::{Given, OfMysql};
 use redis::{Ended, Replies, Requests};
 pub use session::Resume;
 use session::Session;
@@ -27,40 +29,64 @@ pub enum Protocol {
     Raw,
     /// That of Redis (RESP 2 and 3): each request has one reply, and one that has not come as a whole has none.
     Redis,
+    /// That of MySQL and MariaDB: a greeting, and then one reply to each request.
+    Mysql,
     /// That of the simulation: each byte has three bytes of an answer, and the server greets each client with one.
     #[cfg(test)]
     Counted,
     /// The same; the server can be asked whether it has worked off what it was given.
     #[cfg(test)]
     CountedAsked,
+    /// The same; clients take turns with the server, as those of MySQL do.
+    #[cfg(test)]
+    CountedTurns,
 }
 
 impl Protocol {
     /// Whether the server has something that a copy of its data lacks, and can forget it: of Redis, scripts.
     pub(crate) fn forgets(self) -> bool {
         match self {
-            Self::Raw => false,
+            Self::Raw | Self::Mysql => false,
             Self::Redis => true,
             #[cfg(test)]
-            Self::Counted | Self::CountedAsked => true,
+            Self::Counted | Self::CountedAsked | Self::CountedTurns => true,
         }
     }
 
     /// Whether it is known where replies end, so that each can be compared by itself. Else bytes are.
     pub(crate) fn counts_replies(self) -> bool {
-        matches!(self, Self::Redis)
+        matches!(self, Self::Redis | Self::Mysql)
     }
 
     /// Whether the server says, on a connection of its own, when it has worked off what it was given on others: it reads all before it answers.
     pub(crate) fn asks_server(self) -> bool {
         match self {
             Self::Raw => false,
-            Self::Redis => true,
+            Self::Redis | Self::Mysql => true,
             #[cfg(test)]
             Self::Counted => false,
             #[cfg(test)]
-            Self::CountedAsked => true,
+            Self::CountedAsked | Self::CountedTurns => true,
         }
+    }
+
+    /// Whether a client has a reply to each request before it says the next, and to none but a greeting of the server's before the first.
+    pub(crate) fn takes_turns(self) -> bool {
+        self.is_like_mysql()
+    }
+
+    fn is_like_mysql(self) -> bool {
+        match self {
+            Self::Mysql => true,
+            #[cfg(test)]
+            Self::CountedTurns => true,
+            _ => false,
+        }
+    }
+
+    /// Whether a server that answers one client may go on with another one that was passed, beside what it is given next: one with threads does.
+    pub(crate) fn works_on_several(self) -> bool {
+        self.is_like_mysql()
     }
 }
 
@@ -71,6 +97,7 @@ pub(crate) enum Questions {
         is_open: bool,
     },
     Redis(Box<OfRedis>),
+    Mysql(Box<OfMysql>),
     #[cfg(test)]
     Counted(Box<counted::OfCounted>),
 }
@@ -210,8 +237,11 @@ impl Questions {
         match protocol {
             Protocol::Raw => Self::Raw { is_open: false },
             Protocol::Redis => Self::Redis(Box::default()),
+            Protocol::Mysql => Self::Mysql(Box::default()),
             #[cfg(test)]
-            Protocol::Counted | Protocol::CountedAsked => Self::Counted(Box::default()),
+            Protocol::Counted | Protocol::CountedAsked | Protocol::CountedTurns => {
+                Self::Counted(Box::default())
+            }
         }
     }
 
@@ -234,7 +264,7 @@ impl Questions {
     /// How another server is brought into the state that this one has for the connection, where nothing is under way; none: it cannot be.
     pub(crate) fn resume(&self) -> Option<Resume> {
         match self {
-            Self::Raw { .. } => None,
+            Self::Raw { .. } | Self::Mysql(_) => None,
             // What was passed may come yet: a client waits for it.
             Self::Redis(of) if of.broken.is_some() => None,
             Self::Redis(of) if of.open == 0 && of.owed == 0 && !of.is_doubtful && of.replies.is_at_end() => {
@@ -254,6 +284,7 @@ impl Questions {
                 of.broken = of.broken.map(|_| false);
                 of.pass();
             }
+            Self::Mysql(of) => of.pass(),
             #[cfg(test)]
             Self::Counted(of) => of.pass(),
         }
@@ -275,13 +306,17 @@ impl Questions {
                     of.broken = Some(true);
                 }
             }
+            Self::Mysql(of) => of.ask(bytes),
             #[cfg(test)]
             Self::Counted(of) => of.ask(bytes),
         }
     }
 
-    /// What the server is given in the place of what was asked last, if that must not come to it as it is.
-    pub(crate) fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// What the server is given in the place of what was asked last, if that is not to come to it as it is.
+    pub(crate) fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<Given>> {
+        if let Self::Mysql(of) = self {
+            return Some(of.given());
+        }
         let Self::Redis(of) = self else { return None };
         if of.altered.is_empty() {
             return None;
@@ -292,7 +327,69 @@ impl Questions {
                 *place = byte;
             }
         }
-        Some(instead)
+        Some(Vec::from([Given::Bytes(instead)]))
+    }
+
+    /// Why a request that was asked last is not let through, if one is not.
+    pub(crate) fn refused(&mut self) -> Option<&'static str> {
+        match self {
+            Self::Redis(of) => (!of.altered.is_empty()).then_some(refused::WHY),
+            Self::Mysql(of) => of.refused(),
+            _ => None,
+        }
+    }
+
+    /// The server has greeted the client, if it does so before anything else.
+    pub(crate) fn is_greeted(&self) -> bool {
+        match self {
+            Self::Mysql(of) => of.is_greeted(),
+            #[cfg(test)]
+            Self::Counted(of) => of.is_greeted(),
+            _ => true,
+        }
+    }
+
+    /// The number that the server has for the connection, if it has said it.
+    pub(crate) fn server_number(&self) -> Option<u32> {
+        if let Self::Mysql(of) = self { of.server_number() } else { None }
+    }
+
+    /// What was asked last, and is to be asked again when all before it is answered: a server gets one request at a time.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        if let Self::Mysql(of) = self { of.rest() } else { Vec::new() }
+    }
+
+    /// What is open, or was passed, only reads, and waits for nobody: others may go on while the server works on it.
+    pub(crate) fn only_reads(&self) -> bool {
+        if let Self::Mysql(of) = self { of.only_reads() } else { false }
+    }
+
+    /// The server is asked to end what is open by an error.
+    pub(crate) fn interrupt(&mut self) {
+        if let Self::Mysql(of) = self {
+            of.interrupt();
+        }
+    }
+
+    /// The server was asked to end the connection.
+    pub(crate) fn quits(&self) -> bool {
+        if let Self::Mysql(of) = self { of.quits() } else { false }
+    }
+
+    /// So much is kept of a reply that has not come to its end.
+    pub(crate) fn reply_bytes(&self) -> usize {
+        match self {
+            Self::Redis(of) => of.own.len(),
+            Self::Mysql(of) => of.reply_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Clients get this in the place of a reply that every server gives in its own way.
+    pub(crate) fn note_canonical(&mut self, number: u64, reply: &[u8]) {
+        if let Self::Mysql(of) = self {
+            of.note_canonical(number, reply);
+        }
     }
 
     /// The server says this. What of it is for clients, and what is told apart, is handed on.
@@ -308,6 +405,7 @@ impl Questions {
                     *self = Self::Raw { is_open: false };
                 }
             }
+            Self::Mysql(of) => of.answer(bytes, takes),
             #[cfg(test)]
             Self::Counted(of) => of.answer(bytes, takes),
         }
@@ -317,6 +415,7 @@ impl Questions {
     pub(crate) fn are_compared(&self, protocol: Protocol) -> bool {
         match self {
             Self::Redis(of) => of.session.is_compared(),
+            Self::Mysql(of) => !of.is_broken(),
             Self::Raw { .. } => !protocol.counts_replies(),
             #[cfg(test)]
             Self::Counted(_) => true,
@@ -333,6 +432,7 @@ impl Questions {
         match self {
             Self::Raw { .. } => false,
             Self::Redis(of) => of.owed > 0,
+            Self::Mysql(of) => of.owes(),
             #[cfg(test)]
             Self::Counted(of) => of.owes(),
         }
@@ -343,6 +443,7 @@ impl Questions {
         match self {
             Self::Raw { is_open } => !is_open,
             Self::Redis(of) => of.broken.map_or(of.open == 0, |is_open| !is_open),
+            Self::Mysql(of) => of.are_answered(),
             #[cfg(test)]
             Self::Counted(of) => of.are_answered(),
         }

@@ -8,6 +8,8 @@ use super::redis::is_blank;
 /// Of a request, the part in which its command ends.
 const HEAD_BYTES: usize = 128;
 const REFUSED: &[u8] = b"SPOP";
+/// What people are told.
+pub(super) const WHY: &str = "SPOP: every server would take another member";
 /// What no command has.
 const INSTEAD: u8 = b'!';
 

@@ -23,6 +23,8 @@ const TELL_EVERY_MS: u64 = 100;
 const REPORT_EVERY_MS: u64 = 1_000;
 /// Of differences that one node tells of again, where the link is a new one.
 const DIFFERENCES_MAX: usize = 16;
+/// A reply that every server gives in its own way may be so long: it waits at all nodes, and is in the order as a whole.
+pub const OWN_REPLY_BYTES_MAX: usize = 128 << 20;
 /// The primary keeps so much of what the client of a connection has, for people who want to know what differs.
 const SHOWN_BYTES_MAX: u64 = 64 << 10;
 
@@ -134,6 +136,13 @@ impl Replica {
         self.compare(connection);
     }
 
+    /// At the primary: a reply that all nodes are to keep as a whole has become too long for that, and has not come to its end.
+    #[must_use]
+    pub fn is_reply_long(&self, connection: ConnectionId) -> bool {
+        let questions = self.questions.get(&connection).filter(|_| self.role == Role::Serving);
+        questions.is_some_and(|questions| questions.reply_bytes() > OWN_REPLY_BYTES_MAX)
+    }
+
     /// At the primary: replies that each server gives in its own way are put into the order.
     pub(super) fn propose_canonical(&mut self, connection: ConnectionId, now_ms: u64) {
         while self.role == Role::Serving
@@ -157,6 +166,12 @@ impl Replica {
     pub(super) fn take_canonical(&mut self, entry: Entry, now_ms: u64) {
         let Entry::Canonical { connection, number, offset, is_last, bytes } = entry else { return };
         let waiting_bytes_max = BACKLOG_LOGS * self.order.limits().log_bytes_max;
+        if let Some(questions) = self.questions.get_mut(&connection)
+            && offset == 0
+            && is_last
+        {
+            questions.note_canonical(number, &bytes);
+        }
         let Some(answers) = self.answers_mut(connection) else { return };
         let said = answers.take_canonical(number, offset, is_last, &bytes);
         // A backup that does not keep up would keep all of it in memory.

@@ -7,13 +7,19 @@
 
 mod passing;
 
+#[cfg(feature = "io")]
+pub use passing::Threads;
+
 use super::{Action, AnswerPolicy, Replica, Role};
 use crate::connection::Connection;
 use crate::connection::comparison::Comparison;
 use crate::entry::ConnectionId;
 use crate::is_mutant;
+use crate::protocol::mysql::Given;
 use crate::protocol::{Protocol, Questions, Resume};
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 
 /// A backup whose server is so many times what the log may hold behind does not keep up.
 pub(super) const BACKLOG_LOGS: usize = 4;
@@ -22,12 +28,17 @@ pub(super) const BACKLOG_LOGS: usize = 4;
 const ASK_AFTER_MS: u64 = 5;
 /// And again, as the question may be lost, or too early.
 const ASK_AGAIN_MS: u64 = 10;
+/// And at a backup, where nobody is passed by that.
+const ASK_BACKUP_MS: u64 = 1_000;
 /// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time. So it is asked once more for each.
 const BYTES_PER_QUESTION: usize = 16 << 10;
 /// And no more often than that.
 const QUESTIONS_MAX: usize = 256;
 /// A time waits so much longer than what clients say for what a server does not answer, and that it is not done with.
 const TIMES_WAIT: u64 = 3;
+
+/// A server cleans up after so many connections at a time at the most.
+const ENDED_NUMBERS_MAX: usize = 1024;
 
 /// Of what a server is asked by the node itself. Connections are numbered from 1 on.
 pub(crate) const NO_CONNECTION: ConnectionId = ConnectionId(0);
@@ -92,7 +103,9 @@ struct Waiting {
     after: u64,
     connection: ConnectionId,
     action: Action,
-    /// It is the end of a stream, and the server may drop what it has not sent by then.
+    /// The server greets the client before it gets this, whatever was passed.
+    waits_for_greeting: bool,
+    /// It comes behind all answers: it is the end of a stream, and the server may drop what it has not sent by then; or clients take turns with the server.
     waits_for_answers: bool,
     /// Here [`Proceed::Since`] means that the answer is waited for no longer than the primary has waited.
     proceed: Proceed,
@@ -122,6 +135,10 @@ pub(super) struct Deliveries {
     ended: BTreeSet<ConnectionId>,
     /// Requests on these connections were passed, and have no answer: the server may give them one when it hears of another time.
     owing: BTreeSet<ConnectionId>,
+    /// How many times it was waited until all that was passed waits again, or is done.
+    settles: u64,
+    /// Numbers of connections that the server has ended, and may be cleaning up.
+    pub(super) ended_numbers: Vec<u32>,
     /// The server has not said that it has looked at a time, and nothing else since then: it is not asked about the next ones.
     is_silent: bool,
 }
@@ -158,12 +175,13 @@ impl Deliveries {
 
     /// The next one that the server may have now.
     fn next(&mut self, now_ms: u64) -> Option<Waiting> {
-        let Waiting { connection, after, proceed, waits_for_answers, .. } = self.waiting.front()?;
+        let Waiting { connection, after, proceed, waits_for_answers, waits_for_greeting, .. } =
+            self.waiting.front()?;
         let is_its = |working: Working| working.connection == *connection && *connection != NO_CONNECTION;
         let is_free = self.working.is_none_or(|working| is_its(working) && !waits_for_answers);
         // What a client says in answer to something comes behind it: the server has answered what it was given before.
         let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
-        let is_passed = matches!(proceed, Proceed::Since { .. });
+        let is_passed = matches!(proceed, Proceed::Since { .. }) && !waits_for_greeting;
         let is_due = said >= *after || self.ended.contains(connection) || is_passed;
         if self.delivery == Delivery::Serial && !(is_free && is_due) {
             return None;
@@ -238,9 +256,24 @@ impl Replica {
     ) {
         // Where replies are counted it is known without that what a request has to wait for; and they may have other lengths.
         let counts = !matches!(self.protocol, Protocol::Raw);
-        let after = if counts || is_mutant!(self, AnswersAreNotAwaited) { 0 } else { after };
-        let waits_for_answers = counts && matches!(action, Action::EndToServer { .. });
-        let waiting = Waiting { index, after, connection, action, waits_for_answers, proceed: Proceed::No };
+        let is_turn = self.protocol.takes_turns() && matches!(action, Action::ToServer { .. });
+        let after = if is_turn {
+            1
+        } else if counts || is_mutant!(self, AnswersAreNotAwaited) {
+            0
+        } else {
+            after
+        };
+        let waits_for_answers = is_turn || counts && matches!(action, Action::EndToServer { .. });
+        let waiting = Waiting {
+            index,
+            after,
+            connection,
+            action,
+            waits_for_greeting: is_turn,
+            waits_for_answers,
+            proceed: Proceed::No,
+        };
         self.deliveries.bytes += waiting.bytes();
         if self.deliveries.waiting.is_empty() {
             self.deliveries.first_since_ms = now_ms;
@@ -270,20 +303,29 @@ impl Replica {
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);
         let mut length = before.map_or(0, |working| working.bytes);
+        let mut instead = None;
         let (waits, awaits_end) = match &mut action {
+            // It takes nothing any more.
+            Action::ToServer { .. } if has_ended && self.protocol.takes_turns() => (false, false),
             Action::ToServer { bytes, .. } => {
                 let protocol = self.protocol;
                 let questions = self
                     .questions
                     .entry(connection)
                     .or_insert_with(|| Questions::resumed(protocol, &Resume::default()));
-                length = length.max(questions.partial_bytes()) + bytes.len();
-                questions.ask(bytes);
-                if let Some(instead) = questions.instead_of(bytes) {
-                    *bytes = instead.into();
-                    self.actions.push_back(Action::CommandRefused { connection });
+                if !protocol.works_on_several() {
+                    length = length.max(questions.partial_bytes()) + bytes.len();
                 }
-                (!has_ended && !questions.are_answered(), false)
+                questions.ask(bytes);
+                if let Some(why) = questions.refused() {
+                    self.actions.push_back(Action::CommandRefused { connection, why });
+                }
+                let rest = questions.rest();
+                let asked_bytes = bytes.len() - rest.len();
+                instead = questions.instead_of(bytes).map(|instead| (asked_bytes, instead));
+                let (is_open, quits) = (!questions.are_answered(), questions.quits());
+                self.deliver_rest((index, connection), rest, proceed);
+                (!has_ended && (is_open || quits), quits)
             }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
@@ -308,7 +350,10 @@ impl Replica {
             self.note_owing(connection);
             self.deliveries.end_work(connection);
         }
-        self.actions.push_back(action);
+        match instead {
+            None => self.actions.push_back(action),
+            Some((before_bytes, given)) => self.give_instead(connection, before_bytes, given),
+        }
         if waits && !(is_passed && awaits_end) {
             let is_time = connection == NO_CONNECTION && !awaits_end;
             let (since_ms, ask_at_ms) = (now_ms, now_ms + if is_time { 0 } else { ASK_AFTER_MS });
@@ -323,6 +368,40 @@ impl Replica {
                 proceed: if is_passed { Proceed::Since { at_ms: now_ms } } else { proceed },
             });
         }
+    }
+
+    /// What comes behind a request in the same piece waits until that is answered.
+    fn deliver_rest(&mut self, (index, connection): (u64, ConnectionId), rest: Vec<u8>, proceed: Proceed) {
+        if rest.is_empty() {
+            return;
+        }
+        let waiting = Waiting {
+            index,
+            after: 1,
+            connection,
+            action: Action::ToServer { connection, bytes: rest.into() },
+            waits_for_greeting: true,
+            waits_for_answers: true,
+            proceed,
+        };
+        self.deliveries.bytes += waiting.bytes();
+        self.deliveries.waiting.push_front(waiting);
+    }
+
+    /// The server gets this, in place of so many bytes of the client: it may be a part of a request, or all of one that has come in parts.
+    fn give_instead(&mut self, connection: ConnectionId, before_bytes: usize, given: Vec<Given>) {
+        let length = |given: &Given| match given {
+            Given::Bytes(bytes) => bytes.len(),
+            Given::LogIn(login) => login.length(),
+        };
+        if let Some(state) = self.connections.get_mut(&connection) {
+            let waiting_bytes = state.input.waiting_bytes.saturating_sub(before_bytes);
+            state.input.waiting_bytes = waiting_bytes + given.iter().map(length).sum::<usize>();
+        }
+        self.actions.extend(given.into_iter().map(|given| match given {
+            Given::Bytes(bytes) => Action::ToServer { connection, bytes: bytes.into() },
+            Given::LogIn(login) => Action::LogIn { connection, login: Box::new(login) },
+        }));
     }
 
     /// Another server has had this connection before, and has said so much on it; or has ended it.
@@ -351,11 +430,13 @@ impl Replica {
 
     /// The server has said something on this connection.
     pub(super) fn note_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
-        if let Some(said) = self.deliveries.said.get_mut(&connection) {
-            *said += bytes.len() as u64;
-        }
         self.deliveries.is_silent = false;
         self.take_answer(connection, bytes, now_ms);
+        if let Some(said) = self.deliveries.said.get_mut(&connection)
+            && self.questions.get(&connection).is_none_or(Questions::is_greeted)
+        {
+            *said += bytes.len() as u64;
+        }
         if self.deliveries.owing.contains(&connection) {
             self.note_owing(connection);
         }
@@ -370,17 +451,48 @@ impl Replica {
             }
         }
         if !self.deliveries.working.is_some_and(|working| working.awaits_end) {
+            let working = self.deliveries.working.filter(|working| working.connection == connection);
             self.deliveries.end_work(connection);
+            if working.is_some() {
+                self.settle(now_ms);
+            }
         }
         self.go_on_with_deliveries(now_ms);
     }
 
+    /// A request was answered, and others that were passed may go on by that: the server gets the next one when they have, or wait again.
+    fn settle(&mut self, now_ms: u64) {
+        let waits = |connection: &ConnectionId| {
+            self.questions.get(connection).is_some_and(|questions| !questions.only_reads())
+        };
+        let is_owed = self.protocol.works_on_several() && self.deliveries.owing.iter().any(waits);
+        if is_owed && self.deliveries.working.is_none() && !is_mutant!(self, DeliversAtOnce) {
+            self.deliveries.settles += 1;
+            self.deliveries.working = Some(Working {
+                connection: NO_CONNECTION,
+                // Of no entry: what is said, or passed, of those is about something else.
+                index: u64::MAX - self.deliveries.settles,
+                since_ms: now_ms,
+                awaits_end: false,
+                bytes: 0,
+                ask_at_ms: now_ms,
+                proceed: Proceed::No,
+                is_idle: false,
+            });
+        }
+    }
+
     /// The server of this node has ended its stream of this connection.
     pub(super) fn note_server_end(&mut self, connection: ConnectionId, now_ms: u64) {
-        self.questions.remove(&connection);
+        let number = self.questions.remove(&connection).and_then(|questions| questions.server_number());
+        if let Some(number) = number.filter(|_| self.deliveries.ended_numbers.len() < ENDED_NUMBERS_MAX) {
+            self.deliveries.ended_numbers.push(number);
+        }
         self.deliveries.owing.remove(&connection);
         self.deliveries.ended.insert(connection);
         self.deliveries.end_work(connection);
+        // What it had locked is free by that, a little later.
+        self.settle(now_ms);
         self.go_on_with_deliveries(now_ms);
     }
 

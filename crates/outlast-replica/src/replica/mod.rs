@@ -21,9 +21,11 @@ mod tests;
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
 use crate::order::message::Difference;
+use crate::protocol::mysql::login::Login;
 use crate::protocol::{Protocol, Questions, Resume};
 use crate::view::{NodeId, View};
 use crate::{Limits, Message, NotTaken, Order, is_mutant};
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,10 +35,14 @@ use closed::Closed;
 pub use closed::LastAck;
 pub use comparing::AnswerPolicy;
 use comparing::Comparing;
+#[cfg(feature = "io")]
+pub(crate) use comparing::OWN_REPLY_BYTES_MAX;
 use deliveries::Deliveries;
 pub use deliveries::Delivery;
 #[cfg(any(test, feature = "io"))]
 pub(crate) use deliveries::NO_CONNECTION;
+#[cfg(feature = "io")]
+pub use deliveries::Threads;
 pub use handing_over::NoHandOver;
 use handing_over::{Early, Forwarding, Withholding};
 use joining::Holding;
@@ -91,6 +97,21 @@ pub enum Action {
         connection: ConnectionId,
         /// The bytes.
         bytes: Arc<[u8]>,
+    },
+    /// The client says who it is: look up what the server of this node keeps of the accounts of [that name](Login::user), and give it
+    /// [what is right](Login::for_server) for it, which counts as taken as [`ToServer`](Self::ToServer) does.
+    LogIn {
+        /// Of which client.
+        connection: ConnectionId,
+        /// What it says.
+        login: Box<Login>,
+    },
+    /// The server is to end what it works on for this client, by an error: it waits for another one.
+    Interrupt {
+        /// Of which client.
+        connection: ConnectionId,
+        /// The number that the server has for the connection.
+        number: u32,
     },
     /// The client's stream ends here, for the server of this node.
     EndToServer {
@@ -196,6 +217,8 @@ pub enum Action {
     },
     /// A client has sent a command that would leave servers with different data: all nodes have their servers refuse it.
     CommandRefused {
+        /// Why, beginning with the command.
+        why: &'static str,
         /// Which client.
         connection: ConnectionId,
     },

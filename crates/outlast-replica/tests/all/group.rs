@@ -129,6 +129,7 @@ impl Cluster {
                     device: link.device(Side::Client).to_owned(),
                     server,
                     copying: None,
+                    account: None,
                     clock_page: None,
                 }
             });

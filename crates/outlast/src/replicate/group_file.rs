@@ -41,6 +41,7 @@ enum FileProtocol {
     #[default]
     Raw,
     Redis,
+    Mysql,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -113,6 +114,7 @@ fn parse(text: &str) -> Result<Group, String> {
     let protocol = match file.protocol {
         FileProtocol::Raw => Protocol::Raw,
         FileProtocol::Redis => Protocol::Redis,
+        FileProtocol::Mysql => Protocol::Mysql,
     };
     let clock = match file.clock {
         FileClock::Machine => ServerClock::Machine,

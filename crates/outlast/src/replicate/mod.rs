@@ -22,6 +22,7 @@ use outlast_netlink::{Protocol, Socket, device};
 use outlast_replica::copy::{Copying, How};
 use outlast_replica::node::group::Group;
 use outlast_replica::node::{Ended, Error, Node, Portal, Settings, is_up};
+use outlast_replica::sql::Account;
 use outlast_session::relay::dial::plain;
 use server::Server;
 use std::ffi::OsStr;
@@ -98,10 +99,13 @@ fn plan(args: &NodeArgs) -> Result<Plan> {
                 Some(device) => device.clone(),
                 None => device_of(listed.address, name)?,
             };
-            let copying = copying(args, &group, server)?;
+            let password = args.server_password_file.as_deref().map(read_password).transpose()?;
+            let account = (group.protocol == outlast_replica::Protocol::Mysql)
+                .then(|| Account { user: args.server_user.clone(), password: password.clone() });
+            let copying = copying(args, &group, server, password)?;
             clock = Clock::new(&group, name, &args.program, args.clock_library.as_deref())?;
             let clock_page = clock.as_ref().map(|clock| clock.page.clone());
-            Some(Portal { device, server, copying, clock_page })
+            Some(Portal { device, server, copying, account, clock_page })
         }
     };
     let folder = args.state_folder.clone().unwrap_or_else(|| PathBuf::from(MEMORY_FOLDER));
@@ -129,13 +133,17 @@ struct Plan {
 }
 
 /// How the data of this node's server are copied, and how it gets those of another one, if that is known.
-fn copying(args: &NodeArgs, group: &Group, server: SocketAddr) -> Result<Option<Copying>> {
+fn copying(
+    args: &NodeArgs,
+    group: &Group,
+    server: SocketAddr,
+    password: Option<String>,
+) -> Result<Option<Copying>> {
     let ready_made = (group.protocol == outlast_replica::Protocol::Redis).then_some(READY_MADE);
     let how = |given: &Option<String>| match given.as_deref().or(ready_made) {
         Some(READY_MADE) => Some(How::Redis),
         command => command.map(|command| How::Command(command.to_owned())),
     };
-    let password = args.server_password_file.as_deref().map(read_password).transpose()?;
     let (snapshot, restore) = (how(&args.snapshot), how(&args.restore));
     match snapshot.zip(restore) {
         Some((snapshot, restore)) => Ok(Some(Copying { server, snapshot, restore, password })),
@@ -328,6 +336,11 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
             "the server at {server} does not take the time from the order (clock = \"order\"), so this node does not take part: the server is \
              linked statically, or its user cannot read {LIBRARY}, or a program between it and this one has cleared its environment or \
              closed its descriptors. Mend that, or write clock = \"machine\" at all nodes"
+        ),
+        Ended::AccountRefused(why) => format!(
+            "the server at {server} does not say what it keeps of its accounts ({why}), without which no client can log in. Create one for the nodes, \
+             at every server alike: CREATE USER outlast@localhost IDENTIFIED BY '...'; GRANT SELECT ON mysql.* TO outlast@localhost; GRANT \
+             PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost; and give its name and password (--server-user, --server-password-file)"
         ),
         Ended::Portal(what) => format!("the portal {} cannot go on here: {what}", group.portal),
         Ended::Memory(what) => {

@@ -46,6 +46,7 @@ mod replicate;
 mod replicate_answers;
 mod replicate_clock;
 mod replicate_join;
+mod replicate_mysql;
 mod replicate_switchover;
 mod restarting;
 mod run;

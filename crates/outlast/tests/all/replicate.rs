@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// A client that gets no answer for so long has lost its connection.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const PORTAL_PORT: u16 = 6379;
-const SERVER_PORT: u16 = 6380;
+pub const SERVER_PORT: u16 = 6380;
 /// Longer than by default: other tests keep this machine busy, and nobody is to be taken for dead who lives.
 const DETECT: &str = "300ms";
 /// Where nobody dies: even a machine that stands still for as long as a busy one does takes nobody for dead.
@@ -98,6 +98,11 @@ impl Machines {
 
     pub fn machine(&self, name: &str) -> &Machine {
         self.machines.iter().find(|machine| machine.name == name).unwrap()
+    }
+
+    /// Of its own, on this machine.
+    pub fn folder(&self, name: &str) -> &Path {
+        &self.machine(name).folder
     }
 
     pub fn start(&self, name: &str, flags: &[&str]) -> Node {

@@ -203,7 +203,7 @@ fn a_command_that_would_leave_servers_with_different_data_is_refused_at_all_of_t
     assert_eq!(client.ask("multi\r\n", 1), "+OK");
     assert!(client.ask("spop set\r\n", 1).starts_with(refused));
     assert!(client.ask("exec\r\n", 1).starts_with("-EXECABORT"));
-    leading.outlast.wait_for("a client has sent SPOP");
+    leading.outlast.wait_for("is refused at all servers, as each would do something else: SPOP");
     // What looks like it is none.
     assert_eq!(client.ask("set spop spop\r\nget spop\r\n", 3), "+OK $4 spop");
     assert_eq!(client.ask("scard set\r\n", 1), ":8");

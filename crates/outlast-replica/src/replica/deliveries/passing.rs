@@ -1,16 +1,34 @@
 //! What the server does not answer: when it is asked about that, when all go on without an answer, and when a server counts as hanging.
 
 use super::super::{Action, GAP_MS, MISSED_MS, Replica, Role};
-use super::{ASK_AGAIN_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, TIMES_WAIT};
+use super::{
+    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, TIMES_WAIT,
+    Working,
+};
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
 use crate::protocol::Questions;
+use alloc::vec::Vec;
+
+/// Of a server, by its own numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// It is done when these wait for others.
+    pub wait: Vec<u32>,
+    /// And when these are no more.
+    pub ended: Vec<u32>,
+}
 
 impl Replica {
     /// When the server is asked whether it is done with what it does not answer.
     pub(in crate::replica) fn asks_at_ms(&self) -> Option<u64> {
-        let working = self.deliveries.working.filter(|working| !working.awaits_end && !self.rests())?;
-        let leads = self.role == Role::Serving && self.blocking().is_some();
+        let several = self.protocol.works_on_several();
+        let ends =
+            |working: &Working| working.awaits_end && (!several || working.connection == NO_CONNECTION);
+        let is_asked = |working: &Working| !ends(working) && !self.rests();
+        let working = self.deliveries.working.filter(is_asked)?;
+        // A backup asks whether its server works at all.
+        let leads = (self.role == Role::Serving || several && self.is_backup()) && self.blocking().is_some();
         let asks = self.protocol.asks_server() && working.bytes <= BYTES_PER_QUESTION * QUESTIONS_MAX;
         (asks && (leads || working.passed_ms().is_some() || working.is_time())).then_some(working.ask_at_ms)
     }
@@ -19,8 +37,10 @@ impl Replica {
         if self.asks_at_ms().is_none_or(|at_ms| now_ms < at_ms) {
             return;
         }
+        let leads = self.role == Role::Serving;
         if let Some(working) = &mut self.deliveries.working {
-            working.ask_at_ms = now_ms + ASK_AGAIN_MS;
+            let waits = leads || working.passed_ms().is_some() || working.is_time();
+            working.ask_at_ms = now_ms + if waits { ASK_AGAIN_MS } else { ASK_BACKUP_MS };
             let (index, connection) = (working.index, working.connection);
             if is_mutant!(self, PassesUnasked) {
                 return self.handle_server_idle(index, now_ms);
@@ -53,9 +73,28 @@ impl Replica {
         self.take_outputs(now_ms);
     }
 
+    /// The server of this node has cleaned up after these connections ([`Threads::ended`]).
+    pub fn forget_ended(&mut self, numbers: &[u32]) {
+        self.deliveries.ended_numbers.retain(|number| !numbers.contains(number));
+    }
+
+    /// The server of this node works on what it was given up to this entry. A backup that does is late, and does not hang.
+    pub fn handle_server_busy(&mut self, index: u64, now_ms: u64) {
+        if self.is_backup() && self.deliveries.working.is_some_and(|working| working.index == index) {
+            self.gap_ms = now_ms;
+        }
+    }
+
+    /// Whether others may go on while the server works on this entry. One that works on several at a time might do it in another order than
+    /// those of other nodes: it is passed when it waits for others, or if it only reads.
+    fn may_pass_late(&self, index: u64) -> bool {
+        let reads = |connection| self.questions.get(&connection).is_some_and(Questions::only_reads);
+        !self.protocol.works_on_several() || self.deliveries.connection_of(index).is_some_and(reads)
+    }
+
     /// A server that does not say whether it is done is not waited for without end.
     pub(in crate::replica) fn passed_until_ms(&self) -> Option<u64> {
-        let working = self.deliveries.working?;
+        let working = self.deliveries.working.filter(|working| self.may_pass_late(working.index))?;
         let passed_ms = if working.is_time() { working.since_ms } else { working.passed_ms()? };
         Some(passed_ms + self.order.limits().answer_timeout_ms)
     }
@@ -77,7 +116,8 @@ impl Replica {
         let (index, since_ms) = self.blocking().filter(|_| self.role == Role::Serving)?;
         // What the node asks itself is answered, or the server hangs.
         let is_own = self.deliveries.connection_of(index) == Some(NO_CONNECTION);
-        let is_new = !self.deliveries.proceeds(index) && !self.rests() && !is_own;
+        let is_new =
+            !self.deliveries.proceeds(index) && !self.rests() && !is_own && self.may_pass_late(index);
         let timeout_ms = self.order.limits().answer_timeout_ms;
         // A time alone is no client that waits, but the server may wait for a time: CLIENT PAUSE.
         let timeout_ms =
@@ -160,6 +200,22 @@ impl Replica {
         }
     }
 
+    /// The number that the server of this node has for a connection, where it says one.
+    fn server_number(&self, connection: ConnectionId) -> Option<u32> {
+        self.questions.get(&connection).and_then(Questions::server_number)
+    }
+
+    /// By which threads a server is known to be done, or to wait for others.
+    #[must_use]
+    pub fn threads(&self, connection: ConnectionId) -> Threads {
+        let reads =
+            |connection: &ConnectionId| self.questions.get(connection).is_some_and(Questions::only_reads);
+        let owing =
+            self.deliveries.owing.iter().copied().filter(|owing| !reads(owing) && *owing != connection);
+        let asked = owing.chain([connection]).filter_map(|connection| self.server_number(connection));
+        Threads { wait: asked.collect(), ended: self.deliveries.ended_numbers.clone() }
+    }
+
     /// Connections on which a request was passed, and has no answer.
     pub fn owing(&self) -> impl Iterator<Item = ConnectionId> {
         self.deliveries.owing.iter().copied()
@@ -203,7 +259,37 @@ impl Replica {
         self.pass(index, now_ms);
     }
 
+    /// A server that works on several requests at a time may go on with two that wait, when one answer lets both go: in any order. So one waits there
+    /// at the most: what is to wait beside it ends with an error, on all nodes. And what a client has left waiting is for nobody.
+    fn interrupts(&mut self, index: u64, now_ms: u64) -> bool {
+        let Some(working) = self.deliveries.working.filter(|working| working.index == index) else {
+            return false;
+        };
+        let connection = working.connection;
+        let waits = |other: &ConnectionId| {
+            *other != connection && self.questions.get(other).is_some_and(|questions| !questions.only_reads())
+        };
+        let is_read = self.questions.get(&connection).is_some_and(Questions::only_reads);
+        let is_second = !is_read && self.deliveries.owing.iter().any(waits);
+        let Some(number) = self.server_number(connection) else { return false };
+        if !working.awaits_end && !is_second {
+            return false;
+        }
+        if let Some(questions) = self.questions.get_mut(&connection) {
+            questions.interrupt();
+        }
+        // It is asked whether that has come, and told again if not.
+        if let Some(proceed) = self.deliveries.proceed_mut(index) {
+            *proceed = Proceed::Since { at_ms: now_ms };
+        }
+        self.actions.push_back(Action::Interrupt { connection, number });
+        true
+    }
+
     fn pass(&mut self, index: u64, now_ms: u64) {
+        if self.interrupts(index, now_ms) {
+            return;
+        }
         if let Some(connection) = self.deliveries.pass(index, now_ms)
             && let Some(questions) = self.questions.get_mut(&connection)
         {

@@ -325,6 +325,8 @@ impl Node {
                 Action::AnswersDiffer { node, successor, .. } => self.out.differing.push((node, successor)),
                 Action::FoundDifference { .. }
                 | Action::CommandRefused { .. }
+                | Action::LogIn { .. }
+                | Action::Interrupt { .. }
                 | Action::TooFar { .. }
                 | Action::Lags { .. }
                 | Action::ServerHangs

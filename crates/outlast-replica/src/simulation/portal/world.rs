@@ -153,10 +153,13 @@ impl World {
         let count = 2 + random.next_u64() % 3;
         let members: Vec<NodeId> = (1..=count).map(NodeId).collect();
         let view = View { epoch: 1, primary: NodeId(1), members: members.clone() };
-        let protocol =
-            if random.next_u64().is_multiple_of(2) { Protocol::Counted } else { Protocol::CountedAsked };
+        let protocol = match random.next_u64() % 4 {
+            0 | 1 => Protocol::Counted,
+            2 => Protocol::CountedAsked,
+            _ => Protocol::CountedTurns,
+        };
         // A server has to say when it has looked at the time.
-        let is_ordered = protocol == Protocol::CountedAsked && !random.next_u64().is_multiple_of(4);
+        let is_ordered = protocol != Protocol::Counted && !random.next_u64().is_multiple_of(4);
         let clock = if is_ordered { ServerClock::Order } else { ServerClock::Machine };
         let how = How { protocol, clock };
         let nodes =
