@@ -202,7 +202,7 @@ impl Machine {
         let now_ms = self.now_ms();
         // It may do more than that, as those of others do.
         self.discard(connection);
-        self.replica.handle_server_reset(connection, now_ms);
+        self.replica.handle_given_up(connection, now_ms);
     }
 
     /// What the server says there is for nobody from now on.

@@ -87,17 +87,23 @@ fn answer_all(server: SocketAddr, account: &Account, questions: &Receiver<Questi
     let mut client = None;
     while let Ok(question) = questions.recv() {
         let begun = Instant::now();
+        let mut is_new = client.is_none();
         loop {
-            match answer(server, account, &mut client, &question) {
+            let answer = answer(server, account, &mut client, &question);
+            if answer.is_err() {
+                client = None;
+            }
+            match answer {
                 Ok(None) => break,
                 Ok(Some(command)) => break handle.tell(command),
                 // The server may have ended a connection on which nothing was said for long.
-                Err(_) if client.take().is_some() => {}
+                Err(_) if !is_new => is_new = true,
+                // That thread is no more, most likely; else the server is asked again whether it waits.
+                Err(_) if matches!(question, Question::Interrupt(_)) => break,
                 Err(_) if begun.elapsed() < WITHIN => std::thread::sleep(AGAIN),
                 Err(error) => {
                     tracing::debug!(%error, %server, "the server cannot be asked");
                     break handle.tell(match question {
-                        // It is asked again.
                         Question::Interrupt(_) => break,
                         Question::Accounts(connection, _) => Command::Accounts(connection, None),
                         Question::Idle(index, connection, _) => {
@@ -184,6 +190,9 @@ struct Thread {
 
 /// Those of these numbers.
 fn looked_at(client: &mut Client, numbers: &[u32]) -> io::Result<Vec<Thread>> {
+    if numbers.is_empty() {
+        return Ok(Vec::new());
+    }
     let list: Vec<String> = numbers.iter().map(u32::to_string).collect();
     let query = format!(
         "SELECT ID, COMMAND, STATE, TID FROM information_schema.PROCESSLIST WHERE ID IN ({})",
@@ -209,22 +218,38 @@ fn runs(thread: &Thread) -> Option<String> {
     Some(format!("{:?} {:?}", line("voluntary_ctxt_switches"), line("nonvoluntary_ctxt_switches")))
 }
 
+/// Whether the kernel here calls a thread of a server so that is in this network: one in another PID namespace says numbers of its own.
+fn is_of_server(id: u32) -> bool {
+    let tasks = || std::fs::read_to_string(format!("/proc/{id}/status")).ok();
+    let process = || {
+        let status = tasks()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+        line.trim().parse::<u32>().ok()
+    };
+    let Some(process) = process() else { return false };
+    let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let is_here = network(&process.to_string()).is_some_and(|network_of| network("self") == Some(network_of));
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    is_here && (name.contains("maria") || name.contains("mysql"))
+}
+
 fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<bool> {
     if threads.wait.is_empty() && threads.ended.is_empty() {
         return Ok(true);
     }
-    let numbers = [threads.wait.as_slice(), &threads.ended].concat();
+    let numbers = [threads.wait.as_slice(), &threads.read, &threads.ended].concat();
     let first = looked_at(client, &numbers)?;
     let is_gone = !first.iter().any(|thread| threads.ended.contains(&thread.number));
+    let reads = first.iter().any(|thread| threads.read.contains(&thread.number) && thread.has_work);
+    let first: Vec<Thread> =
+        first.into_iter().filter(|thread| threads.wait.contains(&thread.number)).collect();
     let count = first.iter().filter(|thread| thread.has_work).count();
     // What one was given may not have come to it yet, or its answer is under way.
-    if !is_gone || count < threads.wait.len() {
+    if !is_gone || reads || count < threads.wait.len() {
         return Ok(false);
     }
     let ran: Vec<Option<String>> = first.iter().map(runs).collect();
-    let is_known = first.iter().all(|thread| {
-        thread.id.is_some_and(|id| std::path::Path::new(&format!("/proc/{id}/status")).exists())
-    });
+    let is_known = first.iter().all(|thread| thread.id.is_some_and(is_of_server));
     if is_known && ran.contains(&None) {
         return Ok(false);
     }
@@ -233,7 +258,7 @@ fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<bool> {
     }
     let row_waits = client.rows(ROW_WAITS)?;
     let row_waits = row_waits.first().and_then(|row| row.get(1)?.as_deref()?.parse::<usize>().ok());
-    let second = looked_at(client, &numbers)?;
+    let second = looked_at(client, &threads.wait)?;
     let works = second.iter().filter(|thread| !thread.waits).count();
     let stands = first == second && (!is_known || ran == second.iter().map(runs).collect::<Vec<_>>());
     Ok(stands && works <= row_waits.unwrap_or(0))
@@ -267,7 +292,7 @@ impl Machine {
                     // All nodes send the client away.
                     self.replica.handle_server_took(connection, login.length());
                     self.discard(connection);
-                    self.replica.handle_server_reset(connection, now_ms);
+                    self.replica.handle_given_up(connection, now_ms);
                 } else if !self.known.is_excluded {
                     self.log_in(connection, login);
                 }

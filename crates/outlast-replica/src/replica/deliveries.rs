@@ -37,8 +37,11 @@ const QUESTIONS_MAX: usize = 256;
 /// A time waits so much longer than what clients say for what a server does not answer, and that it is not done with.
 const TIMES_WAIT: u64 = 3;
 
+/// Where one entry has several requests, those behind the first have its index and as many times this.
+const REST: u64 = 1 << 48;
+const ENTRY_BITS: u64 = REST - 1;
 /// A server cleans up after so many connections at a time at the most.
-const ENDED_NUMBERS_MAX: usize = 1024;
+const ENDED_NUMBERS_MAX: usize = 256;
 
 /// Of what a server is asked by the node itself. Connections are numbered from 1 on.
 pub(crate) const NO_CONNECTION: ConnectionId = ConnectionId(0);
@@ -135,6 +138,8 @@ pub(super) struct Deliveries {
     ended: BTreeSet<ConnectionId>,
     /// Requests on these connections were passed, and have no answer: the server may give them one when it hears of another time.
     owing: BTreeSet<ConnectionId>,
+    /// Of requests that are a part of an entry, and that the server has not come to: all nodes pass them.
+    early_proceeds: BTreeSet<u64>,
     /// How many times it was waited until all that was passed waits again, or is done.
     settles: u64,
     /// Numbers of connections that the server has ended, and may be cleaning up.
@@ -297,13 +302,13 @@ impl Replica {
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
         let Waiting { index, connection, mut action, proceed, .. } = next;
         if !matches!(action, Action::SetClock { .. }) {
-            self.note_given(index, now_ms);
+            self.note_given(index & ENTRY_BITS, now_ms);
         }
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);
         let mut length = before.map_or(0, |working| working.bytes);
-        let mut instead = None;
+        let (mut instead, mut is_refused) = (None, false);
         let (waits, awaits_end) = match &mut action {
             // It takes nothing any more.
             Action::ToServer { .. } if has_ended && self.protocol.takes_turns() => (false, false),
@@ -324,17 +329,21 @@ impl Replica {
                 let asked_bytes = bytes.len() - rest.len();
                 instead = questions.instead_of(bytes).map(|instead| (asked_bytes, instead));
                 let (is_open, quits) = (!questions.are_answered(), questions.quits());
-                self.deliver_rest((index, connection), rest, proceed);
+                is_refused = questions.is_refused();
+                self.deliver_rest((index, connection), rest);
                 (!has_ended && (is_open || quits), quits)
             }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
             Action::RefreshServer { .. } => (true, true),
             // It answers those whose time is over before it works on what comes next, at all nodes.
-            Action::SetClock { .. } => {
-                let owes = self.protocol.asks_server() && self.deliveries.owes();
-                (owes && !self.deliveries.is_silent && !is_mutant!(self, TimeIsNotAwaited), false)
-            }
+            Action::SetClock { .. } => (
+                self.protocol.asks_server()
+                    && self.owes_what_waits()
+                    && !self.deliveries.is_silent
+                    && !is_mutant!(self, TimeIsNotAwaited),
+                false,
+            ),
             Action::CloseServer { .. } => {
                 self.deliveries.closing.insert(connection);
                 (true, true)
@@ -342,8 +351,10 @@ impl Replica {
             _ => (false, false),
         };
         let waits = waits && !is_mutant!(self, DeliversAtOnce);
+        // One that works on several is asked first, and ended, if it waits.
         let is_passed = matches!(proceed, Proceed::Since { .. });
-        if is_passed && awaits_end {
+        let is_over = is_passed && awaits_end && !self.protocol.works_on_several();
+        if is_over {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
@@ -354,7 +365,10 @@ impl Replica {
             None => self.actions.push_back(action),
             Some((before_bytes, given)) => self.give_instead(connection, before_bytes, given),
         }
-        if waits && !(is_passed && awaits_end) {
+        if is_refused {
+            self.actions.push_back(Action::EndToServer { connection });
+        }
+        if waits && !is_over {
             let is_time = connection == NO_CONNECTION && !awaits_end;
             let (since_ms, ask_at_ms) = (now_ms, now_ms + if is_time { 0 } else { ASK_AFTER_MS });
             self.deliveries.working = Some(Working {
@@ -371,10 +385,14 @@ impl Replica {
     }
 
     /// What comes behind a request in the same piece waits until that is answered.
-    fn deliver_rest(&mut self, (index, connection): (u64, ConnectionId), rest: Vec<u8>, proceed: Proceed) {
+    fn deliver_rest(&mut self, (index, connection): (u64, ConnectionId), rest: Vec<u8>) {
         if rest.is_empty() {
             return;
         }
+        // It is passed by itself, and that may be known before this server has got so far.
+        let index = index + REST;
+        let is_passed = self.deliveries.early_proceeds.remove(&index);
+        let proceed = if is_passed { Proceed::Since { at_ms: 0 } } else { Proceed::No };
         let waiting = Waiting {
             index,
             after: 1,
@@ -460,12 +478,15 @@ impl Replica {
         self.go_on_with_deliveries(now_ms);
     }
 
+    /// A request was passed as it waits for something, and has no answer.
+    fn owes_what_waits(&self) -> bool {
+        let reads = |connection| self.questions.get(connection).is_some_and(Questions::only_reads);
+        !self.deliveries.owing.iter().all(reads)
+    }
+
     /// A request was answered, and others that were passed may go on by that: the server gets the next one when they have, or wait again.
     fn settle(&mut self, now_ms: u64) {
-        let waits = |connection: &ConnectionId| {
-            self.questions.get(connection).is_some_and(|questions| !questions.only_reads())
-        };
-        let is_owed = self.protocol.works_on_several() && self.deliveries.owing.iter().any(waits);
+        let is_owed = self.protocol.works_on_several() && self.owes_what_waits();
         if is_owed && self.deliveries.working.is_none() && !is_mutant!(self, DeliversAtOnce) {
             self.deliveries.settles += 1;
             self.deliveries.working = Some(Working {
@@ -485,7 +506,10 @@ impl Replica {
     /// The server of this node has ended its stream of this connection.
     pub(super) fn note_server_end(&mut self, connection: ConnectionId, now_ms: u64) {
         let number = self.questions.remove(&connection).and_then(|questions| questions.server_number());
-        if let Some(number) = number.filter(|_| self.deliveries.ended_numbers.len() < ENDED_NUMBERS_MAX) {
+        if let Some(number) = number {
+            if self.deliveries.ended_numbers.len() >= ENDED_NUMBERS_MAX {
+                self.deliveries.ended_numbers.remove(0);
+            }
             self.deliveries.ended_numbers.push(number);
         }
         self.deliveries.owing.remove(&connection);

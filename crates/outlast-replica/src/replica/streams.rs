@@ -205,6 +205,15 @@ impl Replica {
         self.take_outputs(now_ms);
     }
 
+    /// At the primary: what the server says to this client is not taken any more, so the connection is reset at all nodes. The server may work on it still, and is
+    /// waited for as for any client that has gone.
+    pub fn handle_given_up(&mut self, connection: ConnectionId, now_ms: u64) {
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        state.answers.server_reset = true;
+        self.propose_end(connection, now_ms);
+        self.take_outputs(now_ms);
+    }
+
     /// What this node's server did at its end holds for all, where this node leads.
     pub(super) fn propose_end(&mut self, connection: ConnectionId, now_ms: u64) {
         let serving = self.role == Role::Serving;

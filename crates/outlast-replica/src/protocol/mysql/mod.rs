@@ -8,6 +8,8 @@ pub(crate) mod login;
 pub(crate) mod packet;
 mod replies;
 mod statements;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use crate::connection::Piece;
 use crate::connection::comparison::{NAME_BYTES, Part};
@@ -74,6 +76,10 @@ pub(crate) enum Given {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     kind: Kind,
+    /// Others may go on while the server works on it.
+    reads: bool,
+    /// If it is ended by an error, it has had no effect, and nothing else has.
+    is_repeatable: bool,
     compare: Compare,
     name: [u8; NAME_BYTES],
 }
@@ -82,7 +88,7 @@ impl Asked {
     fn new(kind: Kind, compare: Compare, name: &[u8]) -> Self {
         let mut padded = [0; NAME_BYTES];
         padded.iter_mut().zip(name).for_each(|(place, byte)| *place = *byte);
-        Self { kind, compare, name: padded }
+        Self { kind, reads: false, is_repeatable: false, compare, name: padded }
     }
 }
 
@@ -123,8 +129,10 @@ pub(crate) struct OfMysql {
     prepares_own: bool,
     /// The database that was chosen is one that is about the server.
     is_about_server: bool,
-    /// So many requests of those that are open may be passed while the server works on them: they only read.
-    reads: bool,
+    /// Reads may lock what they read.
+    locks_reads: bool,
+    /// All statements that were prepared can be repeated ([`Asked::is_repeatable`]).
+    prepares_odd: bool,
     /// The server is to end the connection.
     quits: bool,
     /// The server was asked to end what is open by an error, so that nobody waits.
@@ -153,7 +161,8 @@ impl Default for OfMysql {
             owed: 0,
             prepares_own: false,
             is_about_server: false,
-            reads: false,
+            locks_reads: false,
+            prepares_odd: false,
             quits: false,
             is_interrupted: false,
             is_refused: false,
@@ -335,7 +344,16 @@ impl OfMysql {
                 self.is_about_server |= statements::is_about_server(chosen);
                 let compare = if self.is_about_server { Compare::Form } else { compare };
                 self.prepares_own |= command == PREPARE && compare == Compare::Form;
-                let reads = command == QUERY && statements::only_reads(said);
+                let is_statement = matches!(command, QUERY | PREPARE);
+                self.locks_reads |= is_statement && statements::locks_reads(said);
+                let reads = command == QUERY && !self.locks_reads && statements::only_reads(said);
+                let is_odd = is_statement && !statements::is_repeatable(said);
+                self.prepares_odd |= command == PREPARE && is_odd;
+                let is_repeatable = match command {
+                    QUERY => !is_odd,
+                    EXECUTE => !self.prepares_odd,
+                    _ => false,
+                };
                 if command == CHANGE_USER {
                     let Some(proof) = Proof::of_change(&request) else { return self.refuse_client() };
                     self.is_about_server |= statements::is_about_server(&proof.database);
@@ -344,8 +362,11 @@ impl OfMysql {
                     return self.give(given);
                 }
                 self.quits |= command == QUIT;
+                let open = self.open;
                 self.note(command, compare);
-                self.reads = reads;
+                if let Some(asked) = self.asked.back_mut().filter(|_| self.open > open) {
+                    (asked.reads, asked.is_repeatable) = (reads, is_repeatable);
+                }
                 self.give_bytes(&request);
             }
         }
@@ -363,7 +384,6 @@ impl OfMysql {
         };
         let name =
             NAMES.iter().find(|(known, _)| *known == command).map_or(&b"command"[..], |(_, name)| name);
-        self.reads = false;
         self.open += 1;
         self.asked.push_back(Asked::new(kind, compare, name));
     }
@@ -416,7 +436,8 @@ impl OfMysql {
                 self.reply = reply;
                 return None;
             }
-            if core::mem::take(&mut self.is_interrupted) && is_error(&reply, INTERRUPTED) {
+            let is_interrupted = core::mem::take(&mut self.is_interrupted) && asked.is_repeatable;
+            if is_interrupted && is_error(&reply, INTERRUPTED) {
                 // What it was at one server alone: clients know this one, and try again.
                 reply = packet(reply.get(3).copied().unwrap_or(1), TRY_AGAIN);
             }
@@ -471,16 +492,21 @@ impl OfMysql {
 
     /// What is open, or was passed, only reads, and waits for nobody.
     pub(crate) fn only_reads(&self) -> bool {
-        self.reads
+        !self.asked.is_empty() && self.asked.iter().all(|asked| asked.reads)
     }
 
     pub(crate) fn interrupt(&mut self) {
         self.is_interrupted = true;
     }
 
-    /// The server has been asked to end the connection.
+    /// The server has been asked to end the connection, or is to.
     pub(crate) fn quits(&self) -> bool {
-        self.quits
+        self.quits || self.is_refused
+    }
+
+    /// Nothing more of it comes to any server.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
     }
 }
 
@@ -507,6 +533,3 @@ fn refusal(number: u8, why: &str) -> Vec<u8> {
     request.push(b'\'');
     packet(number, &request)
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

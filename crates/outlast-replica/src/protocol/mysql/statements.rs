@@ -52,10 +52,92 @@ const ABOUT_SERVER: &[&str] = &["INFORMATION_SCHEMA", "PERFORMANCE_SCHEMA", "MYS
 const READS: &[&str] = &["SELECT", "WITH", "VALUES", "TABLE"];
 const READS_ABOUT_SERVER: &[&str] =
     &["SHOW", "EXPLAIN", "DESCRIBE", "DESC", "HELP", "ANALYZE", "CHECK", "CHECKSUM"];
+const REPEATABLE: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"];
+const SERIALIZABLE: &[u8] = b"SERIALIZABLE";
 /// One that has one of these may write, however it begins; or what it reads may be locked.
 const WRITES: &[&str] = &[
     "INTO", "UPDATE", "DELETE", "INSERT", "REPLACE", "SET", "CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME",
     "CALL", "DO", "GRANT", "EXECUTE", "SHARE", "LOCK", "NEXTVAL", "SETVAL",
+];
+/// With a bracket behind them: functions that only compute, and words of the language.
+const HARMLESS: &[&str] = &[
+    "COUNT",
+    "SUM",
+    "MIN",
+    "MAX",
+    "AVG",
+    "GROUP_CONCAT",
+    "COALESCE",
+    "IFNULL",
+    "NULLIF",
+    "IF",
+    "CASE",
+    "CAST",
+    "CONVERT",
+    "CONCAT",
+    "CONCAT_WS",
+    "LENGTH",
+    "CHAR_LENGTH",
+    "LEFT",
+    "RIGHT",
+    "SUBSTRING",
+    "SUBSTR",
+    "TRIM",
+    "UPPER",
+    "LOWER",
+    "REPEAT",
+    "ROUND",
+    "FLOOR",
+    "CEIL",
+    "ABS",
+    "MOD",
+    "DATE",
+    "YEAR",
+    "MONTH",
+    "DAY",
+    "HOUR",
+    "NOW",
+    "DATE_FORMAT",
+    "DATE_ADD",
+    "DATE_SUB",
+    "DATEDIFF",
+    "UNIX_TIMESTAMP",
+    "FROM_UNIXTIME",
+    "GREATEST",
+    "LEAST",
+    "SLEEP",
+    "BENCHMARK",
+    "ROW_NUMBER",
+    "RANK",
+    "OVER",
+    "IN",
+    "AS",
+    "ANY",
+    "ALL",
+    "SOME",
+    "EXISTS",
+    "AND",
+    "OR",
+    "NOT",
+    "ON",
+    "USING",
+    "FROM",
+    "JOIN",
+    "WHERE",
+    "HAVING",
+    "UNION",
+    "EXCEPT",
+    "INTERSECT",
+    "SELECT",
+    "VALUES",
+    "BY",
+    "WHEN",
+    "THEN",
+    "ELSE",
+    "DISTINCT",
+    "INTERVAL",
+    "BETWEEN",
+    "LIKE",
 ];
 /// What follows these is a name, and no call.
 const BEFORE_NAMES: &[&str] = &[
@@ -64,7 +146,6 @@ const BEFORE_NAMES: &[&str] = &[
     "KEY",
     "INDEX",
     "UNIQUE",
-    "ON",
     "REFERENCES",
     "UPDATE",
     "FROM",
@@ -107,7 +188,9 @@ pub(super) fn verdict(sql: &[u8]) -> Verdict {
         if before.is("LOAD") && (word.is("DATA") || word.is("XML")) {
             return Verdict::Refused(FILES);
         }
-        let is_call = words.is_call() && !follows_dot && !before.is_in(BEFORE_NAMES);
+        let is_name = !words.is_punctuated && before.is_in(BEFORE_NAMES)
+            || before.is("ON") && first.is_some_and(|first: Word<'_>| first.is("CREATE"));
+        let is_call = words.is_call() && !follows_dot && !is_name;
         let is_variable = word.is_in(VARIABLES) && (word.is_variable || before.is_variable);
         if is_call && word.is_in(BY_CHANCE) {
             (refused, is_known) = (refused.or(Some(CHANCE)), false);
@@ -118,7 +201,8 @@ pub(super) fn verdict(sql: &[u8]) -> Verdict {
         writes_it |= !word.is_quoted && word.is_in(WRITES);
         is_known &= !word.is_in(NOT_COMPARED) && !word.is_variable;
         before = word;
-        before.ends_with_dot = words.rest.first() == Some(&b'.');
+        let is_number = word.text.iter().all(u8::is_ascii_digit);
+        before.ends_with_dot = words.rest.first() == Some(&b'.') && !is_number;
     }
     is_known &= !words.assigns;
     writes_it |= words.assigns;
@@ -137,9 +221,26 @@ pub(super) fn only_reads(sql: &[u8]) -> bool {
     let first = words.next();
     let mut reads = first.is_some_and(|first| first.is_in(READS) || first.is_in(READS_ABOUT_SERVER));
     while let Some(word) = words.next() {
-        reads &= !word.is_in(WRITES) && !word.is("GET_LOCK") && !word.is("ANALYZE");
+        reads &= !word.is_in(WRITES) && !word.is("ANALYZE");
+        // A function that somebody has written may do anything.
+        reads &= !words.is_call() || word.is_in(HARMLESS);
     }
     reads && !words.assigns && !words.has_several
+}
+
+/// Whether it may have reads lock what they read, from then on.
+pub(super) fn locks_reads(sql: &[u8]) -> bool {
+    let mut words = Words::new(sql);
+    core::iter::from_fn(|| words.next()).any(|word| word.is("SERIALIZABLE"))
+        || sql.windows(SERIALIZABLE.len()).any(|window| window.eq_ignore_ascii_case(SERIALIZABLE))
+}
+
+/// Whether it has had no effect if it was ended by an error, and its transaction goes on: one statement, which does not commit.
+pub(super) fn is_repeatable(sql: &[u8]) -> bool {
+    let mut words = Words::new(sql);
+    let first = words.next();
+    while words.next().is_some() {}
+    first.is_some_and(|first| first.is_in(REPEATABLE)) && !words.has_several
 }
 
 /// The database that a statement chooses, if it does nothing else.
@@ -183,11 +284,13 @@ struct Words<'a> {
     /// Something comes behind a semicolon.
     has_several: bool,
     is_behind: bool,
+    /// Something is between the last two words: a bracket, a comma.
+    is_punctuated: bool,
 }
 
 impl<'a> Words<'a> {
     fn new(sql: &'a [u8]) -> Self {
-        Self { rest: sql, assigns: false, has_several: false, is_behind: false }
+        Self { rest: sql, assigns: false, has_several: false, is_behind: false, is_punctuated: false }
     }
 
     /// Whether a bracket follows, behind blanks and comments.
@@ -254,6 +357,7 @@ impl<'a> Words<'a> {
     }
 
     fn next(&mut self) -> Option<Word<'a>> {
+        self.is_punctuated = false;
         let word = loop {
             self.skip_blank();
             let is_word =
@@ -285,7 +389,10 @@ impl<'a> Words<'a> {
                     }
                 }
                 [byte, ..] if is_word(&byte) => break Word { text: self.word(is_word), ..Word::default() },
-                _ => self.skip(1),
+                _ => {
+                    self.is_punctuated = true;
+                    self.skip(1);
+                }
             }
         };
         self.has_several |= self.is_behind;
@@ -328,6 +435,9 @@ mod tests {
             "analyze update t set a = rand()",
             "with x as (select 1) update t set a = uuid()",
             "set @a = @@server_id",
+            "insert into t select a from u join v on (rand() < 0.5)",
+            "insert into t select a from u join v on rand() < 0.5",
+            "insert into t values (1., uuid())",
             "insert into t values (@@global.hostname)",
         ] {
             assert!(matches!(verdict(sql.as_bytes()), Verdict::Refused(_)), "{sql}");
@@ -390,6 +500,8 @@ mod tests {
             "select 1; update t set a = 1",
             "select get_lock('a', 5)",
             "select @a := 1",
+            "select mine(a) from t",
+            "select release_lock('a')",
             "update t set a = 1",
             "call p()",
             "select nextval(s)",

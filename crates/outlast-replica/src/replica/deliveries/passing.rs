@@ -2,7 +2,7 @@
 
 use super::super::{Action, GAP_MS, MISSED_MS, Replica, Role};
 use super::{
-    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, TIMES_WAIT,
+    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, REST, TIMES_WAIT,
     Working,
 };
 use crate::entry::{ConnectionId, Entry};
@@ -15,6 +15,8 @@ use alloc::vec::Vec;
 pub struct Threads {
     /// It is done when these wait for others.
     pub wait: Vec<u32>,
+    /// When these, which only read, are done: what they let go by that, they let go at another moment at each node.
+    pub read: Vec<u32>,
     /// And when these are no more.
     pub ended: Vec<u32>,
 }
@@ -208,12 +210,16 @@ impl Replica {
     /// By which threads a server is known to be done, or to wait for others.
     #[must_use]
     pub fn threads(&self, connection: ConnectionId) -> Threads {
-        let reads =
+        let owing = self.deliveries.owing.iter().copied().filter(|owing| *owing != connection);
+        let is_read =
             |connection: &ConnectionId| self.questions.get(connection).is_some_and(Questions::only_reads);
-        let owing =
-            self.deliveries.owing.iter().copied().filter(|owing| !reads(owing) && *owing != connection);
-        let asked = owing.chain([connection]).filter_map(|connection| self.server_number(connection));
-        Threads { wait: asked.collect(), ended: self.deliveries.ended_numbers.clone() }
+        let (reads, waits): (Vec<_>, Vec<_>) = owing.partition(is_read);
+        let numbers = |connections: Vec<ConnectionId>| -> Vec<u32> {
+            connections.into_iter().filter_map(|connection| self.server_number(connection)).collect()
+        };
+        let asked = waits.into_iter().chain([connection]).collect();
+        let ended = self.deliveries.ended_numbers.clone();
+        Threads { wait: numbers(asked), read: numbers(reads), ended }
     }
 
     /// Connections on which a request was passed, and has no answer.
@@ -244,11 +250,16 @@ impl Replica {
             return;
         }
         let (asks, serves) = (self.protocol.asks_server(), self.role == Role::Serving);
+        let several = self.protocol.works_on_several();
+        if index >= REST && self.deliveries.connection_of(index).is_none() {
+            self.deliveries.early_proceeds.insert(index);
+            return;
+        }
         let timeout_ms = self.order.limits().answer_timeout_ms;
         if let Some(working) = &mut self.deliveries.working
             && working.index == index
             && !serves
-            && !working.awaits_end
+            && (!working.awaits_end || several)
             && (asks || now_ms < working.since_ms + timeout_ms)
         {
             // What the server of the primary was done with this one may have to read still: it is asked, or has as long.
