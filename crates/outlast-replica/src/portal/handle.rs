@@ -3,11 +3,12 @@
 use super::clock::ClockPage;
 use super::copying::{Joins, Rests, Taken};
 use super::handing_over::HandedOver;
+use super::sql_asker::Idle;
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
 use crate::protocol::mysql::login::Hash;
-use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot, Threads};
+use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot};
 use crate::sql::Account;
 use crate::view::{NodeId, View};
 use mio::Waker;
@@ -100,7 +101,7 @@ pub enum Command {
     /// Of a client that wants to log in: what the server keeps of accounts of that name; none: it cannot be asked.
     Accounts(ConnectionId, Option<Vec<Hash>>),
     /// Whether the server is done with what it was given up to an entry; none: it cannot be asked.
-    SqlIdle(u64, ConnectionId, Option<Threads>, bool),
+    SqlIdle(u64, ConnectionId, Option<Idle>),
 }
 
 /// What is known of a running node.

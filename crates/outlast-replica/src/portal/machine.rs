@@ -385,8 +385,8 @@ impl Machine {
                 Command::Join(snapshot, at, view) => self.join(&snapshot, at, view)?,
                 Command::Stop => self.ends = true,
                 Command::Accounts(connection, kept) => self.take_accounts(connection, kept),
-                Command::SqlIdle(index, connection, threads, is_idle) => {
-                    self.take_sql_idle((index, connection), threads, is_idle);
+                Command::SqlIdle(index, connection, answer) => {
+                    self.take_sql_idle((index, connection), answer);
                 }
             }
         }

@@ -201,8 +201,10 @@ impl Machine {
         );
         let now_ms = self.now_ms();
         // It may do more than that, as those of others do.
-        self.discard(connection);
-        self.replica.handle_given_up(connection, now_ms);
+        self.replica.give_up_reply(connection, now_ms);
+        if !self.settings.protocol.works_on_several() {
+            self.discard(connection);
+        }
     }
 
     /// What the server says there is for nobody from now on.
@@ -236,7 +238,7 @@ impl Machine {
                     }
                     self.replica.handle_answer(connection, bytes, now_ms);
                     if self.replica.is_reply_long(connection) {
-                        return self.give_up_reply(connection);
+                        self.give_up_reply(connection);
                     }
                 }
                 Input::Nothing if !server.is_broken => return,
@@ -248,7 +250,11 @@ impl Machine {
                 }
                 Input::End => {
                     server.has_said_all = true;
-                    if !server.discards && !self.is_server_lost(Ask::Now) {
+                    let is_given_up = server.discards;
+                    if self.is_server_lost(Ask::Now) {
+                    } else if is_given_up {
+                        self.replica.handle_server_reset(connection, now_ms);
+                    } else {
                         self.replica.handle_answer_end(connection, now_ms);
                     }
                 }

@@ -53,8 +53,19 @@ enum Question {
     Accounts(ConnectionId, Vec<u8>),
     /// Whether these threads are done, or wait; about this entry.
     Idle(u64, ConnectionId, Threads),
-    /// This thread is to end what it works on.
-    Interrupt(u32),
+    /// What has this number of the server's is to end.
+    Interrupt(u64),
+}
+
+/// What the server has said of its threads.
+#[derive(Debug)]
+pub struct Idle {
+    /// These were no more.
+    ended: Vec<u32>,
+    /// Those that were given something wait.
+    is_idle: bool,
+    /// What they were given, by the server's numbers of threads and of that.
+    queries: BTreeMap<u32, u64>,
 }
 
 /// The threads, and what waits for their answers.
@@ -65,6 +76,8 @@ pub(super) struct SqlAsker {
     logins: BTreeMap<ConnectionId, Box<Login>>,
     /// It is being asked about this entry.
     asked: Option<u64>,
+    /// What waited when it last said so ([`Idle::queries`]).
+    queries: BTreeMap<u32, u64>,
     told: Option<Instant>,
 }
 
@@ -79,7 +92,14 @@ impl SqlAsker {
             std::thread::Builder::new().name(name.to_owned()).spawn(asks).map(|_| questions)
         };
         let (accounts, idle) = (start("accounts")?, start("idle")?);
-        Ok(Self { accounts, idle, logins: BTreeMap::new(), asked: None, told: None })
+        Ok(Self {
+            accounts,
+            idle,
+            logins: BTreeMap::new(),
+            asked: None,
+            queries: BTreeMap::new(),
+            told: None,
+        })
     }
 }
 
@@ -106,9 +126,7 @@ fn answer_all(server: SocketAddr, account: &Account, questions: &Receiver<Questi
                     break handle.tell(match question {
                         Question::Interrupt(_) => break,
                         Question::Accounts(connection, _) => Command::Accounts(connection, None),
-                        Question::Idle(index, connection, _) => {
-                            Command::SqlIdle(index, connection, None, false)
-                        }
+                        Question::Idle(index, connection, _) => Command::SqlIdle(index, connection, None),
                     });
                 }
             }
@@ -131,10 +149,11 @@ fn answer(
             Ok(Some(Command::Accounts(*connection, Some(kept(asked, user)?))))
         }
         Question::Idle(index, connection, threads) => {
-            let is_idle = is_idle(asked, threads)?;
-            Ok(Some(Command::SqlIdle(*index, *connection, Some(threads.clone()), is_idle)))
+            let (is_idle, queries) = is_idle(asked, threads)?;
+            let answer = Idle { ended: threads.ended.clone(), is_idle, queries };
+            Ok(Some(Command::SqlIdle(*index, *connection, Some(answer))))
         }
-        Question::Interrupt(number) => asked.set(&format!("KILL QUERY {number}")).map(|()| None),
+        Question::Interrupt(query) => asked.set(&format!("KILL QUERY ID {query}")).map(|()| None),
     }
 }
 
@@ -186,6 +205,8 @@ struct Thread {
     waits: bool,
     /// What the kernel calls it.
     id: Option<u32>,
+    /// The server's number of what it was given.
+    query: u64,
 }
 
 /// Those of these numbers.
@@ -195,7 +216,7 @@ fn looked_at(client: &mut Client, numbers: &[u32]) -> io::Result<Vec<Thread>> {
     }
     let list: Vec<String> = numbers.iter().map(u32::to_string).collect();
     let query = format!(
-        "SELECT ID, COMMAND, STATE, TID FROM information_schema.PROCESSLIST WHERE ID IN ({})",
+        "SELECT ID, COMMAND, STATE, TID, QUERY_ID FROM information_schema.PROCESSLIST WHERE ID IN ({})",
         list.join(", ")
     );
     let of_row = |row: &Row| {
@@ -205,6 +226,7 @@ fn looked_at(client: &mut Client, numbers: &[u32]) -> io::Result<Vec<Thread>> {
             has_work: !RESTS.contains(&text(1)),
             waits: WAITS.contains(&text(2)),
             id: text(3).parse().ok(),
+            query: text(4).parse().unwrap_or(0),
         }
     };
     Ok(client.rows(&query)?.iter().map(of_row).collect())
@@ -218,40 +240,43 @@ fn runs(thread: &Thread) -> Option<String> {
     Some(format!("{:?} {:?}", line("voluntary_ctxt_switches"), line("nonvoluntary_ctxt_switches")))
 }
 
-/// Whether the kernel here calls a thread of a server so that is in this network: one in another PID namespace says numbers of its own.
+/// Whether the kernel here calls a thread of a server so: one in another PID namespace says numbers of its own.
 fn is_of_server(id: u32) -> bool {
-    let tasks = || std::fs::read_to_string(format!("/proc/{id}/status")).ok();
+    let status = |id: u32| std::fs::read_to_string(format!("/proc/{id}/status")).ok();
     let process = || {
-        let status = tasks()?;
+        let status = status(id)?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
         line.trim().parse::<u32>().ok()
     };
     let Some(process) = process() else { return false };
-    let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
-    let is_here = network(&process.to_string()).is_some_and(|network_of| network("self") == Some(network_of));
     let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let is_here = status(process).is_some_and(|status| {
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
+    });
     is_here && (name.contains("maria") || name.contains("mysql"))
 }
 
-fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<bool> {
+/// Whether these are done, or wait; and for each that waits what it was given.
+fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<(bool, BTreeMap<u32, u64>)> {
+    let not_idle = || (false, BTreeMap::new());
     if threads.wait.is_empty() && threads.ended.is_empty() {
-        return Ok(true);
+        return Ok((true, BTreeMap::new()));
     }
-    let numbers = [threads.wait.as_slice(), &threads.read, &threads.ended].concat();
+    let numbers = [threads.wait.as_slice(), &threads.ended].concat();
     let first = looked_at(client, &numbers)?;
     let is_gone = !first.iter().any(|thread| threads.ended.contains(&thread.number));
-    let reads = first.iter().any(|thread| threads.read.contains(&thread.number) && thread.has_work);
     let first: Vec<Thread> =
         first.into_iter().filter(|thread| threads.wait.contains(&thread.number)).collect();
     let count = first.iter().filter(|thread| thread.has_work).count();
     // What one was given may not have come to it yet, or its answer is under way.
-    if !is_gone || reads || count < threads.wait.len() {
-        return Ok(false);
+    if !is_gone || count < threads.wait.len() {
+        return Ok(not_idle());
     }
     let ran: Vec<Option<String>> = first.iter().map(runs).collect();
     let is_known = first.iter().all(|thread| thread.id.is_some_and(is_of_server));
     if is_known && ran.contains(&None) {
-        return Ok(false);
+        return Ok(not_idle());
     }
     if !is_known {
         std::thread::sleep(LOOK_AGAIN);
@@ -261,7 +286,8 @@ fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<bool> {
     let second = looked_at(client, &threads.wait)?;
     let works = second.iter().filter(|thread| !thread.waits).count();
     let stands = first == second && (!is_known || ran == second.iter().map(runs).collect::<Vec<_>>());
-    Ok(stands && works <= row_waits.unwrap_or(0))
+    let queries = second.iter().map(|thread| (thread.number, thread.query)).collect();
+    Ok((stands && works <= row_waits.unwrap_or(0), queries))
 }
 
 impl Machine {
@@ -292,7 +318,7 @@ impl Machine {
                     // All nodes send the client away.
                     self.replica.handle_server_took(connection, login.length());
                     self.discard(connection);
-                    self.replica.handle_given_up(connection, now_ms);
+                    self.replica.handle_server_reset(connection, now_ms);
                 } else if !self.known.is_excluded {
                     self.log_in(connection, login);
                 }
@@ -305,40 +331,44 @@ impl Machine {
         if let Some(asker) = &mut self.sql_asker {
             asker.logins.clear();
             asker.asked = None;
+            asker.queries.clear();
         }
     }
 
     /// This thread of the server is to end what it works on, by an error.
     pub(super) fn interrupt_sql(&mut self, number: u32) {
-        if let Some(asker) = &self.sql_asker {
-            let _ = asker.idle.send(Question::Interrupt(number));
+        // By that number it cannot be what comes next on that connection. Where it is not known, the server is asked again.
+        if let Some(asker) = &self.sql_asker
+            && let Some(query) = asker.queries.get(&number)
+        {
+            let _ = asker.idle.send(Question::Interrupt(*query));
         }
     }
 
     /// The server is to say whether it has worked off what it was given, up to this entry.
     pub(super) fn ask_sql(&mut self, index: u64, connection: ConnectionId) {
         let threads = self.replica.threads(connection);
+        // Before the server has greeted a client nobody knows by which thread.
+        let is_greeted = connection == NO_CONNECTION || self.replica.has_server_number(connection);
         let is_given = connection == NO_CONNECTION
             || self.servers.get(&connection).is_some_and(|server| server.stream.waiting_bytes() == 0);
-        if let Some(asker) = self.sql_asker.as_mut().filter(|asker| is_given && asker.asked != Some(index)) {
+        if let Some(asker) =
+            self.sql_asker.as_mut().filter(|asker| is_given && is_greeted && asker.asked != Some(index))
+        {
             asker.asked = Some(index);
             let _ = asker.idle.send(Question::Idle(index, connection, threads));
         }
     }
 
     /// It has said so, or not.
-    pub(super) fn take_sql_idle(
-        &mut self,
-        (index, connection): (u64, ConnectionId),
-        threads: Option<Threads>,
-        is_idle: bool,
-    ) {
+    pub(super) fn take_sql_idle(&mut self, (index, connection): (u64, ConnectionId), answer: Option<Idle>) {
         let server = self.server;
         let Some(asker) = self.sql_asker.as_mut().filter(|asker| asker.asked == Some(index)) else { return };
         asker.asked = None;
-        match threads {
-            Some(threads) if is_idle => {
-                self.replica.forget_ended(&threads.ended);
+        match answer {
+            Some(Idle { ended, is_idle: true, queries }) => {
+                asker.queries = queries;
+                self.replica.forget_ended(&ended);
                 self.handle_idle(index, connection);
             }
             Some(_) => self.replica.handle_server_busy(index, self.now_ms()),

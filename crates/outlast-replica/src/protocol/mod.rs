@@ -361,15 +361,24 @@ impl Questions {
         if let Self::Mysql(of) = self { of.rest() } else { Vec::new() }
     }
 
-    /// What is open, or was passed, only reads, and waits for nobody: others may go on while the server works on it.
-    pub(crate) fn only_reads(&self) -> bool {
-        if let Self::Mysql(of) = self { of.only_reads() } else { false }
-    }
-
     /// The server is asked to end what is open by an error.
     pub(crate) fn interrupt(&mut self) {
         if let Self::Mysql(of) = self {
             of.interrupt();
+        }
+    }
+
+    /// Replies are for nobody any more.
+    pub(crate) fn give_up(&mut self) {
+        if let Self::Mysql(of) = self {
+            of.give_up();
+        }
+    }
+
+    /// The client is to be refused: it says too much at a time.
+    pub(crate) fn refuse(&mut self) {
+        if let Self::Mysql(of) = self {
+            of.refuse();
         }
     }
 

@@ -40,6 +40,8 @@ const TIMES_WAIT: u64 = 3;
 /// Where one entry has several requests, those behind the first have its index and as many times this.
 const REST: u64 = 1 << 48;
 const ENTRY_BITS: u64 = REST - 1;
+/// A client that says more at a time, without an answer, is refused.
+const RESTS_MAX: u64 = 1_000;
 /// A server cleans up after so many connections at a time at the most.
 const ENDED_NUMBERS_MAX: usize = 256;
 
@@ -230,6 +232,12 @@ impl Deliveries {
         !self.waiting.is_empty() && self.waiting.iter().all(is_time)
     }
 
+    /// Of this entry something waits, or is worked on.
+    pub(super) fn has_entry(&self, index: u64) -> bool {
+        let indices = self.waiting.iter().map(|waiting| waiting.index);
+        indices.chain(self.working.map(|working| working.index)).any(|other| other & ENTRY_BITS == index)
+    }
+
     /// Something that is not of this connection waits.
     pub(super) fn waits_for_others(&self, connection: ConnectionId) -> bool {
         self.waiting.iter().any(|waiting| waiting.connection != connection)
@@ -308,6 +316,8 @@ impl Replica {
         let has_ended = self.deliveries.ended.contains(&connection);
         let before = self.deliveries.working.filter(|working| working.connection == connection);
         let mut length = before.map_or(0, |working| working.bytes);
+        let several = self.protocol.works_on_several();
+        let was_passed = several && before.is_some_and(|working| working.passed_ms().is_some());
         let (mut instead, mut is_refused) = (None, false);
         let (waits, awaits_end) = match &mut action {
             // It takes nothing any more.
@@ -321,6 +331,9 @@ impl Replica {
                 if !protocol.works_on_several() {
                     length = length.max(questions.partial_bytes()) + bytes.len();
                 }
+                if index >= REST * RESTS_MAX {
+                    questions.refuse();
+                }
                 questions.ask(bytes);
                 if let Some(why) = questions.refused() {
                     self.actions.push_back(Action::CommandRefused { connection, why });
@@ -333,13 +346,17 @@ impl Replica {
                 self.deliver_rest((index, connection), rest);
                 (!has_ended && (is_open || quits), quits)
             }
+            Action::ConnectServer { .. } => {
+                let is_greeted = self.questions.get(&connection).is_none_or(Questions::is_greeted);
+                (!has_ended && !is_greeted, false)
+            }
             // It ends its stream as well, when it has answered all.
             Action::EndToServer { .. } => (!has_ended, true),
             Action::RefreshServer { .. } => (true, true),
             // It answers those whose time is over before it works on what comes next, at all nodes.
             Action::SetClock { .. } => (
                 self.protocol.asks_server()
-                    && self.owes_what_waits()
+                    && self.deliveries.owes()
                     && !self.deliveries.is_silent
                     && !is_mutant!(self, TimeIsNotAwaited),
                 false,
@@ -353,7 +370,7 @@ impl Replica {
         let waits = waits && !is_mutant!(self, DeliversAtOnce);
         // One that works on several is asked first, and ended, if it waits.
         let is_passed = matches!(proceed, Proceed::Since { .. });
-        let is_over = is_passed && awaits_end && !self.protocol.works_on_several();
+        let is_over = is_passed && awaits_end && !several;
         if is_over {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
@@ -379,7 +396,8 @@ impl Replica {
                 bytes: length,
                 ask_at_ms,
                 is_idle: false,
-                proceed: if is_passed { Proceed::Since { at_ms: now_ms } } else { proceed },
+                // What its client has ended before others heard that it waits is to be ended as well.
+                proceed: if is_passed || was_passed { Proceed::Since { at_ms: now_ms } } else { proceed },
             });
         }
     }
@@ -433,8 +451,9 @@ impl Replica {
         self.actions.push_back(Action::ReconnectServer { connection, resume: resume.clone() });
     }
 
-    /// The server is about to have this connection.
-    pub(super) fn connect_server(&mut self, connection: ConnectionId) {
+    /// The server is about to have this connection. Where it speaks first, it does so when it has answered what came before: what it notes then, the time for
+    /// one, is the same at all nodes.
+    pub(super) fn connect_server(&mut self, index: u64, connection: ConnectionId, now_ms: u64) {
         self.questions.insert(connection, Questions::new(self.protocol));
         self.deliveries.said.insert(connection, 0);
         if let Some(state) = self.connections.get_mut(&connection) {
@@ -443,7 +462,12 @@ impl Replica {
                 state.answers.comparison.end();
             }
         }
-        self.actions.push_back(Action::ConnectServer { connection });
+        let action = Action::ConnectServer { connection };
+        if self.protocol.takes_turns() {
+            self.deliver_to_server((index, 0), connection, action, now_ms);
+        } else {
+            self.actions.push_back(action);
+        }
     }
 
     /// The server has said something on this connection.
@@ -478,15 +502,9 @@ impl Replica {
         self.go_on_with_deliveries(now_ms);
     }
 
-    /// A request was passed as it waits for something, and has no answer.
-    fn owes_what_waits(&self) -> bool {
-        let reads = |connection| self.questions.get(connection).is_some_and(Questions::only_reads);
-        !self.deliveries.owing.iter().all(reads)
-    }
-
     /// A request was answered, and others that were passed may go on by that: the server gets the next one when they have, or wait again.
     fn settle(&mut self, now_ms: u64) {
-        let is_owed = self.protocol.works_on_several() && self.owes_what_waits();
+        let is_owed = self.protocol.works_on_several() && self.deliveries.owes();
         if is_owed && self.deliveries.working.is_none() && !is_mutant!(self, DeliversAtOnce) {
             self.deliveries.settles += 1;
             self.deliveries.working = Some(Working {

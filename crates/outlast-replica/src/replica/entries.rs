@@ -41,7 +41,7 @@ impl Replica {
                 if connection > *newest || is_mutant!(self, OldConnectionHides) {
                     *newest = connection;
                 }
-                self.connect_server(connection);
+                self.connect_server(index, connection, now_ms);
                 if self.role == Role::Serving {
                     self.unaccepted.push_back((now_ms + UNACCEPTED_MS, connection));
                 }

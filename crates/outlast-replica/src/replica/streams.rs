@@ -205,9 +205,15 @@ impl Replica {
         self.take_outputs(now_ms);
     }
 
-    /// At the primary: what the server says to this client is not taken any more, so the connection is reset at all nodes. The server may work on it still, and is
-    /// waited for as for any client that has gone.
-    pub fn handle_given_up(&mut self, connection: ConnectionId, now_ms: u64) {
+    /// At the primary: a reply cannot be kept by all nodes, so the connection is reset at all of them. What comes on other connections waits until the server
+    /// has worked it off.
+    pub fn give_up_reply(&mut self, connection: ConnectionId, now_ms: u64) {
+        if !self.protocol.works_on_several() {
+            return self.handle_server_reset(connection, now_ms);
+        }
+        if let Some(questions) = self.questions.get_mut(&connection) {
+            questions.give_up();
+        }
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.server_reset = true;
         self.propose_end(connection, now_ms);

@@ -76,8 +76,6 @@ pub(crate) enum Given {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     kind: Kind,
-    /// Others may go on while the server works on it.
-    reads: bool,
     /// If it is ended by an error, it has had no effect, and nothing else has.
     is_repeatable: bool,
     compare: Compare,
@@ -88,7 +86,7 @@ impl Asked {
     fn new(kind: Kind, compare: Compare, name: &[u8]) -> Self {
         let mut padded = [0; NAME_BYTES];
         padded.iter_mut().zip(name).for_each(|(place, byte)| *place = *byte);
-        Self { kind, reads: false, is_repeatable: false, compare, name: padded }
+        Self { kind, is_repeatable: false, compare, name: padded }
     }
 }
 
@@ -121,6 +119,8 @@ pub(crate) struct OfMysql {
     replies: Replies,
     /// Of the reply that has not come as a whole.
     reply: Vec<u8>,
+    /// Replies are for nobody any more.
+    is_given_up: bool,
     asked: VecDeque<Asked>,
     open: u64,
     /// What was passed, and has no reply: they come first.
@@ -129,8 +129,6 @@ pub(crate) struct OfMysql {
     prepares_own: bool,
     /// The database that was chosen is one that is about the server.
     is_about_server: bool,
-    /// Reads may lock what they read.
-    locks_reads: bool,
     /// All statements that were prepared can be repeated ([`Asked::is_repeatable`]).
     prepares_odd: bool,
     /// The server is to end the connection.
@@ -156,12 +154,12 @@ impl Default for OfMysql {
             refused: None,
             replies: Replies::default(),
             reply: Vec::new(),
+            is_given_up: false,
             asked: VecDeque::from([Asked::new(Kind::Greeting, Compare::Form, b"greeting")]),
             open: 1,
             owed: 0,
             prepares_own: false,
             is_about_server: false,
-            locks_reads: false,
             prepares_odd: false,
             quits: false,
             is_interrupted: false,
@@ -202,6 +200,11 @@ impl OfMysql {
     /// So much has come of a reply that has not ended.
     pub(crate) fn reply_bytes(&self) -> usize {
         self.reply.len()
+    }
+
+    /// Replies are for nobody any more. It is still looked where they end.
+    pub(crate) fn give_up(&mut self) {
+        (self.is_given_up, self.reply) = (true, Vec::new());
     }
 
     /// What the server gets of what was asked.
@@ -275,6 +278,11 @@ impl OfMysql {
         }
     }
 
+    /// The client says too much at a time: nothing more of it comes to any server.
+    pub(crate) fn refuse(&mut self) {
+        self.is_refused = true;
+    }
+
     /// Servers get what none of them takes, and nothing more: one might understand what is not understood here, and another one not.
     fn refuse_client(&mut self) {
         self.is_refused = true;
@@ -345,8 +353,6 @@ impl OfMysql {
                 let compare = if self.is_about_server { Compare::Form } else { compare };
                 self.prepares_own |= command == PREPARE && compare == Compare::Form;
                 let is_statement = matches!(command, QUERY | PREPARE);
-                self.locks_reads |= is_statement && statements::locks_reads(said);
-                let reads = command == QUERY && !self.locks_reads && statements::only_reads(said);
                 let is_odd = is_statement && !statements::is_repeatable(said);
                 self.prepares_odd |= command == PREPARE && is_odd;
                 let is_repeatable = match command {
@@ -365,7 +371,7 @@ impl OfMysql {
                 let open = self.open;
                 self.note(command, compare);
                 if let Some(asked) = self.asked.back_mut().filter(|_| self.open > open) {
-                    (asked.reads, asked.is_repeatable) = (reads, is_repeatable);
+                    asked.is_repeatable = is_repeatable;
                 }
                 self.give_bytes(&request);
             }
@@ -427,7 +433,9 @@ impl OfMysql {
                 self.reply.extend_from_slice(before);
                 return None;
             };
-            self.reply.extend_from_slice(before.get(..before.len() - bytes.len()).unwrap_or_default());
+            if !self.is_given_up {
+                self.reply.extend_from_slice(before.get(..before.len() - bytes.len()).unwrap_or_default());
+            }
             let Some(ended) = ended else { break };
             let mut reply = core::mem::take(&mut self.reply);
             let is_greeting = asked.kind == Kind::Greeting && !is_refusal(&reply);
@@ -454,6 +462,9 @@ impl OfMysql {
                 self.open = self.open.saturating_sub(1);
             }
             let part = Part { digest: ended.digest, end: 0, name: asked.name };
+            if self.is_given_up {
+                continue;
+            }
             if ended.is_own {
                 takes(Piece::Own(&reply, part));
             } else {
@@ -490,11 +501,7 @@ impl OfMysql {
         core::mem::take(&mut self.rest)
     }
 
-    /// What is open, or was passed, only reads, and waits for nobody.
-    pub(crate) fn only_reads(&self) -> bool {
-        !self.asked.is_empty() && self.asked.iter().all(|asked| asked.reads)
-    }
-
+    /// The server is asked to end what is open by an error.
     pub(crate) fn interrupt(&mut self) {
         self.is_interrupted = true;
     }

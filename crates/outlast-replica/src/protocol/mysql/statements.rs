@@ -53,91 +53,10 @@ const READS: &[&str] = &["SELECT", "WITH", "VALUES", "TABLE"];
 const READS_ABOUT_SERVER: &[&str] =
     &["SHOW", "EXPLAIN", "DESCRIBE", "DESC", "HELP", "ANALYZE", "CHECK", "CHECKSUM"];
 const REPEATABLE: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"];
-const SERIALIZABLE: &[u8] = b"SERIALIZABLE";
 /// One that has one of these may write, however it begins; or what it reads may be locked.
 const WRITES: &[&str] = &[
     "INTO", "UPDATE", "DELETE", "INSERT", "REPLACE", "SET", "CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME",
     "CALL", "DO", "GRANT", "EXECUTE", "SHARE", "LOCK", "NEXTVAL", "SETVAL",
-];
-/// With a bracket behind them: functions that only compute, and words of the language.
-const HARMLESS: &[&str] = &[
-    "COUNT",
-    "SUM",
-    "MIN",
-    "MAX",
-    "AVG",
-    "GROUP_CONCAT",
-    "COALESCE",
-    "IFNULL",
-    "NULLIF",
-    "IF",
-    "CASE",
-    "CAST",
-    "CONVERT",
-    "CONCAT",
-    "CONCAT_WS",
-    "LENGTH",
-    "CHAR_LENGTH",
-    "LEFT",
-    "RIGHT",
-    "SUBSTRING",
-    "SUBSTR",
-    "TRIM",
-    "UPPER",
-    "LOWER",
-    "REPEAT",
-    "ROUND",
-    "FLOOR",
-    "CEIL",
-    "ABS",
-    "MOD",
-    "DATE",
-    "YEAR",
-    "MONTH",
-    "DAY",
-    "HOUR",
-    "NOW",
-    "DATE_FORMAT",
-    "DATE_ADD",
-    "DATE_SUB",
-    "DATEDIFF",
-    "UNIX_TIMESTAMP",
-    "FROM_UNIXTIME",
-    "GREATEST",
-    "LEAST",
-    "SLEEP",
-    "BENCHMARK",
-    "ROW_NUMBER",
-    "RANK",
-    "OVER",
-    "IN",
-    "AS",
-    "ANY",
-    "ALL",
-    "SOME",
-    "EXISTS",
-    "AND",
-    "OR",
-    "NOT",
-    "ON",
-    "USING",
-    "FROM",
-    "JOIN",
-    "WHERE",
-    "HAVING",
-    "UNION",
-    "EXCEPT",
-    "INTERSECT",
-    "SELECT",
-    "VALUES",
-    "BY",
-    "WHEN",
-    "THEN",
-    "ELSE",
-    "DISTINCT",
-    "INTERVAL",
-    "BETWEEN",
-    "LIKE",
 ];
 /// What follows these is a name, and no call.
 const BEFORE_NAMES: &[&str] = &[
@@ -159,6 +78,9 @@ const BEFORE_NAMES: &[&str] = &[
     "TRIGGER",
 ];
 
+/// Within so many words CREATE says what it makes: CREATE OR REPLACE UNIQUE INDEX.
+const CREATE_WORDS: usize = 4;
+
 /// What becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -179,17 +101,22 @@ pub(super) fn verdict(sql: &[u8]) -> Verdict {
     let mut words = Words::new(sql);
     let (mut first, mut before) = (None, Word::default());
     let (mut is_known, mut writes_it, mut refused) = (true, false, None);
+    let (mut names_table, mut count) = (false, 0);
     while let Some(word) = words.next() {
         first = first.or(Some(word));
         let follows_dot = before.ends_with_dot;
         if !word.is_quoted && !follows_dot && word.is("KILL") {
             return Verdict::Refused(KILL);
         }
+        // CREATE INDEX a ON t (b), CREATE TRIGGER a BEFORE INSERT ON t.
+        let creates = first.is_some_and(|first: Word<'_>| first.is("CREATE"));
+        names_table |= creates && count <= CREATE_WORDS && (word.is("INDEX") || word.is("TRIGGER"));
+        count += 1;
         if before.is("LOAD") && (word.is("DATA") || word.is("XML")) {
             return Verdict::Refused(FILES);
         }
         let is_name = !words.is_punctuated && before.is_in(BEFORE_NAMES)
-            || before.is("ON") && first.is_some_and(|first: Word<'_>| first.is("CREATE"));
+            || before.is("ON") && core::mem::take(&mut names_table);
         let is_call = words.is_call() && !follows_dot && !is_name;
         let is_variable = word.is_in(VARIABLES) && (word.is_variable || before.is_variable);
         if is_call && word.is_in(BY_CHANCE) {
@@ -213,26 +140,6 @@ pub(super) fn verdict(sql: &[u8]) -> Verdict {
         _ if begins(READS_ABOUT_SERVER) => Verdict::Goes(Compare::Form),
         _ => Verdict::Goes(if is_known { Compare::All } else { Compare::Form }),
     }
-}
-
-/// Whether it only reads, and locks nothing: others may go on while a server works on it.
-pub(super) fn only_reads(sql: &[u8]) -> bool {
-    let mut words = Words::new(sql);
-    let first = words.next();
-    let mut reads = first.is_some_and(|first| first.is_in(READS) || first.is_in(READS_ABOUT_SERVER));
-    while let Some(word) = words.next() {
-        reads &= !word.is_in(WRITES) && !word.is("ANALYZE");
-        // A function that somebody has written may do anything.
-        reads &= !words.is_call() || word.is_in(HARMLESS);
-    }
-    reads && !words.assigns && !words.has_several
-}
-
-/// Whether it may have reads lock what they read, from then on.
-pub(super) fn locks_reads(sql: &[u8]) -> bool {
-    let mut words = Words::new(sql);
-    core::iter::from_fn(|| words.next()).any(|word| word.is("SERIALIZABLE"))
-        || sql.windows(SERIALIZABLE.len()).any(|window| window.eq_ignore_ascii_case(SERIALIZABLE))
 }
 
 /// Whether it has had no effect if it was ended by an error, and its transaction goes on: one statement, which does not commit.
@@ -438,6 +345,7 @@ mod tests {
             "insert into t select a from u join v on (rand() < 0.5)",
             "insert into t select a from u join v on rand() < 0.5",
             "insert into t values (1., uuid())",
+            "create table x as select u.a from u join v on rand() < 0.5",
             "insert into t values (@@global.hostname)",
         ] {
             assert!(matches!(verdict(sql.as_bytes()), Verdict::Refused(_)), "{sql}");
@@ -475,6 +383,7 @@ mod tests {
             "create table t (a uuid, now_at int)",
             "create table t (uuid char(36), unique key uuid (uuid))",
             "insert into uuid (a) values (1)",
+            "create unique index i on uuid (a)",
             "select t.kill, a from t",
             "insert into t values (1, '\\\'uuid()')",
             "load index into cache t",
@@ -489,25 +398,17 @@ mod tests {
     }
 
     #[test]
-    fn what_only_reads_is_told_from_what_may_write_or_lock() {
-        for sql in ["select 1", "SELECT SLEEP(5)", "(select a from t) union (select 2)", "show tables"] {
-            assert!(only_reads(sql.as_bytes()), "{sql}");
+    fn a_statement_that_was_ended_is_said_again_only_where_it_had_no_effect() {
+        for sql in ["select 1", "UPDATE t SET a = 1", "with x as (select 1) select * from x"] {
+            assert!(is_repeatable(sql.as_bytes()), "{sql}");
         }
-        for sql in [
-            "select a from t for update",
-            "select a from t lock in share mode",
-            "select 1 into @a",
-            "select 1; update t set a = 1",
-            "select get_lock('a', 5)",
-            "select @a := 1",
-            "select mine(a) from t",
-            "select release_lock('a')",
-            "update t set a = 1",
-            "call p()",
-            "select nextval(s)",
-        ] {
-            assert!(!only_reads(sql.as_bytes()), "{sql}");
+        for sql in ["commit", "call p()", "alter table t add b int", "update t set a = 1; select 1", ""] {
+            assert!(!is_repeatable(sql.as_bytes()), "{sql}");
         }
+    }
+
+    #[test]
+    fn a_database_that_is_chosen_is_known() {
         assert_eq!(chosen(true, b" use `mysql`"), b"mysql");
         assert!(is_about_server(b"MySQL") && !is_about_server(b"") && chosen(true, b"select 1").is_empty());
     }

@@ -2,8 +2,8 @@
 
 use super::super::{Action, GAP_MS, MISSED_MS, Replica, Role};
 use super::{
-    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, NO_CONNECTION, Proceed, QUESTIONS_MAX, REST, TIMES_WAIT,
-    Working,
+    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, ENTRY_BITS, NO_CONNECTION, Proceed, QUESTIONS_MAX, REST,
+    TIMES_WAIT, Working,
 };
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
@@ -15,8 +15,6 @@ use alloc::vec::Vec;
 pub struct Threads {
     /// It is done when these wait for others.
     pub wait: Vec<u32>,
-    /// When these, which only read, are done: what they let go by that, they let go at another moment at each node.
-    pub read: Vec<u32>,
     /// And when these are no more.
     pub ended: Vec<u32>,
 }
@@ -87,16 +85,10 @@ impl Replica {
         }
     }
 
-    /// Whether others may go on while the server works on this entry. One that works on several at a time might do it in another order than
-    /// those of other nodes: it is passed when it waits for others, or if it only reads.
-    fn may_pass_late(&self, index: u64) -> bool {
-        let reads = |connection| self.questions.get(&connection).is_some_and(Questions::only_reads);
-        !self.protocol.works_on_several() || self.deliveries.connection_of(index).is_some_and(reads)
-    }
-
     /// A server that does not say whether it is done is not waited for without end.
     pub(in crate::replica) fn passed_until_ms(&self) -> Option<u64> {
-        let working = self.deliveries.working.filter(|working| self.may_pass_late(working.index))?;
+        // One that works on several at a time might do it in another order than those of other nodes: it is passed when it waits for others, and only then.
+        let working = self.deliveries.working.filter(|_| !self.protocol.works_on_several())?;
         let passed_ms = if working.is_time() { working.since_ms } else { working.passed_ms()? };
         Some(passed_ms + self.order.limits().answer_timeout_ms)
     }
@@ -119,7 +111,7 @@ impl Replica {
         // What the node asks itself is answered, or the server hangs.
         let is_own = self.deliveries.connection_of(index) == Some(NO_CONNECTION);
         let is_new =
-            !self.deliveries.proceeds(index) && !self.rests() && !is_own && self.may_pass_late(index);
+            !self.deliveries.proceeds(index) && !self.rests() && !is_own && !self.protocol.works_on_several();
         let timeout_ms = self.order.limits().answer_timeout_ms;
         // A time alone is no client that waits, but the server may wait for a time: CLIENT PAUSE.
         let timeout_ms =
@@ -207,19 +199,18 @@ impl Replica {
         self.questions.get(&connection).and_then(Questions::server_number)
     }
 
+    /// Whether the server of this node has said which number it has for a connection.
+    #[must_use]
+    pub fn has_server_number(&self, connection: ConnectionId) -> bool {
+        self.server_number(connection).is_some()
+    }
+
     /// By which threads a server is known to be done, or to wait for others.
     #[must_use]
     pub fn threads(&self, connection: ConnectionId) -> Threads {
         let owing = self.deliveries.owing.iter().copied().filter(|owing| *owing != connection);
-        let is_read =
-            |connection: &ConnectionId| self.questions.get(connection).is_some_and(Questions::only_reads);
-        let (reads, waits): (Vec<_>, Vec<_>) = owing.partition(is_read);
-        let numbers = |connections: Vec<ConnectionId>| -> Vec<u32> {
-            connections.into_iter().filter_map(|connection| self.server_number(connection)).collect()
-        };
-        let asked = waits.into_iter().chain([connection]).collect();
-        let ended = self.deliveries.ended_numbers.clone();
-        Threads { wait: numbers(asked), read: numbers(reads), ended }
+        let wait = owing.chain([connection]).filter_map(|connection| self.server_number(connection));
+        Threads { wait: wait.collect(), ended: self.deliveries.ended_numbers.clone() }
     }
 
     /// Connections on which a request was passed, and has no answer.
@@ -252,7 +243,10 @@ impl Replica {
         let (asks, serves) = (self.protocol.asks_server(), self.role == Role::Serving);
         let several = self.protocol.works_on_several();
         if index >= REST && self.deliveries.connection_of(index).is_none() {
-            self.deliveries.early_proceeds.insert(index);
+            // The server has not come to it, or has answered it.
+            if self.deliveries.has_entry(index & ENTRY_BITS) {
+                self.deliveries.early_proceeds.insert(index);
+            }
             return;
         }
         let timeout_ms = self.order.limits().answer_timeout_ms;
@@ -277,11 +271,7 @@ impl Replica {
             return false;
         };
         let connection = working.connection;
-        let waits = |other: &ConnectionId| {
-            *other != connection && self.questions.get(other).is_some_and(|questions| !questions.only_reads())
-        };
-        let is_read = self.questions.get(&connection).is_some_and(Questions::only_reads);
-        let is_second = !is_read && self.deliveries.owing.iter().any(waits);
+        let is_second = self.deliveries.owing.iter().any(|other| *other != connection);
         let Some(number) = self.server_number(connection) else { return false };
         if !working.awaits_end && !is_second {
             return false;
