@@ -9,6 +9,7 @@ use crate::replica::OWN_REPLY_BYTES_MAX;
 use mio::Token;
 use mio::net::TcpStream;
 use std::io;
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 /// A server that has got the end of a stream has so long to end its own.
@@ -202,15 +203,16 @@ impl Machine {
         let now_ms = self.now_ms();
         // It may do more than that, as those of others do.
         self.replica.give_up_reply(connection, now_ms);
-        if !self.settings.protocol.works_on_several() {
-            self.discard(connection);
-        }
+        self.dirty_servers.insert(connection);
     }
 
-    /// What the server says there is for nobody from now on.
-    pub(super) fn discard(&mut self, connection: ConnectionId) {
+    /// The connection is broken off here, and is lost by that: what the server says there is for nobody from now on.
+    pub(super) fn break_off(&mut self, connection: ConnectionId) {
         if let Some(server) = self.servers.get_mut(&connection) {
             server.discards = true;
+            let _ = server.stream.socket.shutdown(Shutdown::Both);
+            server.stream.note_ready(true, true);
+            self.dirty_servers.insert(connection);
         }
     }
 
@@ -238,7 +240,7 @@ impl Machine {
                     }
                     self.replica.handle_answer(connection, bytes, now_ms);
                     if self.replica.is_reply_long(connection) {
-                        self.give_up_reply(connection);
+                        return self.give_up_reply(connection);
                     }
                 }
                 Input::Nothing if !server.is_broken => return,

@@ -304,7 +304,6 @@ impl Machine {
     pub(super) fn take_accounts(&mut self, connection: ConnectionId, kept: Option<Vec<Hash>>) {
         let Some(asker) = &mut self.sql_asker else { return };
         let Some(login) = asker.logins.remove(&connection) else { return };
-        let now_ms = self.now_ms();
         match kept {
             // Its client has gone meanwhile.
             Some(_) if !self.takes(connection) => {
@@ -317,8 +316,7 @@ impl Machine {
                 if self.replica.is_serving() {
                     // All nodes send the client away.
                     self.replica.handle_server_took(connection, login.length());
-                    self.discard(connection);
-                    self.replica.handle_server_reset(connection, now_ms);
+                    self.break_off(connection);
                 } else if !self.known.is_excluded {
                     self.log_in(connection, login);
                 }

@@ -139,7 +139,8 @@ impl Replica {
     /// At the primary: a reply that all nodes are to keep as a whole has become too long for that, and has not come to its end.
     #[must_use]
     pub fn is_reply_long(&self, connection: ConnectionId) -> bool {
-        let questions = self.questions.get(&connection).filter(|_| self.role == Role::Serving);
+        let is_asked = self.role == Role::Serving && self.protocol.works_on_several();
+        let questions = self.questions.get(&connection).filter(|_| is_asked);
         questions.is_some_and(|questions| questions.reply_bytes() > OWN_REPLY_BYTES_MAX)
     }
 

@@ -41,7 +41,7 @@ const TIMES_WAIT: u64 = 3;
 const REST: u64 = 1 << 48;
 const ENTRY_BITS: u64 = REST - 1;
 /// A client that says more at a time, without an answer, is refused.
-const RESTS_MAX: u64 = 1_000;
+const RESTS_MAX: u64 = 16_000;
 /// A server cleans up after so many connections at a time at the most.
 const ENDED_NUMBERS_MAX: usize = 256;
 

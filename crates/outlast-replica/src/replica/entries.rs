@@ -93,6 +93,9 @@ impl Replica {
                 (state.is_aborted, state.answers.abort_proposed) = (true, true);
                 state.is_server_closed = true;
                 self.missed.remove(&connection);
+                if let Some(questions) = self.questions.get_mut(&connection) {
+                    questions.give_up();
+                }
                 self.deliver_to_server((index, 0), connection, Action::CloseServer { connection }, now_ms);
                 if self.role == Role::Serving {
                     self.actions.push_back(Action::ResetClient { connection });

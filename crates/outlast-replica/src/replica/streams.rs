@@ -208,9 +208,6 @@ impl Replica {
     /// At the primary: a reply cannot be kept by all nodes, so the connection is reset at all of them. What comes on other connections waits until the server
     /// has worked it off.
     pub fn give_up_reply(&mut self, connection: ConnectionId, now_ms: u64) {
-        if !self.protocol.works_on_several() {
-            return self.handle_server_reset(connection, now_ms);
-        }
         if let Some(questions) = self.questions.get_mut(&connection) {
             questions.give_up();
         }
