@@ -9,7 +9,7 @@ use crate::inherited::{self, Inherited};
 use crate::patience::{self, Passing, passing};
 use crate::policy::Inheritance;
 use crate::roles::End;
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 use crate::suspects;
 use crate::sys::descriptors::{self, Known};
 use crate::transact::Attached;
@@ -75,9 +75,12 @@ impl Generation {
         // Whoever waits for an answer first: there may be thousands that do not.
         inherited.connections.sort_by_cached_key(|connection| {
             let slot = slots.of(connection.as_raw_fd());
-            slot.is_none_or(crate::slots::Slot::rests)
+            slot.is_none_or(Slot::rests)
         });
-        if self.shared.control.suspects.any() {
+        // Also those that a generation was refusing when it died.
+        let is_refused =
+            |connection: &OwnedFd| slots.of(connection.as_raw_fd()).is_some_and(Slot::is_refused);
+        if self.shared.control.suspects.any() || inherited.connections.iter().any(is_refused) {
             self.judge(&mut inherited.connections);
         }
         Ok(inherited)
@@ -88,6 +91,9 @@ impl Generation {
         let crashes = |connection: &OwnedFd| {
             let slot = self.shared.slots.of(connection.as_raw_fd())?;
             let inode = descriptors::inode(connection).ok().filter(|inode| slot.is_of(*inode))?;
+            if slot.is_refused() {
+                return Some(suspects::REFUSED);
+            }
             let consumed_bytes = slot.mark().consumed_bytes;
             Some(self.shared.control.suspects.crashes(connection.as_raw_fd(), inode, consumed_bytes))
         };

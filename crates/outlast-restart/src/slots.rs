@@ -147,8 +147,8 @@ pub(crate) struct Slot {
     pub(crate) pipe: [AtomicU32; 2],
     /// Two marks, of which the one with this number counts: so all of it changes at once, whenever a process dies.
     current: AtomicU32,
-    /// What it is, by the number of its [`Transport`](crate::transport::Transport), and above that whether it [rests](Slot::rests)
-    /// or [has ended](Slot::has_ended).
+    /// What it is, by the number of its [`Transport`](crate::transport::Transport), and above that whether it [rests](Slot::rests),
+    /// [has ended](Slot::has_ended) or [is refused](Slot::is_refused).
     kind: AtomicU32,
     /// How much is held, for whoever looks at it from outside.
     held_bytes: AtomicU32,
@@ -161,6 +161,8 @@ pub(crate) struct Slot {
 const RESTS: u32 = 1 << 8;
 /// There too: the server has closed it, or is about to.
 const ENDED: u32 = 1 << 9;
+/// There too: its client is told that its request is refused.
+const REFUSED: u32 = 1 << 10;
 
 /// What the goal for the memory of a connection is.
 const _: () = assert!(size_of::<Slot>() <= 128);
@@ -317,6 +319,16 @@ impl Slot {
     /// To be said before it is closed.
     pub(crate) fn set_ended(&self) {
         self.kind.fetch_or(ENDED, Ordering::SeqCst);
+    }
+
+    /// Whether what was sent behind the mark is of a refusal: whoever finds it open says the rest of that, and closes it.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.kind.load(Ordering::SeqCst) & REFUSED != 0
+    }
+
+    /// To be said before the refusal is sent.
+    pub(crate) fn set_refused(&self) {
+        self.kind.fetch_or(REFUSED, Ordering::SeqCst);
     }
 
     /// To be called when the descriptor with this inode is closed. Its number may have been reused: clear the entry only if the

@@ -207,6 +207,7 @@ mod tests {
     use crate::control::Control;
     use crate::slots::Slots;
     use crate::state::Options;
+    use crate::sys::tcp;
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::FromRawFd;
@@ -413,6 +414,25 @@ mod tests {
         };
         assert_eq!(refuse(false), (true, b"500".to_vec()));
         assert!(!refuse(true).0);
+    }
+
+    #[test]
+    fn a_refusal_goes_on_where_a_generation_has_died_in_the_middle_of_it() {
+        for (said, shuts) in [("", false), ("5", false), ("500", false), ("500", true)] {
+            let (mut connection, mut client) = connected(shared_with(OnceLock::new()));
+            say(&mut client, &mut connection, b"asked");
+            connection.slot.set_refused();
+            tcp::send_now(connection.socket(), said.as_bytes()).unwrap();
+            if shuts {
+                connection.shutdown_write().unwrap();
+            }
+            let connection = left(connection);
+            assert!(connection.slot.is_refused());
+            connection.refuse(b"500");
+            let mut heard = Vec::new();
+            let ended = client.read_to_end(&mut heard);
+            assert!(ended.is_ok() && heard == b"500", "{said:?}: {ended:?}, {heard:?}");
+        }
     }
 
     #[test]

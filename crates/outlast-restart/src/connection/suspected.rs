@@ -20,15 +20,29 @@ impl Connection {
 
     /// Its request has crashed everybody: it is told so, if the protocol has a word for that, and written down.
     pub(crate) fn refuse(mut self, refusal: &[u8]) {
-        let request = self.input().to_vec();
-        self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
+        // A generation has died in the middle of this.
+        let goes_on = self.slot.is_refused();
+        if !goes_on {
+            let request = self.input().to_vec();
+            self.shared.board.note_quarantined(self.shared.number, &peer(&self.socket()), &request);
+        }
         // Whose end it has said has had all that is to come.
         let may_say_more = self.transport != Transport::Tcp
             || self.mark.outbox != 0
             || tcp::is_open_for_writing(self.socket.as_fd());
-        let has_begun = may_say_more && self.sent_bytes != self.mark.written_bytes;
-        // Nobody is served meanwhile: a client that reads nothing is not waited for.
-        let said_bytes = if has_begun { 0 } else { tcp::send_now(self.socket.as_fd(), refusal).unwrap_or(0) };
+        let sent_bytes = self.sent_bytes.saturating_sub(self.mark.written_bytes);
+        let said_before =
+            if goes_on && may_say_more { usize::try_from(sent_bytes).unwrap_or(usize::MAX) } else { 0 };
+        let has_begun = may_say_more && !goes_on && self.sent_bytes != self.mark.written_bytes;
+        let said_bytes = if has_begun {
+            0
+        } else {
+            // From here on what is sent is no answer.
+            self.slot.set_refused();
+            let rest = refusal.get(said_before..).unwrap_or_default();
+            // Nobody is served meanwhile: a client that reads nothing is not waited for.
+            said_before + tcp::send_now(self.socket.as_fd(), rest).unwrap_or(0)
+        };
         let is_cut = has_begun || said_bytes > 0 && said_bytes < refusal.len();
         if !is_cut {
             // Whole answers may still be on their way, and be all that it has room for.
