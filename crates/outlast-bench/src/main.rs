@@ -16,6 +16,7 @@ mod place;
 mod plot;
 mod process;
 mod quiet;
+mod replica;
 mod report;
 mod restart;
 mod series;

@@ -66,13 +66,15 @@ pub enum Experiment {
     RestartLatency,
     /// Outlast against restarting, socket activation, a store of descriptors, and HAProxy's retries.
     RestartPeers,
+    /// Round trips through a replicated server, on one machine to four, against the same server alone.
+    ReplicaLatency,
     /// All of them, one after the other.
     All,
 }
 
 impl Experiment {
     /// Every single experiment, in the order of `all`.
-    pub const EACH: [Experiment; 11] = [
+    pub const EACH: [Experiment; 12] = [
         Experiment::SessionRr,
         Experiment::SessionStream,
         Experiment::SessionCrr,
@@ -84,6 +86,7 @@ impl Experiment {
         Experiment::RestartFaults,
         Experiment::RestartLatency,
         Experiment::RestartPeers,
+        Experiment::ReplicaLatency,
     ];
 
     /// The name on the command line, in files and in results.
@@ -100,6 +103,7 @@ impl Experiment {
             Experiment::RestartFaults => "restart-faults",
             Experiment::RestartLatency => "restart-latency",
             Experiment::RestartPeers => "restart-peers",
+            Experiment::ReplicaLatency => "replica-latency",
             Experiment::All => "all",
         }
     }
@@ -210,7 +214,7 @@ pub struct Options {
     /// Whether a woken thread may preempt the other end.
     #[arg(long, global = true, value_enum, default_value = "normal")]
     pub sched: Scheduling,
-    /// Sizes of writes in bytes, separated by commas, for session-stream and session-peers.
+    /// Sizes of writes in bytes, separated by commas, for session-stream, session-peers and replica-latency.
     #[arg(long, global = true, value_name = "BYTES", value_delimiter = ',')]
     pub size: Vec<usize>,
     /// Programming interface [default: both, blocking for session-stream with --quick].
@@ -219,7 +223,7 @@ pub struct Options {
     /// Acknowledgement modes, separated by commas [default: those that have targets].
     #[arg(long, global = true, value_enum, value_delimiter = ',')]
     pub mode: Vec<Mode>,
-    /// The `outlast` program for the relay pair [default: the one beside this program].
+    /// The `outlast` program for the relay pair and for replicas [default: the one beside this program].
     #[arg(long, global = true, value_name = "PROGRAM")]
     pub outlast: Option<PathBuf>,
 }

@@ -95,6 +95,8 @@ pub const TARGETS: &[Target] = &[
     at_most("restart/latency/descriptors-core-dumps-p50", 100.0, "-"),
     at_most("restart/latency/answer-p50", 250.0, "-"),
     at_most("restart/peers/failed", 0.0, "-"),
+    // Time of a 1-byte round trip, median, with everything on one core.
+    at_most("replica/latency/2-nodes/1", 2.3, "1.2 to 1.3 on a wire (TCP-ABC 2005, Figure 4)"),
 ];
 
 /// The promise with this name.

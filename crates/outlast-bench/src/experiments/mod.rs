@@ -4,6 +4,7 @@ mod clients;
 mod crr;
 mod idle;
 mod peers;
+mod replica_latency;
 mod restart_faults;
 mod restart_latency;
 mod restart_overhead;
@@ -60,6 +61,7 @@ fn one(experiment: Experiment, options: &Options) -> Result<Value> {
         Experiment::RestartFaults => restart_faults::run,
         Experiment::RestartLatency => restart_latency::run,
         Experiment::RestartPeers => restart_peers::run,
+        Experiment::ReplicaLatency => replica_latency::run,
         Experiment::All => unreachable!("all is not one"),
     };
     run(experiment.name(), options).with_context(|| format!("{} failed", experiment.name()))

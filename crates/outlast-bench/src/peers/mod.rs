@@ -121,7 +121,8 @@ fn ready(mut relay: Relay) -> Result<Relay> {
     }
 }
 
-fn echo_once(address: SocketAddr) -> std::io::Result<()> {
+/// Whether a byte comes back.
+pub fn echo_once(address: SocketAddr) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.write_all(&[crate::wire::wants::ECHO])?;
@@ -155,9 +156,9 @@ impl Plan<'_> {
     }
 }
 
-/// The session relay, with the settings that it has by itself.
-fn outlast(plan: &Plan) -> Result<Relay> {
-    let program = match &plan.options.outlast {
+/// Where `outlast` is.
+pub fn outlast_program(options: &Options) -> Result<PathBuf> {
+    let program = match &options.outlast {
         Some(program) => program.clone(),
         None => {
             let this = std::env::current_exe().context("cannot find this program")?;
@@ -165,6 +166,12 @@ fn outlast(plan: &Plan) -> Result<Relay> {
         }
     };
     ensure!(program.is_file(), "no {}: build it, or give --outlast PROGRAM", program.display());
+    Ok(program)
+}
+
+/// The session relay, with the settings that it has by itself.
+fn outlast(plan: &Plan) -> Result<Relay> {
+    let program = outlast_program(plan.options)?;
     let (near, far, server) = (plan.near.to_string(), plan.far.to_string(), plan.server.to_string());
     let common = ["--admin-socket", "none", "--quiet"];
     let near = Launch::new(plan.ground, End::Client, &program)

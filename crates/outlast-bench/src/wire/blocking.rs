@@ -57,13 +57,17 @@ pub trait Link: Read + Write + Send + 'static {
 
     /// 1-byte round trips for some time.
     fn round_trips(&mut self, window: Duration, into: &mut Latencies) -> io::Result<()> {
-        let mut byte = [0];
+        self.ping_pong(&mut [0], window, into)
+    }
+
+    /// A message, and the same back, for some time.
+    fn ping_pong(&mut self, message: &mut [u8], window: Duration, into: &mut Latencies) -> io::Result<()> {
         let end = Instant::now() + window;
         let mut before = Instant::now();
         while before < end {
             for _ in 0..ROUND_TRIPS_BETWEEN_LOOKS {
-                self.write_all(&byte)?;
-                self.read_exact(&mut byte)?;
+                self.write_all(message)?;
+                self.read_exact(message)?;
                 let after = Instant::now();
                 into.push(after - before);
                 before = after;
