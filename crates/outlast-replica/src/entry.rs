@@ -8,6 +8,17 @@ use alloc::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
+/// How a request goes on that servers have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// They get it once more.
+    Given,
+    /// It has waited for too long: its client gets an error.
+    TimedOut,
+    /// All wait for each other: its transaction is rolled back, and its client gets an error.
+    Deadlock,
+}
+
 /// Something that all nodes have to learn in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -87,6 +98,13 @@ pub enum Entry {
         /// Of which entry.
         index: u64,
     },
+    /// A request that servers have ended, as it would have waited beside another one, goes on.
+    Again {
+        /// On which connection.
+        connection: ConnectionId,
+        /// How.
+        how: Again,
+    },
     /// The time of day that servers know from here on.
     Tick {
         /// In milliseconds since 1970.
@@ -115,6 +133,7 @@ impl Entry {
             | Self::Fin { connection }
             | Self::Reset { connection }
             | Self::Abort { connection, .. }
+            | Self::Again { connection, .. }
             | Self::Closed { connection } => Some(*connection),
             Self::Open { .. } | Self::End { .. } | Self::Acked { .. } | Self::Canonical { .. } => None,
             Self::NoOp | Self::Proceed { .. } | Self::Refresh | Self::Tick { .. } => None,

@@ -58,7 +58,7 @@ pub use connection::{
     Agreed, Direction, Ends, Flags, Handshake, InitialSequence, Malformed, Segment, SynOptions,
 };
 pub use election::{Elector, Step};
-pub use entry::{ConnectionId, DATA_BYTES_MAX, Entry};
+pub use entry::{Again, ConnectionId, DATA_BYTES_MAX, Entry};
 pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;
 pub use naming::{Heard, Leader};

@@ -104,6 +104,10 @@ pub(crate) enum Mutant {
     PassesUnasked,
     /// What the server does not answer keeps all waiting.
     ProceedIsForgotten,
+    /// A request that servers have ended never comes to them again.
+    KeptForEver,
+    /// What a client says behind such a request comes to servers before it.
+    KeptIsOvertaken,
     /// Servers do not forget what a copy lacks.
     NothingIsForgotten,
     /// A primary puts the time of its own machine into the order, whatever servers have had before.

@@ -123,11 +123,12 @@ async fn a_primary_that_does_not_lead_borrows_the_lease() {
     let mut group = Group::new(2, WITNESS).await;
     assert_eq!(group.serves(&[1, 2]).await, NodeId(1));
     assert_eq!(group.nodes[&WITNESS].leader(), Some(WITNESS));
-    // What it has borrowed runs out; the next leader lends it more, or is it itself.
+    // What it has borrowed runs out; the next leader lends it more, or is it itself. A busy machine may not see the time between.
     drop(group.nodes.remove(&WITNESS));
-    group.wait("it serves on", |group| group.serving().is_none()).await;
+    let has_leader = |group: &Group| group.nodes[&NodeId(1)].leader().is_some_and(|leader| leader != WITNESS);
+    group.wait("it serves on", |group| group.serving().is_none() || has_leader(group)).await;
     assert_eq!(group.serves(&[1, 2]).await, NodeId(1));
-    assert!(group.nodes[&NodeId(1)].leader().is_some_and(|leader| leader != WITNESS));
+    assert!(has_leader(&group));
 }
 
 /// Strangers, and nodes that are broken.

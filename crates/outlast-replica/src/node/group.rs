@@ -36,6 +36,8 @@ pub struct Group {
     pub clock: ServerClock,
     /// What becomes of the servers' answers.
     pub answers: AnswerPolicy,
+    /// A statement that waits for a lock of another client for so long ends with an error, in milliseconds. With [`Protocol::Mysql`] alone.
+    pub lock_wait_timeout_ms: u64,
 }
 
 /// 100 ms is what a network and a machine of today keep. Less than 50 would take a busy machine for a dead one.
@@ -44,6 +46,12 @@ pub const PROMISE_MS: u64 = 100;
 pub const PROMISE_MS_MIN: u64 = 50;
 /// A longer one is refused: clients would wait for so long.
 pub const PROMISE_MS_MAX: u64 = 60_000;
+/// As MariaDB has it for rows by default.
+pub const LOCK_WAIT_TIMEOUT_MS: u64 = 50_000;
+/// A shorter one is refused: servers are asked so often who waits.
+pub const LOCK_WAIT_TIMEOUT_MS_MIN: u64 = 100;
+/// A longer one is refused: a year.
+pub const LOCK_WAIT_TIMEOUT_MS_MAX: u64 = 365 * 24 * 3_600_000;
 /// A group of more nodes is refused: each has to acknowledge every request.
 pub const NODES_MAX: usize = 15;
 /// Of a name.
@@ -94,6 +102,13 @@ impl Group {
         }
         if (self.protocol, self.delivery) == (Protocol::Mysql, Delivery::PerConnection) {
             return Err("protocol = \"mysql\" needs delivery = \"serial\", the default: clients of a database share its data".to_owned());
+        }
+        let waits_ms = LOCK_WAIT_TIMEOUT_MS_MIN..=LOCK_WAIT_TIMEOUT_MS_MAX;
+        if !waits_ms.contains(&self.lock_wait_timeout_ms) {
+            return Err("a lock_wait_timeout is between 0.1 s and a year".to_owned());
+        }
+        if self.protocol != Protocol::Mysql && self.lock_wait_timeout_ms != LOCK_WAIT_TIMEOUT_MS {
+            return Err("lock_wait_timeout needs protocol = \"mysql\"".to_owned());
         }
         let ip = self.portal.ip();
         if self.portal.port() == 0 || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
@@ -154,6 +169,9 @@ impl Group {
             ServerClock::Order => "the order",
         };
         let _ = writeln!(text, "servers have the time from {clock}\nanswers are {answers}");
+        if self.protocol == Protocol::Mysql {
+            let _ = writeln!(text, "a statement waits for a lock for {} ms", self.lock_wait_timeout_ms);
+        }
         let mut nodes: Vec<&Listed> = self.nodes.iter().collect();
         nodes.sort_by_key(|node| &node.name);
         for Listed { name, address, is_witness } in nodes {
@@ -203,6 +221,7 @@ pub(super) mod tests {
             protocol: Protocol::Raw,
             clock: ServerClock::Machine,
             answers: AnswerPolicy::First,
+            lock_wait_timeout_ms: LOCK_WAIT_TIMEOUT_MS,
         }
     }
 
@@ -210,7 +229,7 @@ pub(super) mod tests {
     fn what_makes_no_sense_is_refused() {
         group().check().unwrap();
         type Change = fn(&mut Group);
-        let changes: [(Change, &str); 12] = [
+        let changes: [(Change, &str); 14] = [
             (|group| group.name = String::new(), "is no name"),
             (|group| group.nodes[0].name = "a b".to_owned(), "is no name"),
             (|group| group.nodes[1].name = "a".to_owned(), "two nodes are called a"),
@@ -222,6 +241,8 @@ pub(super) mod tests {
             (|group| group.nodes.truncate(2), "add a third one"),
             (|group| group.nodes.iter_mut().for_each(|node| node.is_witness = true), "no node has a server"),
             (|group| group.promise_ms = 10, "is not within"),
+            (|group| group.lock_wait_timeout_ms = 99, "between 0.1 s and a year"),
+            (|group| group.lock_wait_timeout_ms = 1_000, "needs protocol = \"mysql\""),
             (|group| group.nodes.clear(), "no node has a server"),
         ];
         for (change, what) in changes {

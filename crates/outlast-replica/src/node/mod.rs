@@ -412,6 +412,7 @@ fn run_machine(
         promise_ms: group.promise_ms,
         limits: Limits {
             lag_timeout_ms: Limits::default().lag_timeout_ms.max(group.promise_ms),
+            lock_wait_timeout_ms: group.lock_wait_timeout_ms,
             ..Limits::default()
         },
         delivery: group.delivery,

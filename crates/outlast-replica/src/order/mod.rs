@@ -44,6 +44,8 @@ pub struct Limits {
     pub answer_timeout_ms: u64,
     /// The server of a backup that has not answered for so long hangs.
     pub hang_timeout_ms: u64,
+    /// A statement that waits for a lock of another client for so long ends with an error.
+    pub lock_wait_timeout_ms: u64,
 }
 
 impl Default for Limits {
@@ -51,7 +53,7 @@ impl Default for Limits {
     /// may be suspected, below the least retransmission time-out of clients. 1 s: longer than a retransmission
     /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has.
     /// `answer_timeout_ms`, 1 s: longer than requests take that change anything, as the order of what works at the same time is not known.
-    /// `hang_timeout_ms`, 30 s: a backup may be slower, but not without end.
+    /// `hang_timeout_ms`, 30 s: a backup may be slower, but not without end. `lock_wait_timeout_ms`, 50 s: as MariaDB has it by default.
     fn default() -> Self {
         Self {
             log_bytes_max: 64 << 20,
@@ -61,6 +63,7 @@ impl Default for Limits {
             resent_bytes_max: 64 << 10,
             answer_timeout_ms: 1_000,
             hang_timeout_ms: 30_000,
+            lock_wait_timeout_ms: 50_000,
         }
     }
 }

@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits {
     resent_bytes_max: 0,
     answer_timeout_ms: 400,
     hang_timeout_ms: 60_000,
+    lock_wait_timeout_ms: 50_000,
 };
 
 fn view(epoch: u64, primary: u64, members: &[u64]) -> View {

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// With what a link begins, in both directions, before the number of the node (PROTOCOL 12.5).
-pub const MAGIC: [u8; 8] = *b"outlast\x16";
+pub const MAGIC: [u8; 8] = *b"outlast\x1a";
 /// With what it begins, with that number.
 pub const HELLO_BYTES: usize = 16;
 /// What the other node's kernel does not acknowledge for so long takes the link with it.

@@ -15,6 +15,8 @@ pub const ABORT: u8 = 254;
 pub const OWN: u8 = 195;
 /// This is answered when some time has passed.
 pub const WAIT: u8 = 192;
+/// The third byte of an answer has these bits turned: the server has ended what it was asked, by itself, and has done nothing.
+pub const ENDED: u8 = 0xff;
 /// Nothing on the connection is answered so any more.
 pub const SAME: u8 = 194;
 
@@ -38,6 +40,15 @@ pub(crate) struct OfCounted {
     /// So much of the answer to the first of them has come.
     at: usize,
     own: Vec<u8>,
+    /// One request waits at a server at a time.
+    takes_turns: bool,
+    /// The server is to end what waits; whether it gets that again.
+    interrupted: Option<bool>,
+    is_kept: bool,
+    /// What the server gets, if that is not what the client says now.
+    given: Vec<u8>,
+    /// What comes behind a request that may wait.
+    rest: Vec<u8>,
 }
 
 impl Default for OfCounted {
@@ -51,11 +62,55 @@ impl Default for OfCounted {
             asked: VecDeque::new(),
             at: 0,
             own: Vec::new(),
+            takes_turns: false,
+            interrupted: None,
+            is_kept: false,
+            given: Vec::new(),
+            rest: Vec::new(),
         }
     }
 }
 
 impl OfCounted {
+    pub(super) fn new(takes_turns: bool) -> Self {
+        Self { takes_turns, ..Self::default() }
+    }
+
+    /// Which one it is does not matter, but without one a server is not asked to end anything: it ends a wait, and nothing else.
+    pub(super) fn server_number(&self) -> Option<u32> {
+        let is_wait = self.asked.len() == 1 && self.asked.front().is_some_and(|(byte, _)| *byte == WAIT);
+        (self.takes_turns && is_wait && self.open + self.owed == 1).then_some(1)
+    }
+
+    pub(super) fn interrupt(&mut self, keeps: bool) {
+        self.interrupted = Some(keeps);
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    pub(super) fn forget_kept(&mut self) {
+        self.is_kept = false;
+    }
+
+    /// What the server gets again.
+    pub(super) fn give_again(&mut self) {
+        if core::mem::take(&mut self.is_kept) {
+            self.ask(&[WAIT]);
+            self.given.push(WAIT);
+        }
+    }
+    /// In place of what the client says now.
+    pub(super) fn instead(&mut self) -> Option<Vec<u8>> {
+        let given = core::mem::take(&mut self.given);
+        (!given.is_empty()).then_some(given)
+    }
+
+    pub(super) fn rest(&mut self) -> Vec<u8> {
+        core::mem::take(&mut self.rest)
+    }
+
     pub(super) fn pass(&mut self) {
         (self.open, self.owed) = (0, self.asked.len() as u64);
     }
@@ -74,11 +129,16 @@ impl OfCounted {
     }
 
     pub(super) fn resumes(&self) -> Option<Resume> {
-        let waits = self.owed > 0 || self.asked.iter().any(|(byte, _)| *byte == WAIT);
+        let waits = self.owed > 0 || self.is_kept || self.asked.iter().any(|(byte, _)| *byte == WAIT);
         (!waits).then(|| Resume { is_not_compared: self.is_same, ..Resume::default() })
     }
 
     pub(super) fn ask(&mut self, bytes: &[u8]) {
+        let wait = bytes.iter().position(|byte| *byte == WAIT).filter(|_| self.takes_turns);
+        let (bytes, rest) = wait.and_then(|at| bytes.split_at_checked(at + 1)).unwrap_or((bytes, &[]));
+        if !rest.is_empty() {
+            (self.given, self.rest) = (bytes.to_vec(), rest.to_vec());
+        }
         self.open += bytes.len() as u64;
         for byte in bytes {
             self.ends |= *byte >= ABORT;
@@ -100,7 +160,8 @@ impl OfCounted {
                 }
             };
             self.own.push(*byte);
-            if !is_own {
+            let may_be_ended = self.takes_turns && asked == WAIT;
+            if !is_own && !may_be_ended {
                 takes(Piece::Bytes(&[*byte]));
             }
             self.at += 1;
@@ -118,11 +179,15 @@ impl OfCounted {
             } else {
                 self.open = self.open.saturating_sub(1);
             }
-            if !is_own {
-                self.own.clear();
-            } else {
+            let whole = core::mem::take(&mut self.own);
+            let is_ended = matches!(*whole, [first, second, third] if third == first ^ second ^ ENDED);
+            if may_be_ended && is_ended {
+                self.is_kept = self.interrupted.take() == Some(true);
+            } else if is_own {
                 let part = Part { digest: 0, end: 0, name: [0; NAME_BYTES] };
-                takes(Piece::Own(&core::mem::take(&mut self.own), part));
+                takes(Piece::Own(&whole, part));
+            } else if may_be_ended {
+                takes(Piece::Bytes(&whole));
             }
         }
     }

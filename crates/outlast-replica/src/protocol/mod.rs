@@ -14,6 +14,7 @@ mod tests;
 
 use crate::connection::Piece;
 use crate::connection::comparison::{NAME_BYTES, Part};
+use crate::entry::Again;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -70,6 +71,11 @@ impl Protocol {
             #[cfg(test)]
             Self::CountedAsked | Self::CountedTurns => true,
         }
+    }
+
+    /// Whether the time of day that the server knows may have it answer what it has not: MariaDB waits by another clock.
+    pub(crate) fn answers_by_time(self) -> bool {
+        self.asks_server() && !matches!(self, Self::Mysql)
     }
 
     /// Whether a client has a reply to each request before it says the next, and to none but a greeting of the server's before the first.
@@ -242,7 +248,7 @@ impl Questions {
             Protocol::Mysql => Self::Mysql(Box::default()),
             #[cfg(test)]
             Protocol::Counted | Protocol::CountedAsked | Protocol::CountedTurns => {
-                Self::Counted(Box::default())
+                Self::Counted(Box::new(counted::OfCounted::new(protocol.takes_turns())))
             }
         }
     }
@@ -319,6 +325,10 @@ impl Questions {
         if let Self::Mysql(of) = self {
             return Some(of.given());
         }
+        #[cfg(test)]
+        if let Self::Counted(of) = self {
+            return of.instead().map(|bytes| Vec::from([Given::Bytes(bytes)]));
+        }
         let Self::Redis(of) = self else { return None };
         if of.altered.is_empty() {
             return None;
@@ -353,19 +363,82 @@ impl Questions {
 
     /// The number that the server has for the connection, if it has said it.
     pub(crate) fn server_number(&self) -> Option<u32> {
-        if let Self::Mysql(of) = self { of.server_number() } else { None }
+        match self {
+            Self::Mysql(of) => of.server_number(),
+            #[cfg(test)]
+            Self::Counted(of) => of.server_number(),
+            _ => None,
+        }
     }
 
     /// What was asked last, and is to be asked again when all before it is answered: a server gets one request at a time.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
-        if let Self::Mysql(of) = self { of.rest() } else { Vec::new() }
+        match self {
+            Self::Mysql(of) => of.rest(),
+            #[cfg(test)]
+            Self::Counted(of) => of.rest(),
+            _ => Vec::new(),
+        }
     }
 
-    /// The server is asked to end what is open by an error.
-    pub(crate) fn interrupt(&mut self) {
-        if let Self::Mysql(of) = self {
-            of.interrupt();
+    /// What the node asks the server for itself.
+    pub(crate) fn of_node(&mut self) -> Vec<u8> {
+        if let Self::Mysql(of) = self { of.of_node() } else { Vec::new() }
+    }
+
+    /// The server is asked to end what is open by an error; whether it gets that again, or the client hears of it.
+    pub(crate) fn interrupt(&mut self, keeps: bool) {
+        match self {
+            Self::Mysql(of) => of.interrupt(keeps),
+            #[cfg(test)]
+            Self::Counted(of) => of.interrupt(keeps),
+            _ => {}
         }
+    }
+
+    /// It has ended a request, which is kept.
+    pub(crate) fn is_kept(&self) -> bool {
+        match self {
+            Self::Mysql(of) => of.is_kept(),
+            #[cfg(test)]
+            Self::Counted(of) => of.is_kept(),
+            _ => false,
+        }
+    }
+
+    /// It gets that again; or something that it answers with an error.
+    pub(crate) fn give_again(&mut self, how: Again) {
+        match self {
+            Self::Mysql(of) => of.give_again(how),
+            #[cfg(test)]
+            Self::Counted(of) => of.give_again(),
+            _ => {}
+        }
+    }
+
+    /// It does not.
+    pub(crate) fn forget_kept(&mut self) {
+        match self {
+            Self::Mysql(of) => of.forget_kept(),
+            #[cfg(test)]
+            Self::Counted(of) => of.forget_kept(),
+            _ => {}
+        }
+    }
+
+    /// The client may have locked something that others wait for; or has read something, where that matters.
+    pub(crate) fn may_hold_locks(&self, reads_matter: bool) -> bool {
+        if let Self::Mysql(of) = self { of.may_hold_locks(reads_matter) } else { false }
+    }
+
+    /// What waits may wait for clients that have only read.
+    pub(crate) fn waits_for_readers(&self) -> bool {
+        if let Self::Mysql(of) = self { of.waits_for_readers() } else { false }
+    }
+
+    /// What is asked, and has no reply, is over after some time.
+    pub(crate) fn times_out(&self) -> bool {
+        if let Self::Mysql(of) = self { of.times_out() } else { false }
     }
 
     /// Replies are for nobody any more.

@@ -5,7 +5,9 @@
 //! client (a lock, an empty queue), would keep all waiting: after a time the primary passes it, which has a place in the order of entries, so
 //! that all nodes do.
 
+mod kept;
 mod passing;
+mod queue;
 
 #[cfg(feature = "io")]
 pub use passing::Threads;
@@ -18,16 +20,22 @@ use crate::is_mutant;
 use crate::protocol::mysql::Given;
 use crate::protocol::{Protocol, Questions, Resume};
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+pub(super) use queue::Deliveries;
+use queue::{Proceed, Waiting, Working};
 
 /// A backup whose server is so many times what the log may hold behind does not keep up.
 pub(super) const BACKLOG_LOGS: usize = 4;
 
 /// A server that answers later is asked whether it answers at all, where others wait.
 const ASK_AFTER_MS: u64 = 5;
+/// Where a request waits at a server of several already, the next one may wait as well.
+const ASK_WHERE_OWED_MS: u64 = 1;
 /// And again, as the question may be lost, or too early.
 const ASK_AGAIN_MS: u64 = 10;
+/// So much later where nobody waits for it; and where it lasts for longer than that.
+const ASK_ALONE_MS: u64 = 100;
+const ASK_ALONE_LONG_MS: u64 = 1_000;
 /// And at a backup, where nobody is passed by that.
 const ASK_BACKUP_MS: u64 = 1_000;
 /// Of what is longer a server may have read a part when it answers others: redis reads 16 KiB at a time. So it is asked once more for each.
@@ -58,206 +66,6 @@ pub enum Delivery {
     PerConnection,
 }
 
-/// What the server works on.
-#[derive(Clone, Copy, Debug)]
-struct Working {
-    connection: ConnectionId,
-    /// Of the last entry that it was given of that.
-    index: u64,
-    since_ms: u64,
-    /// It has got the end of the stream, or is to close the connection: an answer is not enough.
-    awaits_end: bool,
-    /// So much has come to the server on that connection since it has answered all.
-    bytes: usize,
-    /// When the server is asked next whether it is done with it.
-    ask_at_ms: u64,
-    proceed: Proceed,
-    /// The server has nothing to do, though it has not answered: it waits for something that others say.
-    is_idle: bool,
-}
-
-/// Whether others go on without an answer to what was given last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Proceed {
-    /// The answer is waited for.
-    #[default]
-    No,
-    /// At the primary: it has been proposed that all go on, or will be.
-    Proposed,
-    /// That has a place in the order since then. This server gets the next one when it is done with what it has.
-    Since { at_ms: u64 },
-}
-
-impl Working {
-    /// It has another time, and is asked whether it has looked what that means.
-    fn is_time(&self) -> bool {
-        self.connection == NO_CONNECTION && !self.awaits_end
-    }
-
-    /// Since when all may go on without an answer.
-    fn passed_ms(&self) -> Option<u64> {
-        if let Proceed::Since { at_ms } = self.proceed { Some(at_ms) } else { None }
-    }
-}
-
-/// What waits for its turn.
-#[derive(Debug)]
-struct Waiting {
-    index: u64,
-    /// The server has said so much on that connection before it gets this, unless it has ended it.
-    after: u64,
-    connection: ConnectionId,
-    action: Action,
-    /// The server greets the client before it gets this, whatever was passed.
-    waits_for_greeting: bool,
-    /// It comes behind all answers: it is the end of a stream, and the server may drop what it has not sent by then; or clients take turns with the server.
-    waits_for_answers: bool,
-    /// Here [`Proceed::Since`] means that the answer is waited for no longer than the primary has waited.
-    proceed: Proceed,
-}
-
-impl Waiting {
-    fn bytes(&self) -> usize {
-        if let Action::ToServer { bytes, .. } = &self.action { bytes.len() } else { 0 }
-    }
-}
-
-/// What the server of a node was given, and is to be given.
-#[derive(Debug, Default)]
-pub(super) struct Deliveries {
-    pub(super) delivery: Delivery,
-    waiting: VecDeque<Waiting>,
-    /// Bytes of all that waits.
-    bytes: usize,
-    /// Since when the first that waits has been the first.
-    first_since_ms: u64,
-    /// So much the server has said on each connection that it has.
-    said: BTreeMap<ConnectionId, u64>,
-    working: Option<Working>,
-    /// The server is to close these connections, and has not: it may work still on what has come there.
-    closing: BTreeSet<ConnectionId>,
-    /// The server has ended its streams of these connections, which are to be closed.
-    ended: BTreeSet<ConnectionId>,
-    /// Requests on these connections were passed, and have no answer: the server may give them one when it hears of another time.
-    owing: BTreeSet<ConnectionId>,
-    /// Of requests that are a part of an entry, and that the server has not come to: all nodes pass them.
-    early_proceeds: BTreeSet<u64>,
-    /// How many times it was waited until all that was passed waits again, or is done.
-    settles: u64,
-    /// Numbers of connections that the server has ended, and may be cleaning up.
-    pub(super) ended_numbers: Vec<u32>,
-    /// The server has not said that it has looked at a time, and nothing else since then: it is not asked about the next ones.
-    is_silent: bool,
-}
-
-impl Deliveries {
-    /// Nothing waits, and the server has answered all, or has nothing to do.
-    pub(super) fn are_done(&self) -> bool {
-        self.waiting.is_empty()
-            && self.working.is_none_or(|working| working.is_idle)
-            && self.closing.is_empty()
-    }
-
-    /// The server was given all.
-    #[cfg(test)]
-    pub(super) fn are_given(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Something of this connection waits.
-    #[cfg(test)]
-    pub(super) fn has(&self, connection: ConnectionId) -> bool {
-        self.waiting.iter().any(|waiting| waiting.connection == connection)
-    }
-
-    /// A request was passed, and has no answer.
-    pub(super) fn owes(&self) -> bool {
-        !self.owing.is_empty()
-    }
-
-    /// The server has nothing to do for this connection any more.
-    fn end_work(&mut self, connection: ConnectionId) {
-        self.working = self.working.filter(|working| working.connection != connection);
-    }
-
-    /// The next one that the server may have now.
-    fn next(&mut self, now_ms: u64) -> Option<Waiting> {
-        let Waiting { connection, after, proceed, waits_for_answers, waits_for_greeting, .. } =
-            self.waiting.front()?;
-        let is_its = |working: Working| working.connection == *connection && *connection != NO_CONNECTION;
-        let is_free = self.working.is_none_or(|working| is_its(working) && !waits_for_answers);
-        // What a client says in answer to something comes behind it: the server has answered what it was given before.
-        let said = self.said.get(connection).copied().unwrap_or(u64::MAX);
-        let is_passed = matches!(proceed, Proceed::Since { .. }) && !waits_for_greeting;
-        let is_due = said >= *after || self.ended.contains(connection) || is_passed;
-        if self.delivery == Delivery::Serial && !(is_free && is_due) {
-            return None;
-        }
-        let next = self.waiting.pop_front()?;
-        self.first_since_ms = now_ms;
-        self.bytes = self.bytes.saturating_sub(next.bytes());
-        Some(next)
-    }
-
-    /// What keeps others waiting: the entry that is worked on, or the first that waits, where that is not due. And since when it has had no answer.
-    fn blocking(&self) -> Option<(u64, u64)> {
-        let first = self.waiting.front()?;
-        Some(
-            self.working
-                .map_or((first.index, self.first_since_ms), |working| (working.index, working.since_ms)),
-        )
-    }
-
-    /// The answer to this entry is not waited for. The connection, if the server has it.
-    fn pass(&mut self, index: u64, now_ms: u64) -> Option<ConnectionId> {
-        let working = self.working.filter(|working| working.index == index);
-        if working.is_some() {
-            self.working = None;
-        } else if let Some(proceed) = self.proceed_mut(index) {
-            *proceed = Proceed::Since { at_ms: now_ms };
-        }
-        working.map(|working| working.connection)
-    }
-
-    /// Of the entry that is worked on, or of one that waits.
-    fn proceed_mut(&mut self, index: u64) -> Option<&mut Proceed> {
-        let working = self.working.as_mut().filter(|working| working.index == index);
-        let waiting = self.waiting.iter_mut().find(|waiting| waiting.index == index);
-        working.map(|working| &mut working.proceed).or(waiting.map(|waiting| &mut waiting.proceed))
-    }
-
-    /// What waits are times, and nothing else.
-    fn have_times_alone(&self) -> bool {
-        let is_time = |waiting: &Waiting| matches!(waiting.action, Action::SetClock { .. });
-        !self.waiting.is_empty() && self.waiting.iter().all(is_time)
-    }
-
-    /// Of this entry something waits, or is worked on.
-    pub(super) fn has_entry(&self, index: u64) -> bool {
-        let indices = self.waiting.iter().map(|waiting| waiting.index);
-        indices.chain(self.working.map(|working| working.index)).any(|other| other & ENTRY_BITS == index)
-    }
-
-    /// Something that is not of this connection waits.
-    pub(super) fn waits_for_others(&self, connection: ConnectionId) -> bool {
-        self.waiting.iter().any(|waiting| waiting.connection != connection)
-    }
-
-    /// Of an entry that is worked on, or waits.
-    pub(super) fn connection_of(&self, index: u64) -> Option<ConnectionId> {
-        let working = self.working.filter(|working| working.index == index);
-        let waiting = || self.waiting.iter().find(|waiting| waiting.index == index);
-        working.map(|working| working.connection).or_else(|| waiting().map(|waiting| waiting.connection))
-    }
-
-    /// It has been proposed that all go on without the answer to this entry, or that has a place in the order.
-    fn proceeds(&self, index: u64) -> bool {
-        let working = self.working.filter(|working| working.index == index).map(|working| working.proceed);
-        let waiting = || self.waiting.iter().find(|waiting| waiting.index == index);
-        working.or_else(|| waiting().map(|waiting| waiting.proceed)) != Some(Proceed::No)
-    }
-}
-
 impl Replica {
     /// Has the server of this node get this, as soon as it may.
     pub(super) fn deliver_to_server(
@@ -286,7 +94,12 @@ impl Replica {
             waits_for_greeting: is_turn,
             waits_for_answers,
             proceed: Proceed::No,
+            again: None,
         };
+        self.push_waiting(waiting, now_ms);
+    }
+
+    fn push_waiting(&mut self, waiting: Waiting, now_ms: u64) {
         self.deliveries.bytes += waiting.bytes();
         if self.deliveries.waiting.is_empty() {
             self.deliveries.first_since_ms = now_ms;
@@ -302,15 +115,22 @@ impl Replica {
 
     /// Gives the server what it may have now.
     pub(super) fn go_on_with_deliveries(&mut self, now_ms: u64) {
-        while let Some(next) = self.deliveries.next(now_ms) {
+        let overtakes = is_mutant!(self, KeptIsOvertaken);
+        while let Some(next) = self.deliveries.next(now_ms, overtakes) {
             self.give_to_server(next, now_ms);
         }
     }
 
     fn give_to_server(&mut self, next: Waiting, now_ms: u64) {
-        let Waiting { index, connection, mut action, proceed, .. } = next;
+        let Waiting { index, connection, mut action, proceed, again, .. } = next;
         if !matches!(action, Action::SetClock { .. }) {
             self.note_given(index & ENTRY_BITS, now_ms);
+        }
+        if let Some(again) = again {
+            return self.begin_again(index, connection, (again, proceed), now_ms);
+        }
+        if matches!(action, Action::CloseServer { .. }) {
+            self.forget_kept(connection);
         }
         // One that has ended its stream says nothing more, whatever it gets.
         let has_ended = self.deliveries.ended.contains(&connection);
@@ -355,7 +175,7 @@ impl Replica {
             Action::RefreshServer { .. } => (true, true),
             // It answers those whose time is over before it works on what comes next, at all nodes.
             Action::SetClock { .. } => (
-                self.protocol.asks_server()
+                self.protocol.answers_by_time()
                     && self.deliveries.owes()
                     && !self.deliveries.is_silent
                     && !is_mutant!(self, TimeIsNotAwaited),
@@ -375,7 +195,7 @@ impl Replica {
             if let Some(questions) = self.questions.get_mut(&connection) {
                 questions.pass();
             }
-            self.note_owing(connection);
+            self.note_owing(connection, now_ms);
             self.deliveries.end_work(connection);
         }
         match instead {
@@ -387,7 +207,8 @@ impl Replica {
         }
         if waits && !is_over {
             let is_time = connection == NO_CONNECTION && !awaits_end;
-            let (since_ms, ask_at_ms) = (now_ms, now_ms + if is_time { 0 } else { ASK_AFTER_MS });
+            let (since_ms, ask_at_ms) =
+                (now_ms, if is_time { now_ms } else { self.asks_first_at_ms(now_ms) });
             self.deliveries.working = Some(Working {
                 connection,
                 index,
@@ -419,6 +240,7 @@ impl Replica {
             waits_for_greeting: true,
             waits_for_answers: true,
             proceed,
+            again: None,
         };
         self.deliveries.bytes += waiting.bytes();
         self.deliveries.waiting.push_front(waiting);
@@ -474,14 +296,16 @@ impl Replica {
     pub(super) fn note_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
         self.deliveries.is_silent = false;
         self.take_answer(connection, bytes, now_ms);
+        self.ask_for_node(connection);
         if let Some(said) = self.deliveries.said.get_mut(&connection)
             && self.questions.get(&connection).is_none_or(Questions::is_greeted)
         {
             *said += bytes.len() as u64;
         }
-        if self.deliveries.owing.contains(&connection) {
-            self.note_owing(connection);
+        if self.deliveries.owing.contains_key(&connection) {
+            self.note_owing(connection, now_ms);
         }
+        self.note_kept(connection, now_ms);
         if let Some(questions) = self.questions.get(&connection) {
             let is_passed =
                 |working: &Working| working.connection == connection && working.passed_ms().is_some();
@@ -500,6 +324,19 @@ impl Replica {
             }
         }
         self.go_on_with_deliveries(now_ms);
+        self.give_again(now_ms);
+    }
+
+    /// The server gets what the node asks for itself: when that is answered, it has worked off what has no answer.
+    fn ask_for_node(&mut self, connection: ConnectionId) {
+        let bytes = self.questions.get_mut(&connection).map(Questions::of_node).unwrap_or_default();
+        if bytes.is_empty() || self.deliveries.closing.contains(&connection) {
+            return;
+        }
+        if let Some(state) = self.connections.get_mut(&connection) {
+            state.input.waiting_bytes += bytes.len();
+        }
+        self.actions.push_back(Action::ToServer { connection, bytes: bytes.into() });
     }
 
     /// A request was answered, and others that were passed may go on by that: the server gets the next one when they have, or wait again.
@@ -531,11 +368,14 @@ impl Replica {
             self.deliveries.ended_numbers.push(number);
         }
         self.deliveries.owing.remove(&connection);
+        self.deliveries.kept.note_answered();
+        self.deliveries.kept.remove(connection);
         self.deliveries.ended.insert(connection);
         self.deliveries.end_work(connection);
         // What it had locked is free by that, a little later.
         self.settle(now_ms);
         self.go_on_with_deliveries(now_ms);
+        self.give_again(now_ms);
     }
 
     /// The shell has [closed](Action::CloseServer) the connection to the server, and the server has done so as well; or it has not for some time,

@@ -115,6 +115,7 @@ impl Replica {
             Entry::Tick { at_ms } => self.take_tick(index, at_ms, now_ms),
             Entry::NoOp => self.answer_strays(index, now_ms),
             Entry::Proceed { index } => self.proceed(index, now_ms),
+            Entry::Again { connection, how } => self.deliver_again(index, connection, how, now_ms),
             Entry::Acked { connection, offset, report } => {
                 self.report(index, connection, report, now_ms);
                 if let Some(state) = self.connections.get_mut(&connection) {

@@ -485,6 +485,7 @@ impl Replica {
             self.compares_at_ms(),
             self.hangs_unsaid_at_ms(),
             self.ticks_at_ms(),
+            self.gives_again_at_ms(),
         ]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
@@ -502,6 +503,7 @@ impl Replica {
         self.tick_idly(now_ms);
         self.ask_server(now_ms);
         self.pass_unanswered(now_ms);
+        self.give_again(now_ms);
         self.find_differing_server(now_ms);
         self.take_outputs(now_ms);
     }

@@ -255,6 +255,12 @@ impl Replica {
         self.deliveries.are_given()
     }
 
+    /// So many replies that each server gives in its own way have their place in what this client gets.
+    #[cfg(test)]
+    pub(crate) fn own_replies(&self, connection: ConnectionId) -> u64 {
+        self.connections.get(&connection).map_or(0, |state| state.answers.own.done())
+    }
+
     #[cfg(test)]
     pub(crate) fn is_end_stable(&self, connection: ConnectionId) -> bool {
         self.connections.get(&connection).is_none_or(|state| state.answers.end.is_some())

@@ -3,7 +3,7 @@
 use super::NoMessage;
 use super::reader::Reader;
 use crate::connection::{Ends, Handshake, InitialSequence, Said, SynOptions};
-use crate::entry::{ConnectionId, Entry};
+use crate::entry::{Again, ConnectionId, Entry};
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,6 +20,12 @@ const PROCEED: u8 = 10;
 const REFRESH: u8 = 11;
 const CANONICAL: u8 = 12;
 const TICK: u8 = 13;
+const AGAIN: u8 = 14;
+
+/// How a request goes on.
+const GIVEN: u8 = 0;
+const TIMED_OUT: u8 = 1;
+const DEADLOCK: u8 = 2;
 
 /// What is known of answers.
 const UNKNOWN: u8 = 0;
@@ -79,6 +85,14 @@ pub(super) fn encode(entry: &Entry, out: &mut Vec<u8>) {
             encode_said(*report, out);
         }
         Entry::Closed { connection } => of(out, CLOSED, connection),
+        Entry::Again { connection, how } => {
+            of(out, AGAIN, connection);
+            out.push(match how {
+                Again::Given => GIVEN,
+                Again::TimedOut => TIMED_OUT,
+                Again::Deadlock => DEADLOCK,
+            });
+        }
         Entry::NoOp => out.push(NO_OP),
         Entry::Refresh => out.push(REFRESH),
         Entry::Tick { at_ms } => {
@@ -117,6 +131,15 @@ pub(super) fn parse(reader: &mut Reader<'_>) -> Result<Entry, NoMessage> {
             }
             let bytes = reader.bytes(length)?.into();
             Entry::Canonical { connection, number, offset, is_last: is_last == 1, bytes }
+        }
+        AGAIN => {
+            let how = match reader.u8()? {
+                GIVEN => Again::Given,
+                TIMED_OUT => Again::TimedOut,
+                DEADLOCK => Again::Deadlock,
+                _ => return Err(NoMessage::Value),
+            };
+            Entry::Again { connection, how }
         }
         FIN => Entry::Fin { connection },
         RESET => Entry::Reset { connection },

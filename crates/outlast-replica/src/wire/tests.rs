@@ -5,7 +5,7 @@ use super::fuzzing::{order, snapshot};
 use super::snapshot as copies;
 use super::{FRAME_BYTES_MAX, LENGTH_BYTES, NoMessage, encode, parse};
 use crate::connection::{Ends, Handshake, InitialSequence, Said, SynOptions};
-use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
+use crate::entry::{Again, ConnectionId, DATA_BYTES_MAX, Entry};
 use crate::{Difference, Known, LastAck, Limits, Message, Ordered, Resume, Snapshot, Weigh};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -59,6 +59,7 @@ fn entries() -> Vec<Entry> {
         Entry::Refresh,
         Entry::Tick { at_ms: 1 << 41 },
         Entry::Proceed { index: 1 << 33 },
+        Entry::Again { connection: ConnectionId(1 << 33), how: Again::Deadlock },
         Entry::Closed { connection },
     ]
 }

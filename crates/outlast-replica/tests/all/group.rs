@@ -120,6 +120,7 @@ impl Cluster {
             protocol: Protocol::Raw,
             clock: outlast_replica::ServerClock::Machine,
             answers: AnswerPolicy::First,
+            lock_wait_timeout_ms: outlast_replica::node::group::LOCK_WAIT_TIMEOUT_MS,
         };
         let machines = hosts.iter().zip(links).zip(&group.nodes).map(|((host, link), listed)| {
             let portal = (!listed.is_witness).then(|| {

@@ -4,7 +4,7 @@ use crate::cli::values::duration;
 use crate::exit::Failure;
 use crate::files::{FILE_BYTES_MAX, unreadable};
 use anyhow::Result;
-use outlast_replica::node::group::{Group, Listed, PROMISE_MS};
+use outlast_replica::node::group::{Group, LOCK_WAIT_TIMEOUT_MS, Listed, PROMISE_MS};
 use outlast_replica::{AnswerPolicy, Delivery, Protocol, ServerClock};
 use serde::Deserialize;
 use std::io::Read as _;
@@ -24,6 +24,7 @@ struct File {
     #[serde(default)]
     clock: FileClock,
     answers: Option<FileAnswers>,
+    lock_wait_timeout: Option<String>,
     node: Vec<Node>,
 }
 
@@ -95,13 +96,17 @@ fn parse(text: &str) -> Result<Group, String> {
         let what = error.message().replace('\n', ", ");
         line.map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))
     })?;
-    let promise_ms = match &file.detect {
-        None => PROMISE_MS,
-        Some(text) => {
-            let time = duration(text).map_err(|what| format!("detect: {what}"))?;
-            u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    let millis = |name: &str, text: &Option<String>, default_ms: u64| -> Result<u64, String> {
+        match text {
+            None => Ok(default_ms),
+            Some(text) => {
+                let time = duration(text).map_err(|what| format!("{name}: {what}"))?;
+                Ok(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+            }
         }
     };
+    let promise_ms = millis("detect", &file.detect, PROMISE_MS)?;
+    let lock_wait_timeout_ms = millis("lock_wait_timeout", &file.lock_wait_timeout, LOCK_WAIT_TIMEOUT_MS)?;
     let nodes = file.node.into_iter().map(|Node { name, address, witness }| Listed {
         name,
         address,
@@ -126,8 +131,9 @@ fn parse(text: &str) -> Result<Group, String> {
         FileAnswers::Unchecked => AnswerPolicy::Unchecked,
     };
     let (name, portal) = (file.name, file.portal);
+    let nodes = nodes.collect();
     let group =
-        Group { name, portal, nodes: nodes.collect(), promise_ms, delivery, protocol, clock, answers };
+        Group { name, portal, nodes, promise_ms, delivery, protocol, clock, answers, lock_wait_timeout_ms };
     group.check()?;
     Ok(group)
 }
@@ -159,6 +165,8 @@ witness = true
         let group = parse(TEXT).unwrap();
         assert_eq!((group.name.as_str(), group.nodes.len(), group.promise_ms), ("db", 3, PROMISE_MS));
         assert!(group.node("w").unwrap().is_witness);
+        let waits = TEXT.replacen('\n', "\nprotocol = \"mysql\"\nlock_wait_timeout = \"5s\"\n", 1);
+        assert_eq!(parse(&waits).unwrap().lock_wait_timeout_ms, 5_000);
         let slower = TEXT.replacen('\n', "\ndetect = \"0.5s\"\n", 1);
         assert_eq!(parse(&slower).unwrap().promise_ms, 500);
         assert_eq!(group.answers, AnswerPolicy::Reported);
@@ -191,6 +199,7 @@ witness = true
             ("10.0.0.2:7400", "10.0.0.2", "line 10: invalid socket address syntax"),
             ("name = \"db\"", "", "missing field `name`"),
             ("name = \"db\"", "name = \"db\"\ndetect = \"soon\"", "detect: "),
+            ("name = \"db\"", "name = \"db\"\nlock_wait_timeout = \"long\"", "lock_wait_timeout: "),
             ("name = \"b\"", "name = \"a\"", "two nodes are called a"),
             ("portal = \"10.0.0.250:6379\"", "portal = [", "line"),
             (

@@ -4,9 +4,11 @@
 //! are made anew for each server ([`login`]). Results are those of the primary's server: others may find rows in another order. Names and numbers are
 //! those of MariaDB's documentation of the protocol ("Client/Server Protocol").
 
+mod kept;
 pub(crate) mod login;
 pub(crate) mod packet;
 mod replies;
+mod requests;
 mod statements;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -15,23 +17,30 @@ use crate::connection::Piece;
 use crate::connection::comparison::{NAME_BYTES, Part};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use login::Hash;
 pub(crate) use login::Login;
-use login::{Hash, Proof};
-use packet::{HEADER_BYTES, Packets, Step, packet};
+use packet::{HEADER_BYTES, Packets, packet};
 use replies::{Compare, Kind, Replies};
-use statements::{KILL, Verdict};
 
 /// A request that is longer, so that it has several parts, is given to the server piece by piece, and not looked into.
 const WITHHELD_BYTES_MAX: usize = packet::PART_BYTES_MAX - 1;
 /// An end of rows begins as a question for another proof does, and is shorter.
 const ASKS_BYTES_MIN: usize = 9;
+/// Requests without a reply wait for the next one, up to so many bytes.
+const UNGIVEN_BYTES_MAX: usize = 64 << 10;
 /// A proof of who a client is, and what comes with it, is shorter.
 const LOGIN_BYTES_MAX: usize = 64 << 10;
 
 /// What a server says of a statement that was ended (ER_QUERY_INTERRUPTED), and what clients hear in its place (ER_LOCK_WAIT_TIMEOUT: the
 /// statement has had no effect, and the transaction goes on).
 const INTERRUPTED: u16 = 1317;
-const TRY_AGAIN: &[u8] = b"\xff\xb5\x04#HY000Lock wait timeout exceeded; try restarting transaction (outlast: another client waits already)";
+const WAITED: &[u8] = b"\xff\xb5\x04#HY000Lock wait timeout exceeded; try restarting transaction";
+/// What servers say who see one by themselves (ER_LOCK_DEADLOCK): they have rolled back.
+const DEADLOCK: u16 = 1213;
+/// More statements that have long data cannot be repeated.
+const LONG_DATA_MAX: usize = 64;
+/// A longer request is not kept, and its client hears that it was ended.
+const KEPT_BYTES_MAX: usize = 1 << 20;
 
 /// Commands, by the first byte of a request.
 const QUIT: u8 = 0x01;
@@ -50,6 +59,8 @@ const LONG_DATA: u8 = 0x18;
 const CLOSE_STATEMENT: u8 = 0x19;
 const FETCH: u8 = 0x1c;
 const BINLOG_DUMP_GTID: u8 = 0x1e;
+const PING: u8 = 0x0e;
+const RESET: u8 = 0x1f;
 const BULK_EXECUTE: u8 = 0xfa;
 const NAMES: [(u8, &[u8]); 10] = [
     (QUERY, b"query"),
@@ -60,8 +71,8 @@ const NAMES: [(u8, &[u8]); 10] = [
     (EXECUTE, b"execute"),
     (FETCH, b"fetch"),
     (BULK_EXECUTE, b"execute"),
-    (0x0e, b"ping"),
-    (0x1f, b"reset"),
+    (PING, b"ping"),
+    (RESET, b"reset"),
 ];
 const BINLOG: &str = "a copy of the binary log: another one at each server";
 
@@ -72,12 +83,28 @@ pub(crate) enum Given {
     LogIn(Login),
 }
 
+/// What others may have to wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Holds {
+    #[default]
+    Nothing,
+    /// Tables that were read: those wait who want to alter them.
+    Reads,
+    Locks,
+}
+
 /// What was asked.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     kind: Kind,
     /// If it is ended by an error, it has had no effect, and nothing else has.
     is_repeatable: bool,
+    /// It does not wait for ever.
+    times_out: bool,
+    /// What its transaction may have from then on.
+    holds: Holds,
+    /// By the node, and not by the client.
+    is_of_node: bool,
     compare: Compare,
     name: [u8; NAME_BYTES],
 }
@@ -86,7 +113,15 @@ impl Asked {
     fn new(kind: Kind, compare: Compare, name: &[u8]) -> Self {
         let mut padded = [0; NAME_BYTES];
         padded.iter_mut().zip(name).for_each(|(place, byte)| *place = *byte);
-        Self { kind, is_repeatable: false, compare, name: padded }
+        Self {
+            kind,
+            is_repeatable: false,
+            times_out: false,
+            holds: Holds::Nothing,
+            is_of_node: false,
+            compare,
+            name: padded,
+        }
     }
 }
 
@@ -112,6 +147,10 @@ pub(crate) struct OfMysql {
     requests: Packets,
     /// A request that has not come as a whole.
     partial: Vec<u8>,
+    /// Requests that have no reply: the server gets them with the next one that has, as nobody would know when it has worked them off.
+    ungiven: Vec<u8>,
+    /// What the node itself asks.
+    of_node: Vec<u8>,
     /// One that is too long is given to the server as it comes: its command.
     passing: Option<u8>,
     given: Vec<Given>,
@@ -129,12 +168,30 @@ pub(crate) struct OfMysql {
     prepares_own: bool,
     /// The database that was chosen is one that is about the server.
     is_about_server: bool,
-    /// All statements that were prepared can be repeated ([`Asked::is_repeatable`]).
+    /// A statement that was prepared cannot be repeated ([`Asked::is_repeatable`]).
     prepares_odd: bool,
+    /// A statement that was prepared is not kept.
+    prepares_unkept: bool,
+    /// A statement may wait for as long as its client has said, and what it locks is locked for longer than a transaction.
+    names_locks: bool,
+    /// A statement that was prepared may lock something.
+    prepares_locking: bool,
+    /// Reads may lock rows.
+    has_reads_lock: bool,
+    /// What the transaction may have.
+    holds: Holds,
+    /// What the server has said last of the connection.
+    status: u16,
+    /// Statements whose next execution has parts that have come before, and that a server forgets then.
+    long_data: Vec<u32>,
+    /// The last request, if it can be repeated, until it has a reply.
+    last: Vec<u8>,
+    /// It was ended, and can be given again.
+    kept: Option<Asked>,
     /// The server is to end the connection.
     quits: bool,
-    /// The server was asked to end what is open by an error, so that nobody waits.
-    is_interrupted: bool,
+    /// The server was asked to end what is open by an error, so that nobody waits; whether it gets that again.
+    interrupted: Option<bool>,
     /// Nobody is let in on this connection, and nothing more of it comes to any server.
     is_refused: bool,
     /// What has come behind a request that has no reply yet.
@@ -149,6 +206,8 @@ impl Default for OfMysql {
             identity: Identity::default(),
             requests: Packets::default(),
             partial: Vec::new(),
+            ungiven: Vec::new(),
+            of_node: Vec::new(),
             passing: None,
             given: Vec::new(),
             refused: None,
@@ -161,8 +220,17 @@ impl Default for OfMysql {
             prepares_own: false,
             is_about_server: false,
             prepares_odd: false,
+            prepares_unkept: false,
+            has_reads_lock: false,
+            names_locks: false,
+            prepares_locking: false,
+            holds: Holds::Nothing,
+            status: replies::AUTOCOMMIT,
+            long_data: Vec::new(),
+            last: Vec::new(),
+            kept: None,
             quits: false,
-            is_interrupted: false,
+            interrupted: None,
             is_refused: false,
             rest: Vec::new(),
             broken: None,
@@ -217,198 +285,6 @@ impl OfMysql {
         self.refused.take()
     }
 
-    /// The client says this.
-    pub(crate) fn ask(&mut self, bytes: &[u8]) {
-        if self.broken.is_none() {
-            return self.take(bytes);
-        }
-        let partial = core::mem::take(&mut self.partial);
-        self.give_bytes(&partial);
-        self.give_bytes(bytes);
-        self.broken = Some(true);
-    }
-
-    /// Up to the first request that has a reply.
-    fn take(&mut self, mut bytes: &[u8]) {
-        let open = self.open;
-        while !bytes.is_empty() && !self.is_refused && !self.quits {
-            if self.open > open {
-                self.rest = bytes.to_vec();
-                return;
-            }
-            let before = bytes;
-            let (step, is_end) = self.requests.take(&mut bytes);
-            let now = before.get(..before.len() - bytes.len()).unwrap_or_default();
-            if let Some(command) = self.passing {
-                self.give_bytes(now);
-                if is_end {
-                    self.passing = None;
-                    self.prepares_own |= command == PREPARE;
-                    self.note(command, Compare::Form);
-                }
-                continue;
-            }
-            self.partial.extend_from_slice(now);
-            if !is_end {
-                let is_long = self.partial.len() > HEADER_BYTES
-                    && packet::length(&self.partial).is_some_and(|length| length > WITHHELD_BYTES_MAX);
-                if matches!(step, Step::Payload(_)) && is_long {
-                    let command = self.partial.get(HEADER_BYTES).copied().unwrap_or(0);
-                    let begun = core::mem::take(&mut self.partial);
-                    let is_statement =
-                        matches!(command, QUERY | PREPARE | EXECUTE | LONG_DATA | BULK_EXECUTE);
-                    if self.identity.is_asked || !is_statement {
-                        self.refuse_client();
-                        return;
-                    }
-                    self.passing = Some(command);
-                    self.give_bytes(&begun);
-                }
-                continue;
-            }
-            let request = core::mem::take(&mut self.partial);
-            if self.identity.is_asked {
-                match self.log_in(request) {
-                    Some(given) => self.give(given),
-                    None => self.refuse_client(),
-                }
-            } else {
-                self.take_request(request);
-            }
-        }
-    }
-
-    /// The client says too much at a time: nothing more of it comes to any server.
-    pub(crate) fn refuse(&mut self) {
-        self.is_refused = true;
-    }
-
-    /// Servers get what none of them takes, and nothing more: one might understand what is not understood here, and another one not.
-    fn refuse_client(&mut self) {
-        self.is_refused = true;
-        self.open += 1;
-        self.asked.push_back(Asked::new(Kind::Login, Compare::All, b"login"));
-        self.give_bytes(&packet(1, &[]));
-    }
-
-    /// A proof has come as a whole.
-    fn log_in(&mut self, mut request: Vec<u8>) -> Option<Given> {
-        if request.len() > LOGIN_BYTES_MAX {
-            return None;
-        }
-        let proof = match self.identity.again {
-            Some(is_native) => Proof::again(&request, self.identity.user.clone(), is_native),
-            None => Proof::of_response(&request)?,
-        };
-        if self.identity.again.is_none() {
-            login::hide_wishes(&mut request);
-        }
-        self.is_about_server |= statements::is_about_server(&proof.database);
-        self.identity.is_asked = false;
-        self.open += 1;
-        self.asked.push_back(Asked::new(Kind::Login, Compare::All, b"login"));
-        Some(self.proved(request, proof))
-    }
-
-    fn proved(&mut self, mut request: Vec<u8>, proof: Proof) -> Given {
-        self.identity.user.clone_from(&proof.user);
-        match (self.identity.said, self.identity.own) {
-            // It has none.
-            _ if proof.place.is_empty() => Given::Bytes(request),
-            (Some((_, said)), Some(own)) if proof.is_native => {
-                Given::LogIn(Login::new(request, proof, said, own))
-            }
-            // It would be right at one server at the most.
-            _ => {
-                request.get_mut(proof.place).unwrap_or_default().fill(0);
-                Given::Bytes(request)
-            }
-        }
-    }
-
-    fn take_request(&mut self, request: Vec<u8>) {
-        let (command, said) = match request.get(HEADER_BYTES..) {
-            Some([command, said @ ..]) => (*command, said),
-            // The server says that it is none.
-            _ => (0, &[][..]),
-        };
-        let verdict = match command {
-            QUERY | PREPARE => statements::verdict(said),
-            EXECUTE | BULK_EXECUTE if self.prepares_own => Verdict::Goes(Compare::Form),
-            // Another server may have other rows in front.
-            FETCH | PROCESSES => Verdict::Goes(Compare::Form),
-            KILL_PROCESS => Verdict::Refused(KILL),
-            BINLOG_DUMP | TABLE_DUMP | REGISTER_SLAVE | BINLOG_DUMP_GTID => Verdict::Refused(BINLOG),
-            _ => Verdict::Goes(Compare::All),
-        };
-        match verdict {
-            Verdict::Refused(why) => {
-                self.refused = Some(why);
-                self.note(QUERY, Compare::All);
-                self.give_bytes(&refusal(request.get(3).copied().unwrap_or(0), why));
-            }
-            Verdict::Goes(compare) => {
-                let chosen = if command == USE { said } else { statements::chosen(command == QUERY, said) };
-                self.is_about_server |= statements::is_about_server(chosen);
-                let compare = if self.is_about_server { Compare::Form } else { compare };
-                self.prepares_own |= command == PREPARE && compare == Compare::Form;
-                let is_statement = matches!(command, QUERY | PREPARE);
-                let is_odd = is_statement && !statements::is_repeatable(said);
-                self.prepares_odd |= command == PREPARE && is_odd;
-                let is_repeatable = match command {
-                    QUERY => !is_odd,
-                    EXECUTE => !self.prepares_odd,
-                    _ => false,
-                };
-                if command == CHANGE_USER {
-                    let Some(proof) = Proof::of_change(&request) else { return self.refuse_client() };
-                    self.is_about_server |= statements::is_about_server(&proof.database);
-                    self.note(command, compare);
-                    let given = self.proved(request, proof);
-                    return self.give(given);
-                }
-                self.quits |= command == QUIT;
-                let open = self.open;
-                self.note(command, compare);
-                if let Some(asked) = self.asked.back_mut().filter(|_| self.open > open) {
-                    asked.is_repeatable = is_repeatable;
-                }
-                self.give_bytes(&request);
-            }
-        }
-    }
-
-    /// The server has such a request as a whole.
-    fn note(&mut self, command: u8, compare: Compare) {
-        let kind = match command {
-            QUIT | LONG_DATA | CLOSE_STATEMENT => return,
-            QUERY | EXECUTE | BULK_EXECUTE | PROCESSES => Kind::Statement,
-            CHANGE_USER => Kind::Login,
-            PREPARE => Kind::Prepare,
-            FETCH | FIELD_LIST => Kind::Rows,
-            _ => Kind::Line,
-        };
-        let name =
-            NAMES.iter().find(|(known, _)| *known == command).map_or(&b"command"[..], |(_, name)| name);
-        self.open += 1;
-        self.asked.push_back(Asked::new(kind, compare, name));
-    }
-
-    fn give_bytes(&mut self, bytes: &[u8]) {
-        if let Some(Given::Bytes(last)) = self.given.last_mut() {
-            last.extend_from_slice(bytes);
-        } else if !bytes.is_empty() {
-            self.given.push(Given::Bytes(bytes.to_vec()));
-        }
-    }
-
-    fn give(&mut self, given: Given) {
-        match given {
-            Given::Bytes(bytes) => self.give_bytes(&bytes),
-            given @ Given::LogIn(_) => self.given.push(given),
-        }
-    }
-
     /// The server says this.
     pub(crate) fn answer(&mut self, bytes: &[u8], mut takes: impl FnMut(Piece<'_>)) {
         if self.broken.is_none() && self.hear(bytes, &mut takes).is_some() {
@@ -444,11 +320,22 @@ impl OfMysql {
                 self.reply = reply;
                 return None;
             }
-            let is_interrupted = core::mem::take(&mut self.is_interrupted) && asked.is_repeatable;
-            if is_interrupted && is_error(&reply, INTERRUPTED) {
-                // What it was at one server alone: clients know this one, and try again.
-                reply = packet(reply.get(3).copied().unwrap_or(1), TRY_AGAIN);
+            let interrupted = self.interrupted.take().filter(|_| asked.is_repeatable);
+            let mut digest = ended.digest;
+            if let Some(keeps) = interrupted.filter(|_| ended.error == Some(INTERRUPTED)) {
+                // Rows may have come before, and nobody has heard of them.
+                if keeps && !self.last.is_empty() && self.owed == 0 {
+                    // Rows that it has come to before stay locked.
+                    self.note_status(None, asked.holds, false);
+                    self.kept = self.asked.pop_front();
+                    self.open = self.open.saturating_sub(1);
+                    continue;
+                }
+                // Clients know this one, and try again.
+                (reply, digest) = (packet(1, WAITED), 0);
             }
+            self.last = Vec::new();
+            self.note_status(ended.status, asked.holds, ended.error == Some(DEADLOCK));
             if ended.asks {
                 self.note_question(&reply);
             } else if asked.kind == Kind::Greeting {
@@ -461,8 +348,13 @@ impl OfMysql {
             } else {
                 self.open = self.open.saturating_sub(1);
             }
-            let part = Part { digest: ended.digest, end: 0, name: asked.name };
-            if self.is_given_up {
+            if asked.kind == Kind::Login && !ended.asks && !is_refusal(&reply) {
+                // It notes the time for that connection once more behind this reply, or a little later.
+                self.of_node = self.ping();
+            }
+            let part = Part { digest, end: 0, name: asked.name };
+            // Where nothing else is asked an error says that the server ends the connection, and why.
+            if self.is_given_up || asked.is_of_node && (ended.error.is_none() || self.open > 0) {
                 continue;
             }
             if ended.is_own {
@@ -501,11 +393,6 @@ impl OfMysql {
         core::mem::take(&mut self.rest)
     }
 
-    /// The server is asked to end what is open by an error.
-    pub(crate) fn interrupt(&mut self) {
-        self.is_interrupted = true;
-    }
-
     /// The server has been asked to end the connection, or is to.
     pub(crate) fn quits(&self) -> bool {
         self.quits || self.is_refused
@@ -523,20 +410,6 @@ pub(crate) fn salt_of(packet: &[u8]) -> Option<Hash> {
     login::salt(packet).filter(|(_, is_native)| *is_native).map(|(salt, _)| salt)
 }
 
-fn is_error(reply: &[u8], number: u16) -> bool {
-    let [low, high] = number.to_le_bytes();
-    reply.get(HEADER_BYTES..).is_some_and(|payload| payload.starts_with(&[0xff, low, high]))
-}
-
 fn is_refusal(reply: &[u8]) -> bool {
     reply.get(HEADER_BYTES) == Some(&0xff)
-}
-
-/// A statement by which every server says the same error.
-fn refusal(number: u8, why: &str) -> Vec<u8> {
-    let mut request = Vec::from([QUERY]);
-    request.extend_from_slice(b"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'outlast refuses ");
-    request.extend(why.bytes().filter(|byte| *byte != b'\''));
-    request.push(b'\'');
-    packet(number, &request)
 }

@@ -14,7 +14,10 @@ const ERROR: u8 = 0xff;
 const FILE: u8 = 0xfb;
 /// An EOF packet is shorter than a row that begins with the same byte.
 const END_BYTES_MAX: usize = 9;
-/// Flags of a server: another result follows; rows are fetched later; and those that are about what it took to find them.
+/// Flags of a server: a transaction is under way; none begins by itself;
+pub(super) const IN_TRANSACTION: u16 = 0x0001;
+pub(super) const AUTOCOMMIT: u16 = 0x0002;
+/// another result follows; rows are fetched later; and those that are about what it took to find them.
 const MORE_RESULTS: u16 = 0x0008;
 const CURSOR: u16 = 0x0040;
 const NOT_COMPARED: u16 = 0x0010 | 0x0020 | 0x0800;
@@ -55,6 +58,10 @@ pub(super) struct Ended {
     pub(super) is_own: bool,
     /// It is about a login that is not over.
     pub(super) asks: bool,
+    /// What the server says of the connection behind it.
+    pub(super) status: Option<u16>,
+    /// It ends with an error of this number; rows may come before.
+    pub(super) error: Option<u16>,
 }
 
 /// Where a reply is.
@@ -92,6 +99,8 @@ pub(super) struct Replies {
     digest: XxHash64,
     rows: u64,
     is_own: bool,
+    status: Option<u16>,
+    error: Option<u16>,
 }
 
 impl Default for Replies {
@@ -106,6 +115,8 @@ impl Default for Replies {
             digest: XxHash64::with_seed(0),
             rows: 0,
             is_own: false,
+            status: None,
+            error: None,
         }
     }
 }
@@ -135,9 +146,10 @@ impl Replies {
                 Next::Goes(place) => self.place = place,
                 Next::Ends { asks } => {
                     let before = core::mem::take(self);
-                    let mut digest = before.digest;
+                    let mut digest = before.digest.clone();
                     digest.write_u64(before.rows);
-                    return Some(Some(Ended { digest: digest.finish(), is_own: before.is_own, asks }));
+                    let Self { is_own, status, error, .. } = before;
+                    return Some(Some(Ended { digest: digest.finish(), is_own, asks, status, error }));
                 }
             }
         }
@@ -156,6 +168,7 @@ impl Replies {
             let known = if kind == Kind::Greeting { head.get(..3) } else { head.get(..9.min(head.len())) };
             self.note(known.unwrap_or_default());
             self.is_own = true;
+            self.error = Fields(head.get(1..).unwrap_or_default()).two();
             return Some(Next::Ends { asks: false });
         }
         Some(match self.place {
@@ -169,6 +182,7 @@ impl Replies {
             }
             Place::Rows if is_end => {
                 let status = status_of_end(head)?;
+                self.status = Some(status);
                 self.note(b"end");
                 next_result(status)
             }
@@ -215,6 +229,7 @@ impl Replies {
                 let mut fields = Fields(head.get(1..)?);
                 let (changed, last) = (fields.number()?, fields.number()?);
                 let status = fields.two()?;
+                self.status = Some(status);
                 // All servers have the same bytes, whatever the statement was, but for what it took.
                 self.note(b"ok");
                 self.note(&changed.to_le_bytes());
@@ -257,6 +272,7 @@ impl Replies {
 
     fn end_columns(&mut self, kind: Kind, head: &[u8]) -> Option<Next> {
         let status = status_of_end(head)?;
+        self.status = Some(status);
         // The rows of a cursor are fetched later.
         let has_cursor = kind == Kind::Statement && status & CURSOR != 0;
         Some(if has_cursor { Next::Ends { asks: false } } else { Next::Goes(Place::Rows) })

@@ -1,6 +1,7 @@
 //! What is known of a statement of SQL without understanding it: whether its result follows from the data, and whether it would leave servers with
 //! different data. Words decide: those outside of strings, of comments and of quoted names.
 
+use super::Holds;
 use super::replies::Compare;
 
 /// Functions that have another value at each server, and at each call. What writes one is refused.
@@ -52,7 +53,20 @@ const ABOUT_SERVER: &[&str] = &["INFORMATION_SCHEMA", "PERFORMANCE_SCHEMA", "MYS
 const READS: &[&str] = &["SELECT", "WITH", "VALUES", "TABLE"];
 const READS_ABOUT_SERVER: &[&str] =
     &["SHOW", "EXPLAIN", "DESCRIBE", "DESC", "HELP", "ANALYZE", "CHECK", "CHECKSUM"];
-const REPEATABLE: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH"];
+const REPEATABLE: &[&str] =
+    &["SELECT", "INSERT", "UPDATE", "DELETE", "REPLACE", "WITH", "SHOW", "EXPLAIN", "DESCRIBE", "DESC"];
+/// What one says of these may be about the statement before it, which another one, and be it the same, comes between.
+const ABOUT_LAST: &[&str] = &[
+    "LAST_INSERT_ID",
+    "ROW_COUNT",
+    "FOUND_ROWS",
+    "IDENTITY",
+    "INSERT_ID",
+    "WARNING_COUNT",
+    "ERROR_COUNT",
+    "RELEASE_LOCK",
+    "RELEASE_ALL_LOCKS",
+];
 /// One that has one of these may write, however it begins; or what it reads may be locked.
 const WRITES: &[&str] = &[
     "INTO", "UPDATE", "DELETE", "INSERT", "REPLACE", "SET", "CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME",
@@ -142,12 +156,55 @@ pub(super) fn verdict(sql: &[u8]) -> Verdict {
     }
 }
 
-/// Whether it has had no effect if it was ended by an error, and its transaction goes on: one statement, which does not commit.
+/// Whether it has had no effect if it was ended by an error, and its transaction goes on: one statement, which does not commit, and gives no variable
+/// a value.
 pub(super) fn is_repeatable(sql: &[u8]) -> bool {
     let mut words = Words::new(sql);
     let first = words.next();
     while words.next().is_some() {}
-    first.is_some_and(|first| first.is_in(REPEATABLE)) && !words.has_several
+    first.is_some_and(|first| first.is_in(REPEATABLE)) && !words.has_several && !words.assigns
+}
+
+/// Whether it may lock something for longer than a transaction, or wait for as long as it says.
+pub(super) fn names_locks(sql: &[u8]) -> bool {
+    let mut words = Words::new(sql);
+    let mut first = None;
+    core::iter::from_fn(|| words.next()).any(|word| {
+        let is_first = first.replace(()).is_none();
+        word.is("GET_LOCK") || is_first && (word.is("LOCK") || word.is("FLUSH") || word.is("BACKUP"))
+    })
+}
+
+/// Whether reads may lock rows from then on.
+pub(super) fn has_reads_lock(sql: &[u8]) -> bool {
+    let name = b"SERIALIZABLE";
+    sql.windows(name.len()).any(|window| window.eq_ignore_ascii_case(name))
+}
+
+/// Whether it does the same if a server has ended it by an error, and gets it again.
+pub(super) fn may_be_kept(sql: &[u8]) -> bool {
+    let mut words = Words::new(sql);
+    let (mut is_about_last, mut locks) = (false, 0);
+    while let Some(word) = words.next() {
+        is_about_last |= word.is_in(ABOUT_LAST);
+        // The first of several stays locked.
+        locks += u32::from(word.is("GET_LOCK"));
+    }
+    !is_about_last && locks <= 1
+}
+
+/// What it may leave to its transaction.
+pub(super) fn holds(sql: &[u8]) -> Holds {
+    let mut words = Words::new(sql);
+    let Some(first) = words.next() else { return Holds::Locks };
+    let mut rest = core::iter::from_fn(|| words.next());
+    let writes = rest.any(|word| !word.is_quoted && word.is_in(WRITES));
+    match first {
+        _ if writes => Holds::Locks,
+        first if first.is_in(READS) || first.is_in(READS_ABOUT_SERVER) => Holds::Reads,
+        first if first.is_in(&["BEGIN", "START", "USE"]) => Holds::Nothing,
+        _ => Holds::Locks,
+    }
 }
 
 /// The database that a statement chooses, if it does nothing else.

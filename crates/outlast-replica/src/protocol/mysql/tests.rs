@@ -1,7 +1,9 @@
 //! Conversations, by the bytes of MariaDB's documentation of its protocol.
 
+use super::kept::{ROLL_BACK, SAY_DEADLOCK, SAY_WAITED};
 use super::login::{PROOF_BYTES, prove};
 use super::*;
+use crate::entry::Again;
 use sha1::{Digest as _, Sha1};
 use std::vec;
 
@@ -98,8 +100,15 @@ fn logged_in() -> OfMysql {
     of.ask(&response("app", b"", "mysql_native_password"));
     of.given();
     hear(&mut of, &packet(2, OK), usize::MAX);
-    assert!(of.are_answered());
+    answer_ping(&mut of);
     of
+}
+
+/// The node asks whether the server is done with the login, and clients do not hear that.
+fn answer_ping(of: &mut OfMysql) {
+    assert_eq!((of.of_node(), of.are_answered()), (packet(0, &[PING]), false));
+    assert_eq!(hear(of, &packet(1, OK), 2), Heard::default());
+    assert!(of.are_answered() && of.of_node().is_empty());
 }
 
 fn digest_of(sql: &str, reply: &[u8]) -> u64 {
@@ -147,7 +156,7 @@ fn a_password_is_right_for_every_server_and_a_wrong_one_for_none() {
         assert!(!of.are_answered());
         let heard = hear(&mut of, &packet(2, OK), 2);
         assert_eq!((heard.bytes, heard.own), (packet(2, OK), vec![]));
-        assert!(of.are_answered());
+        answer_ping(&mut of);
     }
 }
 
@@ -213,14 +222,32 @@ fn a_statement_is_prepared_executed_and_closed() {
     of.ask(&packet(0, &[EXECUTE, 1, 0, 0, 0, 0]));
     hear(&mut of, &result(&["1"]), 9);
     assert!(of.are_answered());
-    // It has no reply.
-    of.ask(&packet(0, &[CLOSE_STATEMENT, 1, 0, 0, 0]));
+    // It has no reply, so it goes with the next one that has.
+    let close = packet(0, &[CLOSE_STATEMENT, 1, 0, 0, 0]);
+    of.given();
+    of.ask(&close);
     assert!(of.are_answered());
+    assert_eq!(of.given(), []);
     of.ask(&statement("select 1"));
+    assert_eq!(of.given(), [Given::Bytes([close, statement("select 1")].concat())]);
     of.pass();
     assert!(of.are_answered() && of.owes());
     hear(&mut of, &result(&["1"]), usize::MAX);
     assert!(!of.owes());
+}
+
+#[test]
+fn long_data_without_end_is_given_and_asked_about() {
+    let mut of = logged_in();
+    let part = packet(0, &[&[LONG_DATA, 1, 0, 0, 0, 0, 0][..], &[b'x'; 40_000]].concat());
+    of.ask(&part);
+    assert_eq!(of.given(), []);
+    of.ask(&part);
+    let ping = packet(0, &[PING]);
+    assert_eq!(of.given(), [Given::Bytes([&part[..], &part, &ping].concat())]);
+    assert!(!of.are_answered());
+    assert_eq!(hear(&mut of, &packet(1, OK), 2), Heard::default());
+    assert!(of.are_answered());
 }
 
 #[test]
@@ -268,4 +295,95 @@ fn what_is_no_such_protocol_goes_through() {
     assert!(hear(&mut of, &packet(1, &[0xfb]), 1).bytes == packet(1, &[0xfb]) && of.is_broken());
     of.ask(b"anything");
     assert_eq!(of.given(), [Given::Bytes([statement("select 1"), b"anything".to_vec()].concat())]);
+}
+
+fn error(number: u16) -> Vec<u8> {
+    packet(1, &[&[0xff], &number.to_le_bytes()[..], b"#HY000said"].concat())
+}
+
+#[test]
+fn a_request_that_was_interrupted_is_kept_and_given_again() {
+    let update = statement("update t set a = 1");
+    for (how, given, replies, hears) in [
+        (Again::Given, update.clone(), packet(1, OK), packet(1, OK)),
+        (Again::TimedOut, packet(0, SAY_WAITED), error(1205), Vec::new()),
+        (
+            Again::Deadlock,
+            [packet(0, ROLL_BACK), packet(0, SAY_DEADLOCK)].concat(),
+            [packet(1, OK), error(1213)].concat(),
+            Vec::new(),
+        ),
+    ] {
+        let mut of = logged_in();
+        of.ask(&update);
+        of.given();
+        of.interrupt(true);
+        assert_eq!(hear(&mut of, &error(INTERRUPTED), 3), Heard::default());
+        assert!(of.is_kept() && of.are_answered() && of.times_out());
+        of.give_again(how);
+        assert_eq!(of.given(), [Given::Bytes(given)]);
+        assert!(!of.is_kept() && !of.are_answered());
+        let heard = hear(&mut of, &replies, 3);
+        assert_eq!((heard.bytes, heard.digests.len()), (hears, 1), "{how:?}");
+        assert!(of.are_answered() && !of.may_hold_locks(false));
+    }
+    // The columns of rows that are waited for may have come before.
+    let mut of = logged_in();
+    of.ask(&statement("select a from t where a > 1 for update"));
+    of.given();
+    of.interrupt(true);
+    let columns = result(&["1"]);
+    let columns = &columns[..columns.len() - packet(5, END).len()];
+    assert_eq!(hear(&mut of, &[columns, &error(INTERRUPTED)].concat(), 3), Heard::default());
+    assert!(of.is_kept());
+    // What may have had an effect, or is ended for its client, is heard of.
+    for (sql, keeps, number) in
+        [("call p()", true, 1317), ("update t set a = 1", false, 1205), ("select @a := 1", true, 1317)]
+    {
+        let mut of = logged_in();
+        of.ask(&statement(sql));
+        of.interrupt(keeps);
+        let heard = hear(&mut of, &error(INTERRUPTED), 3);
+        assert_eq!((&heard.own[0][5..7], of.is_kept()), (&u16::to_le_bytes(number)[..], false), "{sql}");
+    }
+}
+
+#[test]
+fn long_data_are_for_the_next_execution_of_their_statement_which_is_not_kept() {
+    let mut of = logged_in();
+    let execute = |number: u8| packet(0, &[EXECUTE, number, 0, 0, 0, 0]);
+    of.ask(&packet(0, &[LONG_DATA, 1, 0, 0, 0, 0, 0, b'x']));
+    for (number, is_kept) in [(2, true), (1, false), (1, true)] {
+        of.ask(&execute(number));
+        of.interrupt(true);
+        hear(&mut of, &error(INTERRUPTED), 3);
+        assert_eq!(of.is_kept(), is_kept, "{number}");
+        of.forget_kept();
+    }
+}
+
+#[test]
+fn a_transaction_that_only_reads_locks_nothing() {
+    let in_transaction = packet(1, &[0, 0, 0, 3, 0, 0, 0]);
+    for (sql, holds) in [
+        ("begin", false),
+        ("start transaction", false),
+        ("update t set a = 1", true),
+        ("select * from t where a = 1 for update", true),
+        ("select * from t lock in share mode", true),
+        ("insert into t values (1)", true),
+        ("select count(*) from t", false),
+        ("select get_lock('a', 1)", true),
+    ] {
+        let mut of = logged_in();
+        of.ask(&statement(sql));
+        hear(&mut of, &in_transaction, 3);
+        assert_eq!(of.may_hold_locks(false), holds, "{sql}");
+        of.ask(&statement("select 1"));
+        hear(&mut of, &in_transaction, 3);
+        assert_eq!(of.may_hold_locks(false), holds, "{sql}");
+        of.ask(&statement("commit"));
+        hear(&mut of, &packet(1, OK), 3);
+        assert_eq!(of.may_hold_locks(false), sql.contains("get_lock"), "{sql}");
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::super::{Action, GAP_MS, MISSED_MS, Replica, Role};
 use super::{
-    ASK_AGAIN_MS, ASK_BACKUP_MS, BYTES_PER_QUESTION, ENTRY_BITS, NO_CONNECTION, Proceed, QUESTIONS_MAX, REST,
-    TIMES_WAIT, Working,
+    ASK_AFTER_MS, ASK_AGAIN_MS, ASK_ALONE_LONG_MS, ASK_ALONE_MS, ASK_BACKUP_MS, ASK_WHERE_OWED_MS,
+    BYTES_PER_QUESTION, ENTRY_BITS, NO_CONNECTION, Proceed, QUESTIONS_MAX, REST, TIMES_WAIT, Working,
 };
 use crate::entry::{ConnectionId, Entry};
 use crate::is_mutant;
@@ -27,10 +27,25 @@ impl Replica {
             |working: &Working| working.awaits_end && (!several || working.connection == NO_CONNECTION);
         let is_asked = |working: &Working| !ends(working) && !self.rests();
         let working = self.deliveries.working.filter(is_asked)?;
-        // A backup asks whether its server works at all.
-        let leads = (self.role == Role::Serving || several && self.is_backup()) && self.blocking().is_some();
+        // Requests that are kept wait for it as well. A backup asks whether its server works at all.
+        let is_awaited = self.blocking().is_some()
+            || several && (self.deliveries.owes() || self.deliveries.kept.has_any()) && !self.is_holding();
+        let leads = (self.role == Role::Serving || several && self.is_backup()) && is_awaited;
         let asks = self.protocol.asks_server() && working.bytes <= BYTES_PER_QUESTION * QUESTIONS_MAX;
-        (asks && (leads || working.passed_ms().is_some() || working.is_time())).then_some(working.ask_at_ms)
+        if asks && (leads || working.passed_ms().is_some() || working.is_time()) {
+            return Some(working.ask_at_ms);
+        }
+        // It may have to end after some time, though nobody waits for it.
+        let is_alone = asks && several && self.role == Role::Serving && !self.is_holding();
+        let lasts = working.ask_at_ms > working.since_ms + ASK_ALONE_LONG_MS;
+        let pause_ms = if lasts { ASK_ALONE_LONG_MS } else { ASK_ALONE_MS };
+        is_alone.then(|| working.ask_at_ms + pause_ms)
+    }
+
+    /// What is given to the server now is asked about then for the first time.
+    pub(super) fn asks_first_at_ms(&self, now_ms: u64) -> u64 {
+        let is_owed = self.protocol.works_on_several() && self.deliveries.owes();
+        now_ms + if is_owed { ASK_WHERE_OWED_MS } else { ASK_AFTER_MS }
     }
 
     pub(in crate::replica) fn ask_server(&mut self, now_ms: u64) {
@@ -208,19 +223,20 @@ impl Replica {
     /// By which threads a server is known to be done, or to wait for others.
     #[must_use]
     pub fn threads(&self, connection: ConnectionId) -> Threads {
-        let owing = self.deliveries.owing.iter().copied().filter(|owing| *owing != connection);
+        let owing = self.deliveries.owing.keys().copied().filter(|owing| *owing != connection);
         let wait = owing.chain([connection]).filter_map(|connection| self.server_number(connection));
         Threads { wait: wait.collect(), ended: self.deliveries.ended_numbers.clone() }
     }
 
     /// Connections on which a request was passed, and has no answer.
     pub fn owing(&self) -> impl Iterator<Item = ConnectionId> {
-        self.deliveries.owing.iter().copied()
+        self.deliveries.owing.keys().copied()
     }
 
-    pub(super) fn note_owing(&mut self, connection: ConnectionId) {
+    pub(super) fn note_owing(&mut self, connection: ConnectionId, now_ms: u64) {
         if self.questions.get(&connection).is_some_and(Questions::owes) {
-            self.deliveries.owing.insert(connection);
+            let since_ms = self.deliveries.kept.since_ms(connection).unwrap_or(now_ms);
+            self.deliveries.owing.entry(connection).or_insert(since_ms);
         } else {
             self.deliveries.owing.remove(&connection);
         }
@@ -233,6 +249,7 @@ impl Replica {
         for proceed in waiting.chain(working).filter(|proceed| **proceed == Proceed::Proposed) {
             *proceed = Proceed::No;
         }
+        self.deliveries.kept.forget_proposed();
     }
 
     /// All nodes go on without the answer to this entry.
@@ -264,20 +281,20 @@ impl Replica {
         self.pass(index, now_ms);
     }
 
-    /// A server that works on several requests at a time may go on with two that wait, when one answer lets both go: in any order. So one waits there
-    /// at the most: what is to wait beside it ends with an error, on all nodes. And what a client has left waiting is for nobody.
+    /// One request waits at a server at the most: what is to wait beside it is ended by an error, on all nodes, and [kept](super::kept). And what a
+    /// client has left waiting is for nobody.
     fn interrupts(&mut self, index: u64, now_ms: u64) -> bool {
         let Some(working) = self.deliveries.working.filter(|working| working.index == index) else {
             return false;
         };
         let connection = working.connection;
-        let is_second = self.deliveries.owing.iter().any(|other| *other != connection);
+        let is_second = self.deliveries.owing.keys().any(|other| *other != connection);
         let Some(number) = self.server_number(connection) else { return false };
         if !working.awaits_end && !is_second {
             return false;
         }
         if let Some(questions) = self.questions.get_mut(&connection) {
-            questions.interrupt();
+            questions.interrupt(!working.awaits_end);
         }
         // It is asked whether that has come, and told again if not.
         if let Some(proceed) = self.deliveries.proceed_mut(index) {
@@ -295,8 +312,9 @@ impl Replica {
             && let Some(questions) = self.questions.get_mut(&connection)
         {
             questions.pass();
-            self.note_owing(connection);
+            self.note_owing(connection, now_ms);
         }
         self.go_on_with_deliveries(now_ms);
+        self.give_again(now_ms);
     }
 }

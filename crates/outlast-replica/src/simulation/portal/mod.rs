@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 30] = [
+const MUTANTS: [(Mutant, &[&str]); 32] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
@@ -58,6 +58,8 @@ const MUTANTS: [(Mutant, &[&str]); 30] = [
     (Mutant::DeliversAtOnce, &["same answers", "clients", "differences"]),
     (Mutant::PassesUnasked, &["same answers", "clients", "differences"]),
     (Mutant::ProceedIsForgotten, &["progress", "differences"]),
+    (Mutant::KeptForEver, &["progress"]),
+    (Mutant::KeptIsOvertaken, &["clients", "progress", "acknowledged"]),
     (Mutant::ServesWithoutLease, &["fenced"]),
     (Mutant::OwnRepliesAreForgotten, &["progress", "differences"]),
     (Mutant::OwnRepliesAreSaid, &["clients", "differences", "progress"]),

@@ -75,6 +75,8 @@ pub struct Node {
     how: How,
     /// Its server is to say when it has worked off all, about these entries.
     asked: Vec<u64>,
+    /// Its server is to end what waits for these clients.
+    interrupts: Vec<ConnectionId>,
     /// It has begun with a copy of another one's server, whose connections it does not have yet.
     joins: bool,
     /// It was told that it needs a newer snapshot.
@@ -133,6 +135,7 @@ impl Node {
             joins: false,
             how,
             asked: Vec::new(),
+            interrupts: Vec::new(),
             has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
@@ -314,6 +317,7 @@ impl Node {
                 }
                 Action::Excluded { .. } => self.excluded = true,
                 Action::AskServer { index, .. } => self.asked.push(index),
+                Action::Interrupt { connection, .. } => self.interrupts.push(connection),
                 Action::SetClock { at_ms } => {
                     clock::check(self.me, self.server.clock_ms, at_ms)?;
                     self.server.clock_ms = at_ms;
@@ -326,7 +330,6 @@ impl Node {
                 Action::FoundDifference { .. }
                 | Action::CommandRefused { .. }
                 | Action::LogIn { .. }
-                | Action::Interrupt { .. }
                 | Action::TooFar { .. }
                 | Action::Lags { .. }
                 | Action::ServerHangs
@@ -432,6 +435,14 @@ impl Node {
         watch: &mut Watch,
         now_ms: u64,
     ) -> Result<(), Violation> {
+        for connection in core::mem::take(&mut self.interrupts) {
+            if let Some(answer) = self.server.interrupt(connection) {
+                self.replica.handle_answer(connection, &answer, now_ms);
+                if self.replica.is_kept(connection) {
+                    self.server.expect_again(connection);
+                }
+            }
+        }
         if self.server.is_idle() {
             for index in core::mem::take(&mut self.asked) {
                 self.replica.handle_server_idle(index, now_ms);
@@ -476,7 +487,7 @@ impl Node {
     }
 
     /// The shell looks at one of its sockets: reads it, and learns how far the client is.
-    pub fn look(&mut self, random: &mut SplitMix64, _: &mut Watch, now_ms: u64) -> Result<(), Violation> {
+    pub fn look(&mut self, random: &mut SplitMix64, watch: &mut Watch, now_ms: u64) -> Result<(), Violation> {
         let known: Vec<Ends> = self
             .sockets
             .iter()
@@ -500,6 +511,7 @@ impl Node {
                 socket.end_read = self.replica.handle_input_end(connection, now_ms);
             }
             if is_reset && !core::mem::replace(&mut socket.reset_told, true) {
+                watch.reset(self.me, connection, self.replica.own_replies(connection));
                 self.replica.handle_reset(connection, now_ms);
             }
             if socket.tcp.is_done() && socket.end_read && !core::mem::replace(&mut socket.done_told, true) {

@@ -3,13 +3,13 @@
 
 use crate::ConnectionId;
 use outlast_stream::SplitMix64;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
 extern crate std;
 
 /// A client that sends this byte has its stream ended, or its connection reset.
 pub const QUIT: u8 = 255;
-pub use crate::protocol::counted::{ABORT, OWN, SAME, SILENT, WAIT, own_bytes};
+pub use crate::protocol::counted::{ABORT, ENDED, OWN, SAME, SILENT, WAIT, own_bytes};
 /// The answer to this follows from the time of day that the server knows.
 pub const TIME: u8 = 193;
 /// [`WAIT`] is answered when so much time has passed, as the server knows it; what comes behind it on the connection waits.
@@ -57,6 +57,8 @@ pub struct Server {
     /// It answers those whose time is over, all of them, and then goes on with what they have said since, in the same order.
     ends_waits: bool,
     resumed: VecDeque<ConnectionId>,
+    /// Those whose wait it has ended: what it was asked comes again.
+    interrupted: BTreeSet<ConnectionId>,
     /// Of this server alone; not 0.
     pub own: u8,
     /// The time of day, as it knows it.
@@ -90,6 +92,20 @@ impl Server {
         }
         let count = self.count();
         Some((connection, Vec::new(), std::vec![Answer::Bytes(std::vec![WAIT, count, WAIT ^ count])]))
+    }
+
+    /// Ends that wait, if there is one, and goes on with what the client has said since. Its answer.
+    pub fn interrupt(&mut self, connection: ConnectionId) -> Option<Vec<u8>> {
+        let (_, behind) = self.waiting.remove(&connection)?;
+        if !behind.is_empty() {
+            self.inbox.insert(connection, behind);
+        }
+        Some(std::vec![WAIT, 0, WAIT ^ ENDED])
+    }
+
+    /// What it was asked then comes again.
+    pub fn expect_again(&mut self, connection: ConnectionId) {
+        self.interrupted.insert(connection);
     }
 
     /// One with the same data, and nothing else.
@@ -140,7 +156,10 @@ impl Server {
             Request::Bytes(bytes) => {
                 let mut bytes = bytes.into_iter();
                 while let Some(byte) = bytes.next() {
-                    read.push(byte);
+                    // It counts as read once.
+                    if byte != WAIT || !self.interrupted.remove(&connection) {
+                        read.push(byte);
+                    }
                     if byte == WAIT && self.clock_ms > 0 {
                         let mut behind = self.inbox.remove(&connection).unwrap_or_default();
                         if behind.contains(&Request::Close) {

@@ -21,6 +21,7 @@ pub(super) const LIMITS: Limits = Limits {
     resent_bytes_max: 40,
     answer_timeout_ms: 400,
     hang_timeout_ms: 60_000,
+    lock_wait_timeout_ms: 50_000,
 };
 /// Of one schedule.
 const STEPS: u64 = 700;

@@ -14,7 +14,7 @@ use super::server::{Answer, OWN, own_bytes};
 use crate::ConnectionId;
 use crate::simulation::invariants::Violation;
 use crate::view::NodeId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::vec::Vec;
 extern crate std;
 
@@ -83,6 +83,22 @@ struct Position {
     said: usize,
 }
 
+/// So much of what servers say to a client that has reset its connection is compared. The rest is for nobody, and no entry says what it is.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    /// The primary's server had said so much when the reset was put into the order.
+    said: usize,
+    /// So many answers of its own had their place then: what is behind the next one waited.
+    own: u64,
+}
+
+impl Gone {
+    fn is_compared(self, said: &[Byte], at: usize) -> bool {
+        let mut own = (0..said.len()).filter(|at| said[*at] == Byte::Own);
+        at < self.said && own.nth(self.own as usize).is_none_or(|waits| at < waits)
+    }
+}
+
 /// What is looked at as it happens.
 #[derive(Debug, Default)]
 pub struct Watch {
@@ -90,9 +106,11 @@ pub struct Watch {
     /// A server has ended a stream for a reason of its own: it reads no more of what comes.
     pub has_quit: bool,
     positions: BTreeMap<(NodeId, ConnectionId), Position>,
-    /// The server of this node has other data, and has said something else to these clients, whose streams have ended well.
+    /// The server of this node has other data, and has said something else to these clients: where, first.
     altered: Option<NodeId>,
-    differed: BTreeSet<ConnectionId>,
+    differed: BTreeMap<ConnectionId, usize>,
+    /// Clients that have reset their connections.
+    gone: BTreeMap<ConnectionId, Gone>,
     /// It is the primary, and clients get what it says.
     misleads: bool,
 }
@@ -103,10 +121,23 @@ impl Watch {
         (self.altered, self.misleads) = (Some(node), leads);
     }
 
-    /// This server has said something else than the others to a client that has got all.
+    /// This server has said something else than the others to a client that has got all, or before a client has gone.
     pub fn has_differed(&self, node: NodeId) -> bool {
-        let ended = |connection| self.streams.get(connection).is_some_and(|stream| stream.ended);
-        self.altered == Some(node) && self.differed.iter().any(ended)
+        let is_to_be_found = |(connection, at): (&ConnectionId, &usize)| {
+            let gone = self.gone.get(connection);
+            let is_compared = |stream: &Stream| gone.is_none_or(|gone| gone.is_compared(&stream.said, *at));
+            self.streams
+                .get(connection)
+                .is_some_and(|stream| (stream.ended || gone.is_some()) && is_compared(stream))
+        };
+        self.altered == Some(node) && self.differed.iter().any(is_to_be_found)
+    }
+
+    /// The primary, this node, puts a client's reset into the order.
+    pub fn reset(&mut self, node: NodeId, connection: ConnectionId, own: u64) {
+        let said = self.positions.get(&(node, connection)).map_or(0, |at| at.said);
+        // One that loses its lease may have done so in vain: the next one does it again.
+        self.gone.insert(connection, Gone { said, own });
     }
 
     /// A node has begun with a copy of another one's server.
@@ -145,7 +176,7 @@ impl Watch {
         let said = self.streams.get(&connection).map_or(&[][..], |stream| &stream.said);
         for byte in answers.iter().flat_map(Answer::said) {
             if said.get(*at).is_some_and(|other| *other != byte) {
-                self.differed.insert(connection);
+                self.differed.entry(connection).or_insert(*at);
             }
             *at += 1;
         }
