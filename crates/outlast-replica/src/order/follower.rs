@@ -75,8 +75,8 @@ impl<E: Clone + Weigh> Order<E> {
         // What is confirmed comes again on a new link.
         let known = usize::try_from((self.confirmed + 1).saturating_sub(first)).unwrap_or(usize::MAX);
         let known = if is_mutant!(self, TakesTwice) { 0 } else { known };
-        // A heartbeat has none: then the last acknowledgement may be lost.
-        let is_acked = entries.is_empty() || entries.len() > known;
+        // A heartbeat has none: then the last acknowledgement may be lost. But not where something is stable by it.
+        let is_acked = entries.is_empty() && stable <= self.stable || entries.len() > known;
         for ordered in entries.into_iter().skip(known) {
             self.take(ordered);
         }

@@ -34,6 +34,8 @@ pub struct Limits {
     pub message_bytes_max: usize,
     /// The primary says that it is there, and how far it is, so often: what was lost is noticed then, where links lose anything.
     pub heartbeat_ms: u64,
+    /// Others hear that something is stable with the next entry, or after so long.
+    pub tell_stable_ms: u64,
     /// A member that acknowledges nothing for so long, while there is something to acknowledge, is told of.
     pub lag_timeout_ms: u64,
     /// A node that makes connections again takes so many bytes of their answers for sent, if the client does not have them. If more were
@@ -52,6 +54,7 @@ impl Default for Limits {
     /// 64 MiB: what a gigabit link brings in half a second. 256 KiB: a message takes 2 ms there. 20 ms: a node that hears nothing for five of them
     /// may be suspected, below the least retransmission time-out of clients. 1 s: longer than a retransmission
     /// time-out of TCP between the nodes, shorter than what clients take for a hanging server. 64 KiB: the least window that a client of today has.
+    /// `tell_stable_ms`, 2 ms: a client that goes on at once brings the next entry sooner, and nobody waits for it.
     /// `answer_timeout_ms`, 1 s: longer than requests take that change anything, as the order of what works at the same time is not known.
     /// `hang_timeout_ms`, 30 s: a backup may be slower, but not without end. `lock_wait_timeout_ms`, 50 s: as MariaDB has it by default.
     fn default() -> Self {
@@ -59,6 +62,7 @@ impl Default for Limits {
             log_bytes_max: 64 << 20,
             message_bytes_max: 256 << 10,
             heartbeat_ms: 20,
+            tell_stable_ms: 2,
             lag_timeout_ms: 1_000,
             resent_bytes_max: 64 << 10,
             answer_timeout_ms: 1_000,

@@ -22,6 +22,8 @@ pub(super) struct Progress {
     sent: Option<u64>,
     /// It was told that all up to this is stable.
     told_stable: u64,
+    /// Since when it has not heard of more.
+    untold_since_ms: Option<u64>,
     /// Nothing is stable without it: a member, or a node for which a view was asked that has it.
     required: bool,
     /// Since when it has had something to acknowledge, and has acknowledged nothing.
@@ -55,15 +57,15 @@ impl<E: Clone + Weigh> Order<E> {
         Ok(index)
     }
 
-    /// Sends what has not been sent: entries, and how far they are stable.
-    pub fn flush(&mut self) {
+    /// Sends what has not been sent: entries, and how far they are stable. That alone waits for more ([`Limits::tell_stable_ms`](super::Limits)), if it may.
+    pub fn flush(&mut self, may_wait: bool, now_ms: u64) {
         if !self.is_primary() {
             return;
         }
         let nodes: Vec<NodeId> =
             self.peers.keys().copied().filter(|node| self.linked.contains(node)).collect();
         for node in nodes {
-            while let Some(message) = self.next_message(node) {
+            while let Some(message) = self.next_message(node, may_wait, now_ms) {
                 self.send(node, message);
             }
         }
@@ -139,7 +141,11 @@ impl<E: Clone + Weigh> Order<E> {
         }
         let waiting = self.peers.values().filter(|peer| !peer.told_lag);
         let lag = waiting.filter_map(|peer| peer.behind_since_ms).min();
-        Some(lag.map_or(u64::MAX, |since_ms| since_ms + self.limits.lag_timeout_ms).min(self.heartbeat_at_ms))
+        let lag_at_ms = lag.map_or(u64::MAX, |since_ms| since_ms + self.limits.lag_timeout_ms);
+        let untold = self.peers.iter().filter(|(node, _)| self.linked.contains(node));
+        let untold = untold.filter_map(|(_, peer)| peer.untold_since_ms).min();
+        let tells_at_ms = untold.map_or(u64::MAX, |since_ms| since_ms + self.limits.tell_stable_ms);
+        Some(lag_at_ms.min(tells_at_ms).min(self.heartbeat_at_ms))
     }
 
     /// Time has passed.
@@ -218,7 +224,7 @@ impl<E: Clone + Weigh> Order<E> {
     pub(super) fn restart(&mut self, node: NodeId) {
         let Some(peer) = self.peers.get_mut(&node) else { return };
         peer.sent = (peer.required || peer.heard).then_some(peer.acked);
-        peer.told_stable = 0;
+        (peer.told_stable, peer.untold_since_ms) = (0, None);
         let message = Message::Start { epoch: self.view.epoch, stable: self.stable };
         self.send(node, message);
     }
@@ -274,7 +280,7 @@ impl<E: Clone + Weigh> Order<E> {
         if self.is_too_far(after) {
             self.give_up(from);
         } else if let Some(peer) = self.peers.get_mut(&from) {
-            peer.sent = Some(after);
+            (peer.sent, peer.untold_since_ms) = (Some(after), None);
         }
     }
 
@@ -325,13 +331,20 @@ impl<E: Clone + Weigh> Order<E> {
         self.log.forget(to);
     }
 
-    fn next_message(&mut self, node: NodeId) -> Option<Message<E>> {
+    fn next_message(&mut self, node: NodeId, may_wait: bool, now_ms: u64) -> Option<Message<E>> {
         let (epoch, last, stable) = (self.view.epoch, self.log.last(), self.stable);
+        let wait_ms = self.limits.tell_stable_ms;
         let tells = !is_mutant!(self, NeverTellsStable);
         let peer = self.peers.get_mut(&node)?;
         let sent = peer.sent?;
-        if sent >= last && (peer.told_stable >= stable || !tells) {
-            return None;
+        if sent >= last {
+            if peer.told_stable >= stable || !tells {
+                return None;
+            }
+            let since_ms = *peer.untold_since_ms.get_or_insert(now_ms);
+            if may_wait && now_ms < since_ms + wait_ms {
+                return None;
+            }
         }
         let (mut entries, mut bytes) = (Vec::new(), 0);
         while let Some(entry) = self.log.get(sent + 1 + entries.len() as u64) {
@@ -346,6 +359,7 @@ impl<E: Clone + Weigh> Order<E> {
             return None;
         }
         (peer.sent, peer.told_stable) = (Some(sent + entries.len() as u64), stable);
+        peer.untold_since_ms = None;
         Some(Message::Entries { epoch, first: sent + 1, entries, stable: if tells { stable } else { 0 } })
     }
 }
@@ -357,6 +371,7 @@ impl Progress {
             heard: required,
             sent: None,
             told_stable: 0,
+            untold_since_ms: None,
             required,
             behind_since_ms: None,
             told_lag: false,

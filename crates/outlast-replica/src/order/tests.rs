@@ -12,6 +12,7 @@ const LIMITS: Limits = Limits {
     log_bytes_max: 80,
     message_bytes_max: 24,
     heartbeat_ms: 20,
+    tell_stable_ms: 2,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 0,
     answer_timeout_ms: 400,
@@ -65,7 +66,7 @@ impl Nodes {
             let nodes: Vec<NodeId> = self.orders.keys().copied().collect();
             for node in nodes {
                 let order = self.orders.get_mut(&node).unwrap();
-                order.flush();
+                order.flush(false, 0);
                 while let Some(output) = self.orders.get_mut(&node).unwrap().poll_output() {
                     is_quiet = false;
                     match output {
@@ -94,7 +95,7 @@ fn inherited(mutant: Option<Mutant>) -> (Nodes, bool) {
     let mut nodes = Nodes::new(&first);
     nodes.settle(&[]);
     nodes.order(1).propose(100, 0).unwrap();
-    nodes.order(1).flush();
+    nodes.order(1).flush(false, 0);
     // The entry arrives, and its acknowledgement; that it is stable does not.
     while let Some(output) = nodes.order(1).poll_output() {
         if let Output::Send { message, .. } = output {

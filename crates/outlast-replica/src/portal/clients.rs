@@ -29,6 +29,8 @@ pub(super) struct Client {
     base: u64,
     /// So much was written to this socket.
     written: u64,
+    /// The client has reset the connection, or the kernel has given it up, by an error that a write has met.
+    is_broken: bool,
     /// Input that the core had no room for.
     input: Option<Arc<[u8]>>,
     input_ended: bool,
@@ -99,6 +101,7 @@ impl Machine {
             ends,
             base,
             written,
+            is_broken: false,
             input: None,
             input_ended: false,
             end_told: false,
@@ -221,8 +224,13 @@ impl Machine {
                         break;
                     }
                 }
-                // It is told when it is read.
-                Err(_) => break,
+                // It is told when it is read: as an end, since the error was told here.
+                Err(_) => {
+                    client.is_broken = true;
+                    client.stream.note_ready(true, false);
+                    self.dirty_clients.insert(connection);
+                    break;
+                }
             }
         }
         let all = count == front.len() + back.len();
@@ -281,11 +289,11 @@ impl Machine {
                 None => match client.stream.read(&mut self.room) {
                     Input::Bytes(count) => self.room.get(..count).map(Arc::from),
                     Input::Nothing => None,
-                    Input::End => {
+                    Input::End if !client.is_broken => {
                         client.input_ended = true;
                         None
                     }
-                    Input::Broken => {
+                    Input::End | Input::Broken => {
                         self.remove_client(connection);
                         self.replica.handle_reset(connection, now_ms);
                         return;

@@ -22,6 +22,7 @@ use crate::order::Limits;
 use crate::protocol::Protocol;
 use crate::replica::{AnswerPolicy, Delivery, Replica, Restore, ServerClock};
 use crate::view::{NodeId, View};
+use mio::event::Event;
 use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
@@ -126,6 +127,9 @@ pub struct Machine {
     pub(super) by_token: BTreeMap<Token, ConnectionId>,
     pub(super) announce_at: Option<Instant>,
     pub(super) ends: bool,
+    /// The kernel may hold packets, or have accepted clients, that nobody has looked at.
+    pub(super) has_packets: bool,
+    pub(super) has_accepted: bool,
     /// For what is read.
     pub(super) room: Vec<u8>,
 }
@@ -247,6 +251,8 @@ impl Machine {
             by_token: BTreeMap::new(),
             announce_at: None,
             ends: false,
+            has_packets: true,
+            has_accepted: true,
             room: vec![0; READ_BYTES],
             poll,
         };
@@ -313,7 +319,7 @@ impl Machine {
                 polled => polled?,
             }
             for event in &events {
-                self.on_event(event.token(), event.is_readable(), event.is_writable());
+                self.on_event(event);
             }
             self.work()?;
         }
@@ -337,9 +343,15 @@ impl Machine {
         [timeout, peers, looks, lease, server].into_iter().chain(more).flatten().min()
     }
 
-    fn on_event(&mut self, token: Token, readable: bool, writable: bool) {
+    fn on_event(&mut self, event: &Event) {
+        let (token, readable, writable) = (event.token(), event.is_readable(), event.is_writable());
+        match token {
+            QUEUE => return self.has_packets = true,
+            LISTENER => return self.has_accepted = true,
+            _ => {}
+        }
         if self.peers.has(token) {
-            self.peers.on_event(token, (readable, writable));
+            self.peers.on_event(event);
             return;
         }
         if token == ASKER
@@ -355,11 +367,11 @@ impl Machine {
         let Some(connection) = self.by_token.get(&token) else { return };
         if token.0.is_multiple_of(2) {
             if let Some(client) = self.clients.get_mut(connection) {
-                client.stream.note_ready(readable, writable);
+                client.stream.note_event(event);
                 self.dirty_clients.insert(*connection);
             }
         } else if let Some(server) = self.servers.get_mut(connection) {
-            server.stream.note_ready(readable, writable);
+            server.stream.note_event(event);
             self.dirty_servers.insert(*connection);
         }
     }
@@ -401,11 +413,16 @@ impl Machine {
         if self.replica.poll_timeout().is_some_and(|at_ms| at_ms <= now_ms) {
             self.replica.handle_timeout(now_ms);
         }
-        self.take_packets()?;
+        // What has come while this process stood still is known by that.
+        if self.has_packets || self.has_slept {
+            self.take_packets()?;
+        }
         self.act()?;
         self.say_verdicts()?;
         self.look_at_heard();
-        self.accept();
+        if self.has_accepted {
+            self.accept();
+        }
         if self.looked_at.elapsed() >= LOOK {
             self.looked_at = Instant::now();
             self.note_positions();

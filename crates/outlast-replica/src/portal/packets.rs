@@ -13,7 +13,10 @@ impl Machine {
         let (has_slept, may_restore_again) = (self.has_slept, self.may_restore_again());
         loop {
             let drops = match self.queue.receive()? {
-                Received::Nothing => return Ok(()),
+                Received::Nothing => {
+                    self.has_packets = false;
+                    return Ok(());
+                }
                 Received::Overflow => {
                     self.known.overflows += 1;
                     None
@@ -47,7 +50,16 @@ impl Machine {
     }
 
     pub(super) fn accept(&mut self) {
-        while let Ok((socket, client)) = self.listener.accept() {
+        self.has_accepted = false;
+        loop {
+            let (socket, client) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Else it is tried again: there may be no descriptor, or the client has gone.
+                    self.has_accepted |= error.kind() != io::ErrorKind::WouldBlock;
+                    return;
+                }
+            };
             if self.replica.is_serving() && !self.ends {
                 self.add_client(socket, client);
             } else if let Err(error) = repair::close_silently(std::os::fd::OwnedFd::from(socket).into()) {

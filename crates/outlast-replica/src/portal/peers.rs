@@ -5,6 +5,7 @@ use crate::entry::Entry;
 use crate::order::message::Message;
 use crate::view::NodeId;
 use crate::wire;
+use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Registry, Token};
 use std::collections::BTreeMap;
@@ -121,9 +122,9 @@ impl Peers {
     }
 
     /// Takes in an event.
-    pub(super) fn on_event(&mut self, token: Token, (readable, writable): (bool, bool)) {
-        if let Some(link) = self.links.get_mut(&token.0) {
-            link.stream.note_ready(readable, writable);
+    pub(super) fn on_event(&mut self, event: &Event) {
+        if let Some(link) = self.links.get_mut(&event.token().0) {
+            link.stream.note_event(event);
         }
     }
 

@@ -147,6 +147,7 @@ impl Machine {
         if server.stream.flush().is_err() {
             // What it has said before is read first.
             server.is_broken = true;
+            server.stream.note_ready(true, false);
             self.dirty_servers.insert(connection);
         }
         if server.is_broken && server.resumes.is_some() {

@@ -1,5 +1,6 @@
 //! A TCP connection that never waits: what it has for us, and what we have for it.
 
+use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use std::collections::VecDeque;
@@ -28,6 +29,8 @@ pub(super) struct Stream {
     pub(super) socket: TcpStream,
     /// There may be something to read.
     pub(super) is_readable: bool,
+    /// What is there may be more than one read gives: an end, or bytes behind an urgent one.
+    has_more: bool,
     /// It may take more.
     is_writable: bool,
     out: VecDeque<u8>,
@@ -38,10 +41,12 @@ pub(super) struct Stream {
 impl Stream {
     /// Events of it have this token.
     pub(super) fn new(mut socket: TcpStream, registry: &Registry, token: Token) -> io::Result<Self> {
-        registry.register(&mut socket, token, Interest::READABLE | Interest::WRITABLE)?;
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+        registry.register(&mut socket, token, interest)?;
         Ok(Self {
             socket,
             is_readable: true,
+            has_more: false,
             is_writable: true,
             out: VecDeque::new(),
             ends: false,
@@ -49,10 +54,18 @@ impl Stream {
         })
     }
 
-    /// The kernel says so.
+    /// It may be so: all is read that there is.
     pub(super) fn note_ready(&mut self, readable: bool, writable: bool) {
         self.is_readable |= readable;
+        self.has_more |= readable;
         self.is_writable |= writable;
+    }
+
+    /// The kernel says this.
+    pub(super) fn note_event(&mut self, event: &Event) {
+        self.is_readable |= event.is_readable();
+        self.has_more |= event.is_read_closed() || event.is_priority() || event.is_error();
+        self.is_writable |= event.is_writable();
     }
 
     /// Reads what is there into `room`.
@@ -66,12 +79,16 @@ impl Stream {
                     self.is_readable = false;
                     Input::End
                 }
-                Ok(count) => Input::Bytes(count),
+                Ok(count) => {
+                    // It was all that there was; the kernel says when more comes.
+                    self.is_readable = count == room.len() || self.has_more;
+                    Input::Bytes(count)
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) =>
                 {
-                    self.is_readable = false;
+                    (self.is_readable, self.has_more) = (false, false);
                     Input::Nothing
                 }
                 Err(_) => {

@@ -463,7 +463,8 @@ impl Replica {
 
     /// Sends to the others what has not been sent.
     pub fn flush(&mut self, now_ms: u64) {
-        self.order.flush();
+        // Another node that is about to lead has to have worked off all.
+        self.order.flush(self.withholding.is_none(), now_ms);
         self.take_outputs(now_ms);
     }
 

@@ -24,6 +24,11 @@ fn segment(sequence: u32, ack: u32, flags: Flags) -> Segment {
     Segment { ends: ends(), sequence, ack, flags, window: 0, payload_bytes: 0, options }
 }
 
+/// All is told at once: time stands still.
+fn limits() -> Limits {
+    Limits { tell_stable_ms: 0, ..Limits::default() }
+}
+
 /// Nodes with links between all of them. What they are to do beside talking to each other is collected.
 pub(super) struct Group {
     pub(super) replicas: BTreeMap<NodeId, Replica>,
@@ -38,7 +43,7 @@ impl Group {
         let view = View { epoch: 1, primary: NodeId(1), members: nodes.clone() };
         let mut group = Self { replicas: BTreeMap::new(), actions: BTreeMap::new(), packets: 0, now_ms: 0 };
         for node in &nodes {
-            let mut replica = Replica::new(*node, view.clone(), Limits::default());
+            let mut replica = Replica::new(*node, view.clone(), limits());
             replica.set_mutant(mutant);
             replica.handle_lease(true, 0);
             for other in nodes.iter().filter(|other| *other != node) {
@@ -426,7 +431,7 @@ fn connections_are_as_old_at_a_node_whose_server_took_long_to_get_the_data() {
     // It hears of that 2.5 s later, by a clock of its own.
     let (made_ms, now_ms, how) = (1 << 40, (1 << 40) + 4_000, (Delivery::Serial, Protocol::Raw));
     let view = View { epoch: 1, primary: NodeId(1), members: vec![NodeId(1), NodeId(2)] };
-    let mut joined = Replica::join(NodeId(3), &snapshot, view, Limits::default(), how, made_ms);
+    let mut joined = Replica::join(NodeId(3), &snapshot, view, limits(), how, made_ms);
     joined.handle_resumed(now_ms);
     joined.handle_linked(NodeId(1), now_ms);
     let index = snapshot.index;

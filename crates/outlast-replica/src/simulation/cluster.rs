@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     log_bytes_max: LOG_BYTES_MAX,
     message_bytes_max: 24,
     heartbeat_ms: 20,
+    tell_stable_ms: 2,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 0,
     answer_timeout_ms: 400,
@@ -225,7 +226,7 @@ impl Cluster {
         match action.map_or(Action::Message, |(_, action)| *action) {
             Action::Message => self.deliver_message(),
             Action::Propose => self.propose(node),
-            Action::Flush => self.with(node, |order, _| order.flush()),
+            Action::Flush => self.with(node, |order, now_ms| order.flush(true, now_ms)),
             Action::Link => self.link_or_unlink(node, &nodes),
             Action::LearnView => self.learn_view(node),
             Action::DecideView => self.decide_view(),
@@ -439,7 +440,7 @@ impl Cluster {
             }
             for node in &nodes {
                 self.learn_view(*node)?;
-                self.with(*node, |order, _| order.flush())?;
+                self.with(*node, |order, now_ms| order.flush(true, now_ms))?;
             }
             if round < entries {
                 self.propose(primary)?;

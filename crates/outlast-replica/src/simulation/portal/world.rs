@@ -17,6 +17,7 @@ pub(super) const LIMITS: Limits = Limits {
     log_bytes_max: 2_000,
     message_bytes_max: 400,
     heartbeat_ms: 20,
+    tell_stable_ms: 2,
     lag_timeout_ms: 1_000,
     resent_bytes_max: 40,
     answer_timeout_ms: 400,
