@@ -161,7 +161,7 @@ pub(crate) struct Slot {
 const RESTS: u32 = 1 << 8;
 /// There too: the server has closed it, or is about to.
 const ENDED: u32 = 1 << 9;
-/// There too: its client is told that its request is refused.
+/// There too: the server refuses the request of its client.
 const REFUSED: u32 = 1 << 10;
 
 /// What the goal for the memory of a connection is.
@@ -321,7 +321,7 @@ impl Slot {
         self.kind.fetch_or(ENDED, Ordering::SeqCst);
     }
 
-    /// Whether what was sent behind the mark is of a refusal: whoever finds it open says the rest of that, and closes it.
+    /// Whether what was sent behind the mark is of a refusal: the next process sends the rest of that, and closes the connection.
     pub(crate) fn is_refused(&self) -> bool {
         self.kind.load(Ordering::SeqCst) & REFUSED != 0
     }

@@ -48,7 +48,7 @@ pub const PROMISE_MS_MIN: u64 = 50;
 pub const PROMISE_MS_MAX: u64 = 60_000;
 /// As MariaDB has it for rows by default.
 pub const LOCK_WAIT_TIMEOUT_MS: u64 = 50_000;
-/// A shorter one is refused: servers are asked so often who waits.
+/// A shorter one is refused: a node asks its server about ten times a second who waits.
 pub const LOCK_WAIT_TIMEOUT_MS_MIN: u64 = 100;
 /// A longer one is refused: a year.
 pub const LOCK_WAIT_TIMEOUT_MS_MAX: u64 = 365 * 24 * 3_600_000;

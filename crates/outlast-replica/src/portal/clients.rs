@@ -224,7 +224,7 @@ impl Machine {
                         break;
                     }
                 }
-                // It is told when it is read: as an end, since the error was told here.
+                // The next read sees an end, as the kernel reports an error once: this was it.
                 Err(_) => {
                     client.is_broken = true;
                     client.stream.note_ready(true, false);

@@ -24,8 +24,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const WITHIN: Duration = Duration::from_secs(4);
 /// Where the kernel says nothing of the server's threads, they are looked at twice.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// People are told so often that it cannot be asked.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// The log says this often that it cannot be asked.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
 /// Of a thread that is given nothing at present.
 const RESTS: [&str; 3] = ["Sleep", "Connect", "Daemon"];
 /// So many wait for a row.
@@ -78,7 +78,8 @@ pub(super) struct SqlAsker {
     asked: Option<u64>,
     /// What waited when it last said so ([`Idle::queries`]).
     queries: BTreeMap<u32, u64>,
-    told: Option<Instant>,
+    /// When the log last said that it cannot be asked.
+    reported_at: Option<Instant>,
 }
 
 impl SqlAsker {
@@ -98,7 +99,7 @@ impl SqlAsker {
             logins: BTreeMap::new(),
             asked: None,
             queries: BTreeMap::new(),
-            told: None,
+            reported_at: None,
         })
     }
 }
@@ -370,8 +371,8 @@ impl Machine {
                 self.handle_idle(index, connection);
             }
             Some(_) => self.replica.handle_server_busy(index, self.now_ms()),
-            None if asker.told.is_none_or(|at| at.elapsed() > TOLD_EVERY) => {
-                asker.told = Some(Instant::now());
+            None if asker.reported_at.is_none_or(|at| at.elapsed() > REPORT_EVERY) => {
+                asker.reported_at = Some(Instant::now());
                 tracing::error!(%server, "the server cannot be asked whether it is done: clients wait until it can");
             }
             None => {}

@@ -24,7 +24,7 @@ fn segment(sequence: u32, ack: u32, flags: Flags) -> Segment {
     Segment { ends: ends(), sequence, ack, flags, window: 0, payload_bytes: 0, options }
 }
 
-/// All is told at once: time stands still.
+/// The primary says at once what is stable: time stands still here.
 fn limits() -> Limits {
     Limits { tell_stable_ms: 0, ..Limits::default() }
 }

@@ -111,7 +111,7 @@ impl Kept {
             return;
         }
         let answered = self.answered;
-        let crowd_ms = self.requests.len() as u64 * TRY_EACH_MS;
+        let least_ms = self.requests.len() as u64 * TRY_EACH_MS;
         let request = self.requests.entry(connection).or_insert_with(|| Request {
             since_ms: now_ms,
             is_given: false,
@@ -120,7 +120,7 @@ impl Kept {
             answered,
             behind: VecDeque::new(),
         });
-        let wait_ms = (TRY_AFTER_MS << request.tries.min(4)).min(TRY_AFTER_MS_MAX).max(crowd_ms);
+        let wait_ms = (TRY_AFTER_MS << request.tries.min(4)).min(TRY_AFTER_MS_MAX).max(least_ms);
         (request.is_given, request.answered) = (false, answered);
         (request.tries, request.try_at_ms) = (request.tries + 1, now_ms + wait_ms);
     }
