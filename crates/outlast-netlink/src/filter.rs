@@ -7,6 +7,7 @@ use crate::message::{Message, flags};
 use crate::socket::Socket;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Of nfnetlink.
 const SUBSYSTEM: u16 = 10;
@@ -33,11 +34,16 @@ const ELEMENT: u16 = 1;
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
 const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
 
 /// The tables of both families of addresses.
 const FAMILY_INET: u8 = 1;
 /// The first register.
 const REGISTER: u32 = 1;
+/// The one that says what becomes of a packet.
+const REGISTER_VERDICT: u32 = 0;
+const ACCEPT: u32 = 1;
+const SOCKET_MARK: u32 = 1;
 const META_MARK: u32 = 3;
 const META_FAMILY: u32 = 15;
 const META_PROTOCOL: u32 = 16;
@@ -51,6 +57,9 @@ const PROTOCOL_TCP: u8 = 6;
 /// Of the TCP header.
 const SOURCE_PORT_AT: u32 = 0;
 const DESTINATION_PORT_AT: u32 = 2;
+const TCP_FLAGS_AT: u32 = 13;
+/// FIN, SYN and RST.
+const BEGIN_OR_END: u8 = 7;
 
 /// Which packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,17 +87,36 @@ impl Way {
     }
 }
 
-/// What one rule says: packets of TCP with this address of ours that do not carry the mark go to the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
+/// What one rule says of packets of TCP with an address of ours. The first rule counts that is about a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule<'a> {
     /// Which way they go.
     pub way: Way,
     /// The local end.
     pub address: SocketAddr,
-    /// Those with this mark pass.
-    pub mark: u32,
-    /// The number of the queue. Without a process that has it, its packets are dropped.
-    pub queue: u16,
+    /// Which of them.
+    pub which: Which<'a>,
+}
+
+/// Of which packets a rule says something, and what.
+#[derive(Clone, Copy, Debug)]
+pub enum Which<'a> {
+    /// Those without this mark go to the queue. Without a process that has it they are dropped.
+    Queue {
+        /// Others pass.
+        mark: u32,
+        /// The number of the queue.
+        queue: u16,
+    },
+    /// Those of sockets with such a mark (`SO_MARK`) pass, where they neither begin nor end a connection. Linux 4.18 (CONFIG_NFT_SOCKET).
+    OfSockets {
+        /// The mark.
+        mark: u32,
+        /// How much of it counts.
+        mask: u32,
+    },
+    /// Those pass of which this program (BPF, a socket filter) does not say 0. Linux 4.9 (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF).
+    Program(BorrowedFd<'a>),
 }
 
 /// How a kernel sends packets to queues.
@@ -118,7 +146,7 @@ impl Table {
     ///
     /// # Errors
     /// This process may not (`CAP_NET_ADMIN`), or the kernel has no such filter: then all is as it was before.
-    pub fn set(&self, socket: &mut Socket, rules: &[Rule]) -> io::Result<()> {
+    pub fn set(&self, socket: &mut Socket, rules: &[Rule<'_>]) -> io::Result<()> {
         match send(socket, self.batch(rules, Module::Queue)) {
             // The kernel has no such expression (CONFIG_NFT_QUEUE).
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -128,7 +156,7 @@ impl Table {
         }
     }
 
-    fn batch(&self, rules: &[Rule], module: Module) -> Vec<Message> {
+    fn batch(&self, rules: &[Rule<'_>], module: Module) -> Vec<Message> {
         // Made first, so that there is one to be deleted.
         let mut batch = vec![self.table(NEW_TABLE, flags::CREATE), self.table(DELETE_TABLE, 0)];
         batch.push(self.table(NEW_TABLE, flags::CREATE));
@@ -162,7 +190,7 @@ impl Table {
         message
     }
 
-    fn rule(&self, rule: &Rule, module: Module) -> Message {
+    fn rule(&self, rule: &Rule<'_>, module: Module) -> Message {
         let mut message = Message::new(NEW_RULE, flags::CREATE | APPEND, &fixed(FAMILY_INET, 0));
         message.text(RULE_TABLE, &self.name).text(RULE_CHAIN, rule.way.chain());
         let (family, address) = match rule.address.ip() {
@@ -179,18 +207,31 @@ impl Table {
         message.nest(RULE_EXPRESSIONS, |list| {
             compare_meta(list, META_FAMILY, EQUAL, &[family]);
             compare_meta(list, META_PROTOCOL, EQUAL, &[PROTOCOL_TCP]);
-            compare_meta(list, META_MARK, NOT_EQUAL, &rule.mark.to_ne_bytes());
             compare_bytes(list, (BASE_NETWORK, address_at), &address);
             compare_bytes(list, (BASE_TRANSPORT, port_at), &rule.address.port().to_be_bytes());
-            match module {
-                Module::Queue => expression(list, "queue", |data| {
-                    data.attribute(1, &rule.queue.to_be_bytes()).attribute(2, &1_u16.to_be_bytes());
-                }),
-                Module::Target => expression(list, "target", |data| {
-                    // struct xt_NFQ_info_v3: the queue, how many there are, and no flags.
-                    let info = [rule.queue, 1, 0].map(u16::to_ne_bytes);
-                    data.text(1, "NFQUEUE").number_be(2, 3).attribute(3, info.as_flattened());
-                }),
+            match rule.which {
+                Which::Queue { mark, queue } => {
+                    compare_meta(list, META_MARK, NOT_EQUAL, &mark.to_ne_bytes());
+                    to_queue(list, queue, module);
+                }
+                Which::OfSockets { mark, mask } => {
+                    read_bytes(list, (BASE_TRANSPORT, TCP_FLAGS_AT), 1);
+                    and(list, &[BEGIN_OR_END]);
+                    compare(list, EQUAL, &[0]);
+                    expression(list, "socket", |data| {
+                        data.number_be(1, SOCKET_MARK).number_be(2, REGISTER);
+                    });
+                    and(list, &mask.to_ne_bytes());
+                    compare(list, EQUAL, &mark.to_ne_bytes());
+                    accept(list);
+                }
+                Which::Program(program) => {
+                    let info = match_info(program);
+                    expression(list, "match", |data| {
+                        data.text(1, "bpf").number_be(2, 1).attribute(3, &info);
+                    });
+                    accept(list);
+                }
             }
         });
         message
@@ -219,12 +260,59 @@ fn compare_meta(list: &mut Message, key: u32, how: u32, value: &[u8]) {
     compare(list, how, value);
 }
 
-fn compare_bytes(list: &mut Message, (base, at): (u32, u32), value: &[u8]) {
-    let length = u32::try_from(value.len()).unwrap_or(0);
+fn read_bytes(list: &mut Message, (base, at): (u32, u32), length: u32) {
     expression(list, "payload", |data| {
         data.number_be(1, REGISTER).number_be(2, base).number_be(3, at).number_be(4, length);
     });
+}
+
+fn compare_bytes(list: &mut Message, at: (u32, u32), value: &[u8]) {
+    read_bytes(list, at, u32::try_from(value.len()).unwrap_or(0));
     compare(list, EQUAL, value);
+}
+
+/// These bits of the register alone are kept.
+fn and(list: &mut Message, mask: &[u8]) {
+    let length = u32::try_from(mask.len()).unwrap_or(0);
+    expression(list, "bitwise", |data| {
+        data.number_be(1, REGISTER).number_be(2, REGISTER).number_be(3, length);
+        data.nest(4, |nest| _ = nest.attribute(DATA_VALUE, mask));
+        data.nest(5, |nest| _ = nest.attribute(DATA_VALUE, &vec![0; mask.len()]));
+    });
+}
+
+/// Packets to which the rule has come pass.
+fn accept(list: &mut Message) {
+    expression(list, "immediate", |data| {
+        data.number_be(1, REGISTER_VERDICT).nest(2, |nest| {
+            nest.nest(DATA_VERDICT, |verdict| _ = verdict.number_be(1, ACCEPT));
+        });
+    });
+}
+
+/// They go to the queue.
+fn to_queue(list: &mut Message, queue: u16, module: Module) {
+    match module {
+        Module::Queue => expression(list, "queue", |data| {
+            data.attribute(1, &queue.to_be_bytes()).attribute(2, &1_u16.to_be_bytes());
+        }),
+        Module::Target => expression(list, "target", |data| {
+            // struct xt_NFQ_info_v3: the queue, how many there are, and no flags.
+            let info = [queue, 1, 0].map(u16::to_ne_bytes);
+            data.text(1, "NFQUEUE").number_be(2, 3).attribute(3, info.as_flattened());
+        }),
+    }
+}
+
+/// struct xt_bpf_info_v1: that a descriptor says which program, the descriptor, and room for what is not used.
+fn match_info(program: BorrowedFd<'_>) -> Vec<u8> {
+    const MODE_DESCRIPTOR: u16 = 2;
+    const BYTES: usize = 8 + 512 + 8;
+    let mut info = MODE_DESCRIPTOR.to_ne_bytes().to_vec();
+    info.extend([0; 2]);
+    info.extend(program.as_raw_fd().to_ne_bytes());
+    info.resize(BYTES, 0);
+    info
 }
 
 /// All of it, or nothing.

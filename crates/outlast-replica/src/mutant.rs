@@ -56,6 +56,8 @@ pub(crate) enum Mutant {
     NeverTellsStable,
     /// A client gets an acknowledgement of what is not stable.
     AcksLeaveEarly,
+    /// Kernels may acknowledge by themselves what is not stable.
+    ProposedIsAcknowledged,
     /// A SYN-ACK leaves before the connection is stable.
     SynAckLeavesEarly,
     /// What a kernel says of a connection that it does not know leaves at once.

@@ -1,3 +1,4 @@
 //! The real kernel, in network namespaces.
 
+mod ack_filter;
 mod queue;

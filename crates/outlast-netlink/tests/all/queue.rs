@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a failed expectation is the message of a test")]
 
 use outlast_lab::{Host, Lab};
-use outlast_netlink::filter::{Rule, Table, Way};
+use outlast_netlink::filter::{Rule, Table, Way, Which};
 use outlast_netlink::queue::{Hook, Queue, Received, Settings, Verdict};
 use outlast_netlink::{Protocol, Socket};
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const PORT: u16 = 7000;
 const QUEUE: u16 = 11;
-const SETTINGS: Settings = Settings { copy_bytes: 128, packets_max: 1000, socket_bytes: 1 << 20 };
+pub const SETTINGS: Settings = Settings { copy_bytes: 128, packets_max: 1000, socket_bytes: 1 << 20 };
 const MARK: u32 = 0x77;
 
 thread_local! {
@@ -23,12 +23,13 @@ const FLAGS_AT: usize = 20 + 13;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-fn rules(address: SocketAddr) -> [Rule; 2] {
-    [Way::Input, Way::Output].map(|way| Rule { way, address, mark: MARK, queue: QUEUE })
+fn rules(address: SocketAddr) -> [Rule<'static>; 2] {
+    let which = Which::Queue { mark: MARK, queue: QUEUE };
+    [Way::Input, Way::Output].map(|way| Rule { way, address, which })
 }
 
-/// Two hosts; what comes to the second one's port, and what it answers, waits in a queue. None: this machine has no such thing.
-fn scene(name: &str) -> Option<(Lab, Host, Host)> {
+/// Two hosts, without a link. None: this machine has no such thing.
+pub fn lab(name: &str) -> Option<(Lab, Host, Host)> {
     if let Err(missing) = Lab::available() {
         assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{missing}");
         eprintln!("SKIPPED: {missing}");
@@ -36,6 +37,12 @@ fn scene(name: &str) -> Option<(Lab, Host, Host)> {
     }
     let lab = Lab::new(name).unwrap();
     let (client, server) = (lab.host("client").unwrap(), lab.host("server").unwrap());
+    Some((lab, client, server))
+}
+
+/// The same; what comes to the second one's port, and what it answers, waits in a queue.
+fn scene(name: &str) -> Option<(Lab, Host, Host)> {
+    let (lab, client, server) = lab(name)?;
     lab.connect(&client, &server).unwrap();
     let address = server.socket_addr(PORT);
     let set =

@@ -34,6 +34,8 @@ pub(crate) struct Connection {
     pub(crate) is_open: bool,
     /// The server has reset it, and that is stable.
     pub(crate) is_aborted: bool,
+    /// At the primary: some of its packets need no verdict.
+    pub(crate) passes: bool,
     /// The connection to the server of this node was closed, before the client's was.
     pub(crate) is_server_closed: bool,
     /// At the primary: its kernel has a whole connection.
@@ -110,6 +112,7 @@ impl Connection {
             opened_at_ms: now_ms,
             is_open,
             is_aborted: false,
+            passes: false,
             is_server_closed: false,
             is_accepted: false,
             is_restored: false,
@@ -223,6 +226,7 @@ impl Connection {
         answers.comparison.forget_proposals();
         answers.own.forget_proposals();
         (self.is_restored, self.is_accepted, self.ahead_until_ms) = (false, false, 0);
+        self.passes = false;
         (answers.written, answers.end_written) = (answers.acked, false);
     }
 }

@@ -43,8 +43,10 @@ openraft::declare_raft_types!(
         AsyncRuntime = openraft::TokioRuntime,
 );
 
-/// Between two looks at what there is to do. An election takes some of them.
-const LOOK: Duration = Duration::from_millis(3);
+/// Between two looks at what there is to do: this part of the promise, within these bounds. An election takes some of them.
+const LOOK_PART: u64 = 32;
+const LOOK_MIN_MS: u64 = 3;
+const LOOK_MAX_MS: u64 = 20;
 /// Another node that has not said by then whether it would vote is not waited for: what the elector takes. It includes a new connection.
 const ASK_TIMEOUT: Duration = Duration::from_millis(30);
 /// A change of voters that is not decided by then has failed.
@@ -315,7 +317,8 @@ async fn attend(service: Service) {
     let mut tasks = JoinSet::new();
     let mut proposing = None;
     let mut borrowing: Option<tokio::task::AbortHandle> = None;
-    let mut looks = tokio::time::interval(LOOK);
+    let look_ms = (state.promise_ms / LOOK_PART).clamp(LOOK_MIN_MS, LOOK_MAX_MS);
+    let mut looks = tokio::time::interval(Duration::from_millis(look_ms));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -50,7 +50,7 @@ const GAPS_IN_PROMISE: u64 = 2;
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) me: NodeId,
-    promise_ms: u64,
+    pub(super) promise_ms: u64,
     inner: Mutex<Inner>,
     /// Held while a promise is given or taken back: nobody promises in one task what another one breaks.
     pub(super) promising: tokio::sync::Mutex<()>,

@@ -429,11 +429,11 @@ fn run_machine(
     };
     // Before the rules are touched: they may be those of another process, which has the address.
     let listener = machine::listen(at).map_err(|error| Error::Portal { portal: at, error })?;
-    let (rules, queue) = Rules::set(at).map_err(system(format!(
+    let (rules, packets) = Rules::set(at).map_err(system(format!(
         "cannot hold packets of the portal {at} back (this needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and \
          nfnetlink_queue)"
     )))?;
-    let made = Machine::new(settings, queue, listener);
+    let made = Machine::new(settings, packets, listener);
     let (machine, handle) =
         made.map_err(system(format!("cannot open the portal {at} at device {}", portal.device)))?;
     let thread = std::thread::Builder::new().name("portal".to_owned()).spawn(move || {

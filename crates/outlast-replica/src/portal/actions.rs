@@ -13,12 +13,25 @@ use std::time::{Duration, Instant};
 const REFUSED_EVERY: Duration = Duration::from_secs(60);
 
 impl Machine {
+    /// The primary, and its client, wait for what this backup says, and for nothing that its server does.
+    fn say_first(&mut self) {
+        self.replica.flush(self.now_ms());
+        while let Some((to, message)) = self.replica.poll_message() {
+            self.peers.send(to, &message);
+        }
+        self.peers.flush();
+    }
+
     /// Does what the core has decided.
     pub(super) fn act(&mut self) -> io::Result<()> {
+        if !self.replica.order().is_primary() {
+            self.say_first();
+        }
         while let Some(action) = self.replica.poll_action() {
             match action {
                 Action::Send { to, message } => self.peers.send(to, &message),
                 Action::Verdict { packet, passes } => self.decide(packet, passes),
+                Action::LetPass { connection, acknowledges } => self.let_pass(connection, acknowledges),
                 Action::ConnectServer { connection } => self.connect_server(connection),
                 Action::ReconnectServer { connection, resume } => self.reconnect_server(connection, &resume),
                 Action::CommandRefused { connection, why } => self.tell_of_refused(connection, why),

@@ -1,6 +1,7 @@
 //! The sockets of clients, at the primary.
 
 use super::machine::Machine;
+use super::passing::Passage;
 use super::repair;
 use super::stream::{Input, Stream};
 use super::sys;
@@ -24,7 +25,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 pub(super) struct Client {
     pub(super) stream: Stream,
     token: Token,
-    ends: Ends,
+    pub(super) ends: Ends,
+    pub(super) passage: Passage,
     /// A restored socket counts from here.
     base: u64,
     /// So much was written to this socket.
@@ -47,11 +49,16 @@ impl Client {
     }
 
     /// Of the answers the client has all before this, as the kernel knows it.
-    fn acked(&self) -> u64 {
+    pub(super) fn acked(&self) -> u64 {
         let waiting = sys::unacked_bytes(self.stream.socket.as_fd()).unwrap_or(0);
-        (self.base + self.written + u64::from(self.end_written))
+        (self.all_written() + u64::from(self.end_written))
             .saturating_sub(waiting as u64)
-            .min(self.base + self.written)
+            .min(self.all_written())
+    }
+
+    /// The kernel has got all before this.
+    pub(super) fn all_written(&self) -> u64 {
+        self.base + self.written
     }
 
     /// The kernel has sent all before this, an end counting one.
@@ -99,6 +106,7 @@ impl Machine {
             stream,
             token,
             ends,
+            passage: Passage::default(),
             base,
             written,
             is_broken: false,
@@ -114,7 +122,8 @@ impl Machine {
     }
 
     fn remove_client(&mut self, connection: ConnectionId) -> Option<Client> {
-        let client = self.clients.remove(&connection)?;
+        let mut client = self.clients.remove(&connection)?;
+        self.passing.forget(connection, &mut client.passage);
         self.forget_token(client.token);
         if self.by_ends.get(&client.ends) == Some(&connection) {
             self.by_ends.remove(&client.ends);
@@ -235,6 +244,9 @@ impl Machine {
         }
         let all = count == front.len() + back.len();
         client.written += count as u64;
+        if count > 0 {
+            self.passing.note_sent(connection, &client.passage);
+        }
         let end_written = ends && all;
         if end_written {
             client.stream.end();

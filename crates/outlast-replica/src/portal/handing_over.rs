@@ -129,6 +129,7 @@ impl Machine {
 
     /// All that clients have sent, so that nothing of it is lost with their sockets here.
     fn read_all(&mut self) -> io::Result<()> {
+        self.let_none_pass();
         self.copy_whole_packets(true)?;
         // Those of which only the beginning was copied.
         self.take_packets()?;

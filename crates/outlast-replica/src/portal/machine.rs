@@ -8,10 +8,12 @@ use super::clock::ClockPage;
 use super::copying::{Copying, Joins};
 use super::handing_over::HandingOver;
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
-use super::peers::{News, Peers};
+use super::passing::{self, Passing};
+use super::peers::Peers;
 use super::raw::Raw;
 use super::refresher::Refresher;
 use super::repair;
+use super::rules::Packets;
 use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
 use super::sql_asker::SqlAsker;
@@ -110,6 +112,7 @@ pub struct Machine {
     pub(super) heard: BTreeSet<ConnectionId>,
     /// Clients that are looked at every [`LOOK`].
     pub(super) watched: BTreeSet<ConnectionId>,
+    pub(super) passing: Passing,
     looked_at: Instant,
     server_looked_at: Instant,
     poll: Poll,
@@ -170,16 +173,16 @@ pub fn listen(portal: SocketAddr) -> io::Result<std::net::TcpListener> {
 }
 
 impl Machine {
-    /// With a queue that the portal's packets come to, and a socket that [listens](listen) there. In the calling thread's network namespace.
+    /// With the portal's packets, and a socket that [listens](listen) there. In the calling thread's network namespace.
     ///
     /// # Errors
     /// This process may not (`CAP_NET_ADMIN`, `CAP_NET_RAW`), or an address is in use.
     pub fn new(
         settings: Settings,
-        queue: Queue,
+        packets: Packets,
         listener: std::net::TcpListener,
     ) -> io::Result<(Self, Handle)> {
-        let poll = Poll::new()?;
+        let (poll, queue) = (Poll::new()?, packets.queue);
         let registry = poll.registry();
         let waker = Arc::new(Waker::new(registry, WAKER)?);
         registry.register(&mut SourceFd(&queue.as_fd().as_raw_fd()), QUEUE, Interest::READABLE)?;
@@ -233,6 +236,7 @@ impl Machine {
             dirty_servers: BTreeSet::new(),
             heard: BTreeSet::new(),
             watched: BTreeSet::new(),
+            passing: Passing::new(packets.passes_input, packets.filter),
             looked_at: Instant::now(),
             server_looked_at: Instant::now(),
             queue,
@@ -339,7 +343,7 @@ impl Machine {
         });
         let server = self.replica.order().view().epoch > 0;
         let server = server.then(|| self.server_looked_at + LOOK_AT_SERVER);
-        let more = [self.announce_at, self.closes_at(), self.copies_at()];
+        let more = [self.announce_at, self.closes_at(), self.copies_at(), self.looks_at_unacked_at()];
         [timeout, peers, looks, lease, server].into_iter().chain(more).flatten().min()
     }
 
@@ -433,6 +437,7 @@ impl Machine {
             self.is_server_lost(Ask::Rarely);
             self.look_at_clock();
         }
+        self.look_at_unacked();
         self.look_at_clients();
         self.look_at_servers();
         self.look_at_asker();
@@ -471,10 +476,12 @@ impl Machine {
 
     /// Whether no other node may serve now. Asked right before anything leaves.
     pub(super) fn has_lease(&mut self) -> bool {
-        let order = self.replica.order();
+        let (order, since) = (self.replica.order(), passing::monotonic());
         self.lease_left_ms = if order.is_primary() { self.lease.left_ms(order.view().epoch) } else { 0 };
         let has_lease = self.lease_left_ms > 0;
         self.replica.handle_lease(has_lease, self.now_ms());
+        let serves_for_ms = if self.replica.is_serving() { self.lease_left_ms } else { 0 };
+        self.passing.allow_for(since, Duration::from_millis(serves_for_ms));
         has_lease
     }
 
@@ -496,38 +503,6 @@ impl Machine {
         {
             // One that is lost does no harm.
             tracing::debug!(%error, "a packet could not be sent");
-        }
-    }
-
-    fn hear_peers(&mut self) {
-        let mut news = Vec::new();
-        self.peers.work(&mut news);
-        self.take_news(news);
-    }
-
-    fn take_news(&mut self, news: Vec<News>) {
-        let now_ms = self.now_ms();
-        for news in news {
-            match news {
-                // Nobody counts on this node before its server can go on.
-                News::Said(..) if self.known.joins == Joins::Resumes => {}
-                News::Linked(node) => {
-                    self.known.linked.insert(node);
-                    if self.known.joins != Joins::Resumes {
-                        self.replica.handle_linked(node, now_ms);
-                    }
-                }
-                News::Unlinked(node) => {
-                    self.known.linked.remove(&node);
-                    self.replica.handle_unlinked(node);
-                }
-                News::Said(from, message) => {
-                    if from == self.replica.order().view().primary {
-                        self.heard_primary_at = Instant::now();
-                    }
-                    self.replica.handle_message(from, message, now_ms);
-                }
-            }
         }
     }
 }

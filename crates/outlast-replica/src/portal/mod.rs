@@ -11,6 +11,7 @@ pub mod handing_over;
 mod handle;
 pub mod machine;
 mod packets;
+mod passing;
 pub mod peers;
 mod primary;
 pub mod raw;

@@ -1,5 +1,7 @@
 //! Links to the other nodes of the group: TCP connections, which are made again and again.
 
+use super::copying::Joins;
+use super::machine::Machine;
 use super::stream::{Input, READ_BYTES, Stream};
 use crate::entry::Entry;
 use crate::order::message::Message;
@@ -195,6 +197,13 @@ impl Peers {
         true
     }
 
+    /// Sends what waits. Where that fails, [`work`](Self::work) finds it.
+    pub(super) fn flush(&mut self) {
+        for link in self.links.values_mut() {
+            let _ = link.stream.flush();
+        }
+    }
+
     /// Sends what waits, and takes in what has come.
     pub(super) fn work(&mut self, news: &mut Vec<News>) {
         let numbers: Vec<usize> = self.links.keys().copied().collect();
@@ -260,5 +269,40 @@ impl Peers {
         };
         link.input.drain(..taken);
         parsed
+    }
+}
+
+impl Machine {
+    /// Takes in what other nodes have said.
+    pub(super) fn hear_peers(&mut self) {
+        let mut news = Vec::new();
+        self.peers.work(&mut news);
+        self.take_news(news);
+    }
+
+    pub(super) fn take_news(&mut self, news: Vec<News>) {
+        let now_ms = self.now_ms();
+        for news in news {
+            match news {
+                // Nobody counts on this node before its server can go on.
+                News::Said(..) if self.known.joins == Joins::Resumes => {}
+                News::Linked(node) => {
+                    self.known.linked.insert(node);
+                    if self.known.joins != Joins::Resumes {
+                        self.replica.handle_linked(node, now_ms);
+                    }
+                }
+                News::Unlinked(node) => {
+                    self.known.linked.remove(&node);
+                    self.replica.handle_unlinked(node);
+                }
+                News::Said(from, message) => {
+                    if from == self.replica.order().view().primary {
+                        self.heard_primary_at = Instant::now();
+                    }
+                    self.replica.handle_message(from, message, now_ms);
+                }
+            }
+        }
     }
 }

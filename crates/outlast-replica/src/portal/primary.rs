@@ -45,6 +45,7 @@ impl Machine {
     /// This node does not lead any more: no client hears anything of it.
     pub(super) fn fence(&mut self) {
         self.announce_at = None;
+        self.passing.allow_for(Duration::ZERO, Duration::ZERO);
         // What it was as a primary counts where it is one still.
         if self.known.is_serving {
             self.fenced_at = Some(Instant::now());
@@ -64,7 +65,8 @@ impl Machine {
     fn forget_clients(&mut self) {
         // Those that the kernel has, and nobody has asked for yet.
         self.accept();
-        for (_, client) in std::mem::take(&mut self.clients) {
+        for (connection, mut client) in std::mem::take(&mut self.clients) {
+            self.passing.forget(connection, &mut client.passage);
             client.close_silently();
         }
         self.by_ends.clear();

@@ -1,6 +1,7 @@
 //! The rules by which packets of the portal come to this process, and pass only with its word.
 
-use outlast_netlink::filter::{Rule, Table, Way};
+use outlast_netlink::ack_filter::{AckFilter, mark_and_mask};
+use outlast_netlink::filter::{Rule, Table, Way, Which};
 use outlast_netlink::queue::{Queue, Settings};
 use outlast_netlink::{Protocol, Socket};
 use std::io;
@@ -29,7 +30,7 @@ impl Rules {
     ///
     /// # Errors
     /// This process may not (`CAP_NET_ADMIN`), the kernel has no nf_tables or no NFQUEUE, or there is no free queue.
-    pub fn set(portal: SocketAddr) -> io::Result<(Self, Queue)> {
+    pub fn set(portal: SocketAddr) -> io::Result<(Self, Packets)> {
         let settings =
             Settings { copy_bytes: COPY_BYTES, packets_max: PACKETS_MAX, socket_bytes: SOCKET_BYTES };
         let mut numbers = QUEUE_FIRST..QUEUE_FIRST + QUEUES;
@@ -42,13 +43,49 @@ impl Rules {
                 Err(error) => return Err(error),
             }
         };
-        let rules =
-            [Way::Input, Way::Output].map(|way| Rule { way, address: portal, mark: MARK, queue: number });
         // As nft(8) can read it.
         let name: String = portal.to_string().replace(':', "_").replace(['[', ']'], "");
         let table = Table { name: format!("outlast-{name}") };
-        table.set(&mut Socket::open(Protocol::Netfilter)?, &rules)?;
-        Ok((Self { table }, queue))
+        let filter = AckFilter::load();
+        if let Err(error) = &filter {
+            tracing::debug!(%error, "the kernel takes no program for packets (CAP_BPF): all that leave the portal wait for a verdict");
+        }
+        let mut packets = Packets { queue, passes_input: true, filter: filter.ok() };
+        let mut socket = Socket::open(Protocol::Netfilter)?;
+        loop {
+            match table.set(&mut socket, &packets.rules(portal, number)) {
+                Ok(()) => return Ok((Self { table }, packets)),
+                // The kernel may lack what only saves time.
+                Err(error) if packets.filter.take().is_some() => {
+                    tracing::debug!(%error, "the kernel asks no program about packets: all that leave the portal wait for a verdict");
+                }
+                Err(error) if std::mem::replace(&mut packets.passes_input, false) => {
+                    tracing::debug!(%error, "the kernel does not look for sockets: all that comes to the portal waits for a verdict");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Packets of a portal: those that wait for a verdict, and how others pass.
+#[derive(Debug)]
+pub struct Packets {
+    pub(super) queue: Queue,
+    /// What comes to a socket with a mark of the filter's passes.
+    pub(super) passes_input: bool,
+    /// What leaves passes where this says so.
+    pub(super) filter: Option<AckFilter>,
+}
+
+impl Packets {
+    fn rules(&self, portal: SocketAddr, queue: u16) -> Vec<Rule<'_>> {
+        let (mark, mask) = mark_and_mask();
+        let input = self.passes_input.then_some((Way::Input, Which::OfSockets { mark, mask }));
+        let output = self.filter.iter().map(|filter| (Way::Output, Which::Program(filter.program())));
+        let others = [Way::Input, Way::Output].map(|way| (way, Which::Queue { mark: MARK, queue }));
+        let rules = input.into_iter().chain(output).chain(others);
+        rules.map(|(way, which)| Rule { way, address: portal, which }).collect()
     }
 }
 

@@ -54,6 +54,7 @@ impl Replica {
                     self.feed((index, said), connection, Action::ToServer { connection, bytes }, now_ms);
                 }
                 self.judge_again(connection);
+                self.let_pass(connection, now_ms);
             }
             Entry::Fin { connection } => {
                 let Some(state) = self.connections.get_mut(&connection) else { return };

@@ -100,6 +100,7 @@ impl Replica {
         }
         let until_ms = now_ms + within_ms;
         self.withholding = Some(Withholding { to: Some(to), until_ms, withheld: Vec::new() });
+        self.let_none_pass();
         Ok(())
     }
 
@@ -123,6 +124,7 @@ impl Replica {
         if self.role == Role::Serving && self.withholding.is_none() {
             let until_ms = now_ms + LEASELESS_MS;
             self.withholding = Some(Withholding { to: None, until_ms, withheld: Vec::new() });
+            self.let_none_pass();
         }
     }
 

@@ -1,7 +1,7 @@
 //! A connection that another machine's kernel had goes on here, and its client notices nothing.
 
 use outlast_lab::{Host, Lab, Link, Side};
-use outlast_netlink::filter::{Rule, Table, Way};
+use outlast_netlink::filter::{Rule, Table, Way, Which};
 use outlast_netlink::queue::{Hook, Queue, Received, Settings, Verdict};
 use outlast_netlink::{Protocol, Socket};
 use outlast_replica::portal::announce::Portal;
@@ -60,8 +60,11 @@ fn scene(name: &str, is_v4: bool, settings: &[&str]) -> Option<Scene> {
     };
     let portals = [0, 1].map(|number| {
         let (machine, link): (&Host, &Link) = (&machines[number], &links[number]);
-        let rules =
-            [Way::Input, Way::Output].map(|way| Rule { way, address: portal, mark: MARK, queue: QUEUE });
+        let rules = [Way::Input, Way::Output].map(|way| Rule {
+            way,
+            address: portal,
+            which: Which::Queue { mark: MARK, queue: QUEUE },
+        });
         let table = Table { name: "outlast-portal".to_owned() };
         let open = || {
             table.set(&mut Socket::open(Protocol::Netfilter).unwrap(), &rules).unwrap();

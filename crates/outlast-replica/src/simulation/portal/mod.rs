@@ -34,8 +34,9 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 32] = [
+const MUTANTS: [(Mutant, &[&str]); 33] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
+    (Mutant::ProposedIsAcknowledged, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
     (Mutant::StraysLeave, &["clients"]),
     (Mutant::EndsBeforeItIsStable, &["clients", "progress", "differences"]),

@@ -25,6 +25,8 @@ const CLOCKS_DIFFER_MS: u64 = 60;
 pub struct How {
     pub protocol: Protocol,
     pub clock: ServerClock,
+    /// Kernels let packets pass that need no verdict.
+    pub kernel_filters: bool,
 }
 
 /// A socket of the portal.
@@ -85,6 +87,8 @@ pub struct Node {
     has_lease: bool,
     sockets: BTreeMap<Ends, Socket>,
     packets: BTreeMap<PacketId, (Direction, Packet)>,
+    /// Connections whose packets its kernel lets pass by itself, and what they may acknowledge.
+    passing: BTreeMap<ConnectionId, u32>,
     packets_seen: u32,
     /// It is about to restore connections.
     pub restoring: Option<u64>,
@@ -139,6 +143,7 @@ impl Node {
             has_lease: false,
             sockets: BTreeMap::new(),
             packets: BTreeMap::new(),
+            passing: BTreeMap::new(),
             packets_seen: 0,
             restoring: None,
             quits: Vec::new(),
@@ -215,11 +220,30 @@ impl Node {
         _: &mut Watch,
         now_ms: u64,
     ) -> Result<(), Violation> {
-        self.queue(Direction::In, packet, now_ms);
+        if self.passing_of(&packet).is_some() {
+            self.kernel_receives(&packet, random, now_ms);
+        } else {
+            self.queue(Direction::In, packet, now_ms);
+        }
         self.act(random, now_ms)
     }
 
+    /// What packets may acknowledge that need no verdict, if this may be one of these.
+    fn passing_of(&self, packet: &Packet) -> Option<u32> {
+        let flags = packet.segment.flags;
+        let connection = self.sockets.get(&packet.segment.ends)?.connection?;
+        let acknowledges = self.passing.get(&connection).copied()?;
+        (flags.ack && !flags.syn && !flags.fin && !flags.rst).then_some(acknowledges)
+    }
+
     fn queue(&mut self, direction: Direction, packet: Packet, now_ms: u64) {
+        if direction == Direction::Out
+            && self.has_lease
+            && let Some(acknowledges) = self.passing_of(&packet)
+            && acknowledges.wrapping_sub(packet.segment.ack).cast_signed() >= 0
+        {
+            return self.out.packets.push_back(packet);
+        }
         self.packets_seen += 1;
         let id = PacketId(self.packets_seen);
         let segment = packet.segment;
@@ -248,6 +272,12 @@ impl Node {
                 }
                 // The copy of the server has it.
                 Action::ReconnectServer { .. } => {}
+                Action::LetPass { connection, acknowledges } => {
+                    match acknowledges.filter(|_| self.how.kernel_filters) {
+                        Some(acknowledges) => _ = self.passing.insert(connection, acknowledges),
+                        None => _ = self.passing.remove(&connection),
+                    }
+                }
                 Action::ConnectServer { connection } => {
                     self.server.give(connection, Request::Connect);
                 }
@@ -313,6 +343,7 @@ impl Node {
                 Action::Fence => {
                     self.differs |= self.may_differ();
                     self.sockets.clear();
+                    self.passing.clear();
                     self.restoring = None;
                 }
                 Action::Excluded { .. } => self.excluded = true,
@@ -343,6 +374,7 @@ impl Node {
     pub fn restore(&mut self, random: &mut SplitMix64, _: &mut Watch, now_ms: u64) -> Result<(), Violation> {
         let Some(epoch) = self.restoring.take() else { return Ok(()) };
         self.sockets.clear();
+        self.passing.clear();
         let mut raw = Vec::new();
         for connection in self.replica.connections() {
             let Some(restore) = self.replica.restore(connection, now_ms) else { continue };

@@ -163,7 +163,7 @@ impl World {
         // A server has to say when it has looked at the time.
         let is_ordered = protocol != Protocol::Counted && !random.next_u64().is_multiple_of(4);
         let clock = if is_ordered { ServerClock::Order } else { ServerClock::Machine };
-        let how = How { protocol, clock };
+        let how = How { protocol, clock, kernel_filters: seed.is_multiple_of(2) };
         let nodes =
             members.iter().map(|node| (*node, Node::new(*node, view.clone(), LIMITS, how, mutant))).collect();
         let mut world = Self {

@@ -1,0 +1,129 @@
+//! Packets that pass without a verdict of this process: by the marks of their sockets, which the portal's rules know, and by a program that the
+//! kernel asks about those that leave.
+
+use super::clients::Client;
+use super::machine::Machine;
+use crate::entry::ConnectionId;
+use outlast_netlink::ack_filter::{AckFilter, Slot, mark_and_mask};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Between two looks at what clients have, where no packet of theirs is seen.
+const LOOK_AT_UNACKED: Duration = Duration::from_millis(100);
+
+/// What the kernel can do by itself.
+#[derive(Debug)]
+pub(super) struct Passing {
+    is_input_known: bool,
+    filter: Option<AckFilter>,
+    /// Clients whose packets pass, and who may not have all that was sent.
+    unacked: BTreeSet<ConnectionId>,
+    looked_at: Instant,
+}
+
+/// How packets of one client pass.
+#[derive(Debug, Default)]
+pub(super) struct Passage {
+    slot: Option<Slot>,
+    is_marked: bool,
+}
+
+impl Passing {
+    pub(super) fn new(is_input_known: bool, filter: Option<AckFilter>) -> Self {
+        Self { is_input_known, filter, unacked: BTreeSet::new(), looked_at: Instant::now() }
+    }
+
+    /// For so long from that instant of the monotonic clock what was allowed may leave.
+    pub(super) fn allow_for(&self, since: Duration, left: Duration) {
+        if let Some(filter) = &self.filter {
+            filter.allow_until(if left.is_zero() { Duration::ZERO } else { since.saturating_add(left) });
+        }
+    }
+
+    /// The client is forgotten.
+    pub(super) fn forget(&mut self, connection: ConnectionId, passage: &mut Passage) {
+        self.unacked.remove(&connection);
+        if let Some((slot, filter)) = passage.slot.take().zip(self.filter.as_mut()) {
+            filter.remove(slot);
+        }
+    }
+
+    /// Something was sent to a client.
+    pub(super) fn note_sent(&mut self, connection: ConnectionId, passage: &Passage) {
+        if passage.is_marked {
+            self.unacked.insert(connection);
+        }
+    }
+
+    fn allow(&mut self, client: SocketAddr, passage: &mut Passage, acknowledges: u32) {
+        let Some(filter) = &mut self.filter else { return };
+        if passage.slot.is_none() {
+            passage.slot = filter.add(client);
+        }
+        if let Some(slot) = &passage.slot {
+            filter.allow(slot, client, acknowledges);
+        }
+    }
+}
+
+/// The time on the clock that the kernel's programs know.
+pub(super) fn monotonic() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+impl Client {
+    fn set_mark(&mut self, mark: u32) {
+        match socket2::SockRef::from(&self.stream.socket).set_mark(mark) {
+            Ok(()) => self.passage.is_marked = mark != 0,
+            Err(error) => tracing::debug!(%error, "packets of a client wait for verdicts"),
+        }
+    }
+}
+
+impl Machine {
+    /// Packets of this client pass, as far as they acknowledge no more than this; or none does.
+    pub(super) fn let_pass(&mut self, connection: ConnectionId, acknowledges: Option<u32>) {
+        let Some(client) = self.clients.get_mut(&connection) else { return };
+        let Some(acknowledges) = acknowledges else {
+            if client.passage.is_marked {
+                client.set_mark(0);
+            }
+            return;
+        };
+        self.passing.allow(client.ends.client, &mut client.passage, acknowledges);
+        if !client.passage.is_marked && self.passing.is_input_known {
+            let mark = client.passage.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
+            client.set_mark(mark);
+        }
+    }
+
+    /// What comes from clients waits for verdicts.
+    pub(super) fn let_none_pass(&mut self) {
+        for client in self.clients.values_mut().filter(|client| client.passage.is_marked) {
+            client.set_mark(0);
+        }
+    }
+
+    /// What clients have acknowledged, where this process sees no packet of theirs.
+    pub(super) fn look_at_unacked(&mut self) {
+        if self.passing.looked_at.elapsed() < LOOK_AT_UNACKED {
+            return;
+        }
+        self.passing.looked_at = Instant::now();
+        let now_ms = self.now_ms();
+        let (clients, replica) = (&self.clients, &mut self.replica);
+        self.passing.unacked.retain(|connection| {
+            let Some(client) = clients.get(connection) else { return false };
+            let acked = client.acked();
+            replica.handle_acked(*connection, acked, now_ms);
+            acked < client.all_written()
+        });
+    }
+
+    /// When that is to be done next.
+    pub(super) fn looks_at_unacked_at(&self) -> Option<Instant> {
+        (!self.passing.unacked.is_empty()).then(|| self.passing.looked_at + LOOK_AT_UNACKED)
+    }
+}
