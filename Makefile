@@ -27,7 +27,7 @@ build: ## Build everything, as the tests do
 release: ## Build an optimised outlast that needs no libraries, and those that it loads into servers: out/
 	@./tools/release.sh
 
-demo: deps ## Break links under transfers and crash servers under load; needs root for all faults (ARGS='--quick' is shorter)
+demo: deps ## Break links under transfers, crash servers and machines under load; needs root for all faults (ARGS='--quick' is shorter)
 	$(CARGO) build $(LOCKED) -p outlast -p outlast-demo -p outlast-c
 	$(CARGO) build $(LOCKED) -p outlast-restart --example tally --example trouble
 	$(CARGO) build $(LOCKED) -p outlast-kv -p outlast-kv-plain

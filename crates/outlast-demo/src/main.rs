@@ -1,11 +1,13 @@
-//! `make demo`: unmodified curl, scp and ssh move real data while the links below them break in every way; and servers
-//! crash many times a second while clients use them.
+//! `make demo`: unmodified curl, scp and ssh move real data while the links below them break in every way; servers crash many times a second
+//! while clients use them; and machines die while clients of redis and MariaDB keep their connections.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a demonstration's product is what it prints")]
 
 mod breaks;
 mod compare;
 mod content;
+mod count;
+mod machines;
 mod narrate;
 mod options;
 mod plain;
@@ -89,6 +91,9 @@ fn demo(options: &Options, interrupted: &AtomicBool) -> Result<bool> {
     }
     if options.shows(Scene::Restart) {
         well &= restart::run(&outlast, &folder, options, &screen, interrupted)?;
+    }
+    if options.shows(Scene::Machines) {
+        well &= machines::run(&outlast, &folder, options, &screen, interrupted)?;
     }
     Ok(well)
 }

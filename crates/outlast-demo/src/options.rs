@@ -4,7 +4,7 @@ use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 
 /// Unmodified curl, scp and ssh move real data through Outlast while every link they have is broken; then servers crash
-/// many times a second while clients use them.
+/// many times a second while clients use them; then machines with redis and MariaDB die.
 #[derive(Clone, Debug, Parser)]
 #[command(version, about)]
 pub struct Options {
@@ -14,7 +14,7 @@ pub struct Options {
     /// How much to move each way: a number with K, M or G
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "1G")]
     pub size: u64,
-    /// The same with 64 MiB; and servers crash for 4 s each, not 15 s
+    /// The same with 64 MiB; servers crash for 4 s each, not 15 s; and fewer machines die
     #[arg(long, conflicts_with = "size")]
     pub quick: bool,
     /// Where chance starts: the same seed breaks links at the same bytes
@@ -26,6 +26,9 @@ pub struct Options {
     /// Break each transfer so often and then let it be
     #[arg(long, value_name = "NUMBER")]
     pub breaks: Option<usize>,
+    /// After how long a silent machine is taken for dead: on a busy machine longer
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
+    pub detect: String,
     /// The outlast program [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     pub outlast: Option<PathBuf>,
@@ -41,6 +44,8 @@ pub enum Scene {
     Links,
     /// Servers crash under load
     Restart,
+    /// Machines die under load
+    Machines,
 }
 
 impl Options {

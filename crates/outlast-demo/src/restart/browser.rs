@@ -1,7 +1,7 @@
 //! A client as a browser is one: keeps its connection, asks for several files at once, and looks at every byte.
 
-use super::count::{Count, Going, Pauses, different};
 use super::site::{self, File};
+use crate::count::{Count, Going, Pauses, different};
 use anyhow::{Context, Result, bail, ensure};
 use outlast_lab::Random;
 use std::io::{Read, Write};

@@ -2,7 +2,7 @@
 //! whoever deals with them.
 
 use super::browser::{PATIENCE, REFUSED_PAUSE};
-use super::count::{Count, Going, Pauses, different};
+use crate::count::{Count, Going, Pauses, different};
 use anyhow::{Context, Result, bail, ensure};
 use outlast_lab::Random;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Clients of the servers of lines: one that counts, and one whose requests crash whoever deals with them.
 
 use super::browser::{PATIENCE, REFUSED_PAUSE};
-use super::count::{Count, Going, Pauses};
+use crate::count::{Count, Going, Pauses};
 use outlast_lab::Random;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Result, Write};

@@ -1,7 +1,6 @@
 //! Servers that crash many times a second, under load: with Outlast, and as they are restarted everywhere else.
 
 mod browser;
-mod count;
 mod hits;
 mod kv;
 mod lines;
@@ -11,10 +10,10 @@ mod site;
 mod tools;
 
 use crate::beside;
+use crate::count::{Count, Going};
 use crate::options::Options;
 use crate::screen::Screen;
 use anyhow::{Context, Result, anyhow, ensure};
-use count::{Count, Going};
 use hits::{Crashes, Way};
 use outlast_lab::MemoryGroup;
 use report::Outcome;

@@ -1,8 +1,8 @@
 //! The tables at the end.
 
-use super::count::Seen;
 use super::hits::Crashes;
 use super::server::Under;
+use crate::count::Seen;
 use crate::report::{align, table};
 use comfy_table::Table;
 use indicatif::HumanCount;

@@ -1,7 +1,7 @@
 //! Clients that others have written: curl, and wrk where it is installed. Neither is told to try again.
 
-use super::count::{Count, Going, Seen, different};
 use super::site::{self, File};
+use crate::count::{Count, Going, Seen, different};
 use anyhow::{Context, Result, ensure};
 use outlast_lab::Random;
 use rustix::process::{Pid, Signal, kill_process};

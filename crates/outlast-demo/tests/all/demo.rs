@@ -121,6 +121,45 @@ fn crashes_under_load_are_seen_by_nobody_but_under_a_plain_restart() {
 }
 
 #[test]
+fn machines_that_die_are_noticed_by_nobody() {
+    outlast_lab::require!();
+    let (said, left) = run_in_a_folder(&["--scene", "machines", "--quick", "--detect", "500ms"]);
+    assert_eq!(left.len(), 0, "{left:?}");
+    assert!(said.contains("Nobody noticed that a machine died"), "{said}");
+    for (begins, kills, replicas) in [
+        (&["redis", "counters"][..], "4", "3"),
+        (&["redis", "redis-benchmark"], "4", "3"),
+        (&["mariadb", "a", "transaction"], "2", "2"),
+    ] {
+        let rows =
+            said.lines().map(|line| line.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>());
+        let row = rows.into_iter().find(|words| words.starts_with(begins));
+        let row = row.unwrap_or_else(|| panic!("no row {begins:?} in:\n{said}"));
+        assert_eq!(row[begins.len()], kills, "{said}");
+        // Failed, lost, duplicated; how many replicas were compared.
+        assert!(row.ends_with(&["0", "0", "0", replicas, "equal"]), "{said}");
+    }
+    for way in ["power off", "cut off", "SIGKILL", "SIGSTOP"] {
+        assert!(said.contains(&format!("the primary: {way}")), "{said}");
+    }
+}
+
+#[test]
+fn when_interrupted_machines_are_taken_down() {
+    outlast_lab::require!();
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = demo(folder.path(), &["--scene", "machines"]).stdout(Stdio::piped()).spawn().unwrap();
+    // The demo, and three nodes. Servers of redis have no folder in their names.
+    assert!(crate::common::wait_until(|| processes_of(folder.path()) > 3), "it does not begin");
+    std::thread::sleep(Duration::from_millis(1500));
+    let sent = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it left files behind");
+    assert_eq!(processes_of(folder.path()), 0, "it left programs behind");
+}
+
+#[test]
 fn when_interrupted_servers_that_crash_end_too() {
     crate::common::build_servers();
     let folder = tempfile::tempdir().unwrap();

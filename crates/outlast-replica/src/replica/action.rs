@@ -1,6 +1,8 @@
 //! What a node's shell is to do.
 
 use super::{LastAck, Shown};
+#[cfg(doc)]
+use super::{Replica, Restore};
 use crate::Message;
 use crate::entry::{ConnectionId, Entry};
 use crate::order::message::Difference;

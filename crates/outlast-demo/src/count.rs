@@ -18,6 +18,11 @@ impl Count {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// So many of them.
+    pub fn answered_all(&self, number: u64) {
+        self.requests.fetch_add(number, Ordering::Relaxed);
+    }
+
     /// So many requests that were not, or not in full, or that could not be sent.
     pub fn failed(&self, number: u64) {
         self.requests.fetch_add(number, Ordering::Relaxed);

@@ -1,0 +1,213 @@
+//! MariaDB on every machine, and its own client in a session that is always in a transaction.
+
+use super::group::{Group, Machine, PATIENCE, SERVER_PORT};
+use super::report::Tally;
+use crate::count::{Going, Pauses};
+use anyhow::{Context, Result, bail, ensure};
+use outlast_lab::Process;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// Of the portal.
+pub const PORT: u16 = 3306;
+/// Every server has the same accounts: one of the nodes, and one of clients.
+const ACCOUNTS: &str = "FLUSH PRIVILEGES;
+CREATE USER outlast@localhost IDENTIFIED BY 'of nodes';
+GRANT SELECT ON mysql.* TO outlast@localhost;
+GRANT PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost;
+CREATE USER app@'%' IDENTIFIED BY 'of clients';
+CREATE DATABASE shop;
+GRANT ALL ON shop.* TO app@'%';
+";
+const NODE_PASSWORD: &str = "of nodes\n";
+/// In one transaction.
+const ROWS: u64 = 8;
+/// What the session remembers, and another one would not.
+const SESSION: &str = "SET @basket = 'of this session'";
+/// Between two statements.
+const BREAK: Duration = Duration::from_millis(15);
+/// As the server's own installation makes it.
+const FLAGS: [&str; 3] = ["--no-defaults", "--user=root", "--innodb-log-file-size=4M"];
+
+/// The data of a server that nobody has used, with accounts, on all machines.
+pub fn install(group: &Group, folder: &Path) -> Result<()> {
+    let data = folder.join("new");
+    let flag = format!("--datadir={}", data.display());
+    let installed = Command::new("mariadb-install-db")
+        .args(FLAGS)
+        .args([&flag, "--auth-root-authentication-method=normal", "--skip-test-db"])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start mariadb-install-db")?;
+    ensure!(installed.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&installed.stderr));
+    let mut bootstrap = Command::new("mariadbd")
+        .args(FLAGS)
+        .args([&flag, "--bootstrap"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("cannot start mariadbd")?;
+    bootstrap.stdin.take().context("it reads nothing")?.write_all(ACCOUNTS.as_bytes())?;
+    ensure!(bootstrap.wait()?.success(), "mariadbd --bootstrap has failed");
+    for machine in group.servers() {
+        let copied = Command::new("cp").arg("-a").arg(&data).arg(data_of(machine)).status()?;
+        ensure!(copied.success(), "cp has failed");
+        std::fs::write(password_file(machine), NODE_PASSWORD)?;
+    }
+    Ok(())
+}
+
+fn data_of(machine: &Machine) -> PathBuf {
+    machine.folder.join("data")
+}
+
+/// With the password of the nodes' account.
+pub fn password_file(machine: &Machine) -> PathBuf {
+    machine.folder.join("password")
+}
+
+/// What runs on a machine.
+pub fn server(machine: &Machine) -> Vec<String> {
+    let folder = machine.folder.display();
+    let mut words = vec!["mariadbd".to_owned()];
+    words.extend(FLAGS.map(str::to_owned));
+    words.extend([
+        "--bind-address=127.0.0.1".to_owned(),
+        format!("--port={SERVER_PORT}"),
+        format!("--datadir={}", data_of(machine).display()),
+        format!("--socket={folder}/socket"),
+        // Servers that share one take each other's files away.
+        format!("--tmpdir={folder}"),
+        // Nodes decide who waits, and for how long.
+        "--innodb-lock-wait-timeout=100000000".to_owned(),
+    ]);
+    words
+}
+
+/// MariaDB's own client, whose session goes on for long.
+pub struct Session {
+    process: Process,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    asked: u64,
+}
+
+impl Session {
+    pub fn open(group: &Group) -> Result<Self> {
+        let (address, port) = (group.portal.ip().to_string(), group.portal.port().to_string());
+        let (output, both) = std::io::pipe()?;
+        let mut command = group.client.command("mariadb");
+        command.args(["--no-defaults", "-h", &address, "-P", &port, "-u", "app", "-pof clients"]);
+        command.args(["--skip-column-names", "--batch", "--unbuffered", "shop"]);
+        command.stdin(Stdio::piped()).stdout(both.try_clone()?).stderr(both);
+        let process = command.spawn()?;
+        // The ends of this process, or the last line would never come.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let input = process.take_stdin().context("the client reads nothing")?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Ok(Self { process, input, lines, asked: 0 })
+    }
+
+    /// What is answered to this.
+    fn ask(&mut self, sql: &str) -> Result<String> {
+        self.asked += 1;
+        let end = format!("end of {}", self.asked);
+        writeln!(self.input, "{sql}; SELECT '{end}';").context("the client has ended")?;
+        let mut said = Vec::new();
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line == end => return Ok(said.join(" ")),
+                Ok(line) => said.push(line),
+                Err(_) => bail!("no answer to {sql:?}: {}", said.join(" ")),
+            }
+        }
+    }
+
+    /// One transaction after the other, until it is over: rows that nobody has, and a sum that goes up with each of them. How many rows there
+    /// are to be.
+    pub fn work(mut self, tally: &Tally, in_transaction: &AtomicBool, going: &Going<'_>) -> Result<u64> {
+        self.ask("CREATE TABLE orders (n BIGINT NOT NULL); CREATE TABLE total (orders BIGINT NOT NULL)")?;
+        self.ask("INSERT INTO total VALUES (0)")?;
+        self.ask(SESSION)?;
+        let mut rows = 0;
+        let mut pauses = Pauses::of(&tally.count);
+        while going.on() {
+            let done = self.transaction(rows, &mut pauses, tally, in_transaction);
+            in_transaction.store(false, Ordering::Relaxed);
+            if let Err(error) = done {
+                tally.count.failed(1);
+                return Err(error);
+            }
+            rows += ROWS;
+        }
+        // The same session as at the beginning.
+        let remembered = self.ask("SELECT @basket")?;
+        if remembered != "of this session" {
+            tally.count.failed(1);
+        }
+        writeln!(self.input, "quit")?;
+        self.process.wait()?;
+        Ok(rows)
+    }
+
+    fn transaction(
+        &mut self,
+        before: u64,
+        pauses: &mut Pauses<'_>,
+        tally: &Tally,
+        in_transaction: &AtomicBool,
+    ) -> Result<()> {
+        let mut say = |sql: &str| {
+            let answer = self.ask(sql)?;
+            pauses.over();
+            tally.count.answered();
+            std::thread::sleep(BREAK);
+            Ok::<_, anyhow::Error>(answer)
+        };
+        say("START TRANSACTION")?;
+        for number in before + 1..=before + ROWS {
+            say(&format!("INSERT INTO orders VALUES ({number}); UPDATE total SET orders = orders + 1"))?;
+            in_transaction.store(true, Ordering::Relaxed);
+            let answer = say("SELECT COUNT(*) FROM orders; SELECT orders FROM total")?;
+            for count in answer.split(' ') {
+                tally.compare(number, count.parse().with_context(|| format!("the answer was {answer:?}"))?);
+            }
+        }
+        say("COMMIT")?;
+        Ok(())
+    }
+}
+
+/// What the server of a machine has: how many rows, how many of them are different, the sum, and a digest of all.
+pub fn data(machine: &Machine) -> Result<[String; 2]> {
+    let ask = |sql: &str| {
+        let socket = format!("--socket={}", machine.folder.join("socket").display());
+        let output = Command::new("mariadb")
+            .args([
+                "--no-defaults",
+                "-u",
+                "root",
+                "--skip-column-names",
+                "--batch",
+                &socket,
+                "shop",
+                "-e",
+                sql,
+            ])
+            .output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    Ok([
+        ask("SELECT COUNT(*), COUNT(DISTINCT n), (SELECT orders FROM total) FROM orders")?,
+        ask("CHECKSUM TABLE orders, total")?,
+    ])
+}

@@ -1,0 +1,123 @@
+//! Redis on every machine; counters that look at each answer, and redis-benchmark, whose connections never break.
+
+use super::group::{Machine, PATIENCE, SERVER_PORT};
+use super::report::Tally;
+use crate::count::{Going, Pauses};
+use anyhow::{Context, Result};
+use outlast_lab::Host;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Of the portal.
+pub const PORT: u16 = 6379;
+/// What redis-benchmark does in one run: 20,000 requests.
+const BENCHMARK: [&str; 9] = ["-c", "20", "-n", "5000", "-r", "10000", "-q", "-t", "set,get,incr,lpush"];
+const BENCHMARK_REQUESTS: u64 = 20_000;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Between two requests of a counter.
+const BREAK: Duration = Duration::from_micros(500);
+
+/// What runs on a machine.
+pub fn server(machine: &Machine) -> Vec<String> {
+    let (port, folder) = (SERVER_PORT.to_string(), machine.folder.to_string_lossy());
+    let words = ["redis-server", "--port", &port, "--save", "", "--dir", &folder];
+    // For the comparison at the end.
+    words.into_iter().chain(["--enable-debug-command", "local"]).map(str::to_owned).collect()
+}
+
+/// Counts up in a key of its own, on one connection, and looks at each answer. How far it got.
+pub fn count_up(
+    host: &Host,
+    portal: SocketAddr,
+    number: u64,
+    tally: &Tally,
+    going: &Going<'_>,
+) -> Result<u64> {
+    let _guard = host.enter_guard()?;
+    let stream = TcpStream::connect_timeout(&portal, PATIENCE).context("a counter cannot connect")?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let mut stream = BufReader::new(stream);
+    let mut pauses = Pauses::of(&tally.count);
+    let (mut at, mut line) = (0_u64, String::new());
+    while going.on() {
+        let request = format!("incr demo:counter:{number}\r\n");
+        line.clear();
+        let said = stream.get_mut().write_all(request.as_bytes()).and_then(|()| stream.read_line(&mut line));
+        let answer =
+            said.ok().and_then(|_| line.strip_prefix(':')).and_then(|text| text.trim_end().parse().ok());
+        let Some(answer) = answer else {
+            // The connection is broken: there is no other one.
+            tally.count.failed(1);
+            return Ok(at);
+        };
+        pauses.over();
+        tally.count.answered();
+        tally.compare(at + 1, answer);
+        at = answer;
+        std::thread::sleep(BREAK);
+    }
+    Ok(at)
+}
+
+/// Runs redis-benchmark again and again.
+pub fn benchmark(host: &Host, portal: SocketAddr, tally: &Tally, going: &Going<'_>) -> Result<()> {
+    let (address, port) = (portal.ip().to_string(), portal.port().to_string());
+    while going.on() {
+        let mut command = host.command("redis-benchmark");
+        command.args(["-h", &address, "-p", &port]).args(BENCHMARK);
+        let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let ended = loop {
+            if let Some(status) = process.try_wait()? {
+                break Some(status);
+            }
+            if !going.on() {
+                break None;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        };
+        match ended {
+            Some(status) => {
+                // It ends well, too, where the server has refused something.
+                let mut errors = String::new();
+                if let Some(mut stderr) = process.take_stderr() {
+                    stderr.read_to_string(&mut errors)?;
+                }
+                if status.success() && errors.trim().is_empty() {
+                    tally.count.answered_all(BENCHMARK_REQUESTS);
+                } else {
+                    tally.count.failed(1);
+                }
+            }
+            None => process.kill(),
+        }
+    }
+    Ok(())
+}
+
+/// What the server of a machine has: a digest of all of it.
+pub fn digest(machine: &Machine) -> Result<String> {
+    machine.host.enter(|| ask(&["DEBUG", "DIGEST"]))?
+}
+
+/// What the server of a machine has in a counter.
+pub fn counter(machine: &Machine, number: u64) -> Result<String> {
+    machine.host.enter(|| ask(&["GET", &format!("demo:counter:{number}")]))?
+}
+
+/// Asks the server of this host, past the portal.
+fn ask(words: &[&str]) -> Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", SERVER_PORT))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{}\r\n", words.join(" ")).as_bytes())?;
+    let mut lines = BufReader::new(stream);
+    let mut line = String::new();
+    lines.read_line(&mut line)?;
+    if line.starts_with('$') {
+        line.clear();
+        lines.read_line(&mut line)?;
+    }
+    Ok(line.trim_end().trim_start_matches('+').to_owned())
+}
