@@ -115,7 +115,7 @@ pub enum Which<'a> {
         /// How much of it counts.
         mask: u32,
     },
-    /// Those pass of which this program (BPF, a socket filter) does not say 0. Linux 4.9 (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF).
+    /// Those pass of which this program (BPF, a socket filter) does not say 0. Linux 4.10 (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF).
     Program(BorrowedFd<'a>),
 }
 

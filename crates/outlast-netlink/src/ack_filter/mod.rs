@@ -2,7 +2,8 @@
 //! of this process: those that carry data or an acknowledgement, neither begin nor end a connection, and acknowledge no more than is allowed.
 //!
 //! What is allowed stands in memory that the kernel and this process share: to change it takes no system call. A packet is known by its socket's
-//! mark (`SO_MARK`), which has the number of the connection's entry there. Linux 5.5 (BPF_F_MMAPABLE); `CAP_BPF`, or `CAP_SYS_ADMIN`.
+//! mark (`SO_MARK`), which has the number of the connection's entry there. Linux 5.8 (the clock, for
+//! programs under any licence); `CAP_BPF`, or `CAP_SYS_ADMIN`.
 
 mod program;
 mod sys;
@@ -15,12 +16,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use sys::Memory;
 
-/// Marks of sockets begin so.
+/// What marks of sockets are alike in, and which of their bits that are. The others are the number of the entry, in two parts: programs that mark
+/// packets for purposes of their own (kube-proxy, Cilium) look at the second byte from the right.
 const MARK: u32 = 0x6f80_0000;
-/// What of a mark is the same for all of them.
-const MARK_MASK: u32 = 0xffff_0000;
+const MARK_MASK: u32 = 0xffc0_ff00;
+/// Of the number.
+const LOW_BITS: u32 = 0xff;
+/// So far to the left of where they are in the number.
+const HIGH_SHIFT: u32 = 8;
+const HIGH_BITS: u32 = 0x3f00;
 /// Entries, the first of which is of no connection.
-const ENTRIES: u16 = u16::MAX;
+const ENTRIES: u16 = 1 << 14;
 /// Of that one: what is not allowed at that time, in nanoseconds of the monotonic clock, or later, is not allowed at all.
 const UNTIL_AT: usize = 24;
 
@@ -51,7 +57,8 @@ impl Slot {
     /// What the connection's socket has for a mark (`SO_MARK`).
     #[must_use]
     pub fn mark(&self) -> u32 {
-        MARK | u32::from(self.0)
+        let number = u32::from(self.0);
+        MARK | number & LOW_BITS | (number & HIGH_BITS) << HIGH_SHIFT
     }
 }
 

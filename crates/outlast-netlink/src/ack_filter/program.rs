@@ -1,6 +1,8 @@
 //! The program: instructions of BPF (RFC 9669), for a packet that leaves and begins with its IP header.
 
-use super::{ACKNOWLEDGES_AT, ADDRESS_AT, MARK, MARK_MASK, PORT_AT, UNTIL_AT};
+use super::{
+    ACKNOWLEDGES_AT, ADDRESS_AT, HIGH_BITS, HIGH_SHIFT, LOW_BITS, MARK, MARK_MASK, PORT_AT, UNTIL_AT,
+};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// One instruction, as the kernel reads it.
@@ -43,6 +45,7 @@ const SET: u8 = 0xbf;
 const SET_TO: u8 = 0xb7;
 const ADD: u8 = 0x07;
 const AND: u8 = 0x57;
+const OR: u8 = 0x4f;
 const AND_WORD: u8 = 0x54;
 const SHIFT_LEFT: u8 = 0x67;
 const SHIFT_RIGHT: u8 = 0x77;
@@ -140,7 +143,10 @@ pub(super) fn program(map: BorrowedFd<'_>) -> Vec<Instruction> {
     code.add(LOAD_WORD, (ENTRY, PACKET), SKB_MARK_AT, 0).add(SET, (R1, ENTRY), 0, 0);
     code.add(AND_WORD, (R1, 0), 0, MARK_MASK.cast_signed());
     code.refuse(IF_WORD_IS_NOT, (R1, 0), MARK.cast_signed());
-    code.add(AND, (ENTRY, 0), 0, (!MARK_MASK).cast_signed()).add(STORE_WORD, (FRAME, ENTRY), -4, 0);
+    code.add(SET, (R1, ENTRY), 0, 0).add(AND, (R1, 0), 0, LOW_BITS.cast_signed());
+    code.add(SHIFT_RIGHT, (ENTRY, 0), 0, HIGH_SHIFT.cast_signed());
+    code.add(AND, (ENTRY, 0), 0, HIGH_BITS.cast_signed()).add(OR, (ENTRY, R1), 0, 0);
+    code.add(STORE_WORD, (FRAME, ENTRY), -4, 0);
     code.look_up(map).add(SET, (ENTRY, R0), 0, 0);
     // It is to the other end of that connection.
     code.add(PACKET_BYTE, (0, 0), 0, 0).add(SET, (TCP, R0), 0, 0).add(SHIFT_RIGHT, (R0, 0), 0, 4);

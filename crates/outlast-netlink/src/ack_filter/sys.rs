@@ -5,6 +5,7 @@
 use super::program::Instruction;
 use super::{ENTRY_BYTES, Entry};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -55,7 +56,19 @@ fn bpf<T>(command: libc::c_int, wishes: &T) -> io::Result<OwnedFd> {
 pub(super) fn create_array(entry_bytes: usize, entries_max: u32) -> io::Result<OwnedFd> {
     let value_bytes = u32::try_from(entry_bytes).map_err(io::Error::other)?;
     let flags = MAP_CAN_BE_SHARED;
-    bpf(CREATE_MAP, &CreateMap { kind: MAP_ARRAY, key_bytes: 4, value_bytes, entries_max, flags })
+    let wishes = CreateMap { kind: MAP_ARRAY, key_bytes: 4, value_bytes, entries_max, flags };
+    match bpf(CREATE_MAP, &wishes) {
+        // Before Linux 5.11 it counts as locked memory, of which there is little by default.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            let bytes = u64::from(entries_max) * u64::from(value_bytes);
+            let before = getrlimit(Resource::Memlock);
+            let more = |limit: Option<u64>| limit.map(|limit| limit.saturating_add(bytes));
+            let enough = Rlimit { current: more(before.current), maximum: more(before.maximum) };
+            setrlimit(Resource::Memlock, enough)?;
+            bpf(CREATE_MAP, &wishes)
+        }
+        created => created,
+    }
 }
 
 /// Has the kernel verify and take a program that says of a packet whether it matches.

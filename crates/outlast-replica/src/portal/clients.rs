@@ -224,29 +224,17 @@ impl Machine {
     pub(super) fn feed_client(&mut self, connection: ConnectionId) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         let Some((front, back, ends)) = self.replica.client_bytes(connection) else { return };
-        let mut count = 0;
-        for part in [front, back] {
-            match client.stream.write(part) {
-                Ok(sent) => {
-                    count += sent;
-                    if sent < part.len() {
-                        break;
-                    }
-                }
-                // The next read sees an end, as the kernel reports an error once: this was it.
-                Err(_) => {
-                    client.is_broken = true;
-                    client.stream.note_ready(true, false);
-                    self.dirty_clients.insert(connection);
-                    break;
-                }
-            }
-        }
+        let count = client.stream.write((front, back)).unwrap_or_else(|_| {
+            // The next read sees an end, as the kernel reports an error once: this was it.
+            client.is_broken = true;
+            client.stream.note_ready(true, false);
+            self.dirty_clients.insert(connection);
+            0
+        });
         let all = count == front.len() + back.len();
         client.written += count as u64;
-        if count > 0 {
-            self.passing.note_sent(connection, &client.passage);
-        }
+        let written = client.all_written();
+        let looks = count > 0 && self.passing.note_written(connection, &mut client.passage, written);
         let end_written = ends && all;
         if end_written {
             client.stream.end();
@@ -254,6 +242,9 @@ impl Machine {
             client.end_written = true;
         }
         self.replica.handle_client_took(connection, count, end_written);
+        if looks && let Some(client) = self.clients.get(&connection) {
+            self.replica.handle_acked(connection, client.acked(), self.now_ms());
+        }
     }
 
     /// The server has reset the connection.

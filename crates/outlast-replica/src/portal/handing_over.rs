@@ -122,7 +122,10 @@ impl Machine {
         let begun = refusal.map_or_else(|| self.replica.hand_over(to, within_ms, self.now_ms()), Err);
         match begun {
             Ok(()) => self.handing_over.asks = Some((asks, Instant::now())),
-            Err(refusal) => _ = asks.send(Err(refusal)),
+            Err(refusal) => {
+                self.replica.let_all_pass(self.now_ms());
+                let _ = asks.send(Err(refusal));
+            }
         }
         Ok(())
     }

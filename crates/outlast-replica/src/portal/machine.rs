@@ -236,7 +236,7 @@ impl Machine {
             dirty_servers: BTreeSet::new(),
             heard: BTreeSet::new(),
             watched: BTreeSet::new(),
-            passing: Passing::new(packets.passes_input, packets.filter),
+            passing: Passing::new(packets.filter),
             looked_at: Instant::now(),
             server_looked_at: Instant::now(),
             queue,
@@ -493,7 +493,9 @@ impl Machine {
             self.queue.decide(id, if passes { verdict } else { Verdict::Drop });
         }
         self.verdicts = verdicts;
-        self.queue.flush()
+        self.queue.flush()?;
+        self.let_later_pass();
+        Ok(())
     }
 
     /// Sends packets past the portal's rules, if no other node may serve.

@@ -2,7 +2,7 @@
 //! kernel asks about those that leave.
 
 use super::clients::Client;
-use super::machine::Machine;
+use super::machine::{LOOK, Machine};
 use crate::entry::ConnectionId;
 use outlast_netlink::ack_filter::{AckFilter, Slot, mark_and_mask};
 use std::collections::BTreeSet;
@@ -10,16 +10,21 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Between two looks at what clients have, where no packet of theirs is seen.
-const LOOK_AT_UNACKED: Duration = Duration::from_millis(100);
+const LOOK_AT_UNACKED: Duration = Duration::from_millis(25);
+/// And after so much was written, where that is more often: all nodes keep what is not known to have come.
+const LOOK_AFTER_BYTES: u64 = 64 << 10;
+/// What was allowed counts for so long without a word of this process, at the most: one that serves looks after [`LOOK`].
+const ALLOWED_FOR: Duration = LOOK.saturating_mul(3);
 
 /// What the kernel can do by itself.
 #[derive(Debug)]
 pub(super) struct Passing {
-    is_input_known: bool,
     filter: Option<AckFilter>,
     /// Clients whose packets pass, and who may not have all that was sent.
     unacked: BTreeSet<ConnectionId>,
     looked_at: Instant,
+    /// What is allowed when the kernel has been told of the packets that wait: others would else come before them.
+    later: Vec<(ConnectionId, u32)>,
 }
 
 /// How packets of one client pass.
@@ -27,16 +32,19 @@ pub(super) struct Passing {
 pub(super) struct Passage {
     slot: Option<Slot>,
     is_marked: bool,
+    /// So much was written when it was looked at last.
+    looked_at: u64,
 }
 
 impl Passing {
-    pub(super) fn new(is_input_known: bool, filter: Option<AckFilter>) -> Self {
-        Self { is_input_known, filter, unacked: BTreeSet::new(), looked_at: Instant::now() }
+    pub(super) fn new(filter: Option<AckFilter>) -> Self {
+        Self { filter, unacked: BTreeSet::new(), looked_at: Instant::now(), later: Vec::new() }
     }
 
     /// For so long from that instant of the monotonic clock what was allowed may leave.
     pub(super) fn allow_for(&self, since: Duration, left: Duration) {
         if let Some(filter) = &self.filter {
+            let left = left.min(ALLOWED_FOR);
             filter.allow_until(if left.is_zero() { Duration::ZERO } else { since.saturating_add(left) });
         }
     }
@@ -49,11 +57,22 @@ impl Passing {
         }
     }
 
-    /// Something was sent to a client.
-    pub(super) fn note_sent(&mut self, connection: ConnectionId, passage: &Passage) {
-        if passage.is_marked {
-            self.unacked.insert(connection);
+    /// The kernel has got all before this for a client. Whether to look at once how far that one is.
+    pub(super) fn note_written(
+        &mut self,
+        connection: ConnectionId,
+        passage: &mut Passage,
+        written: u64,
+    ) -> bool {
+        if !passage.is_marked {
+            return false;
         }
+        self.unacked.insert(connection);
+        let is_much = written >= passage.looked_at + LOOK_AFTER_BYTES;
+        if is_much {
+            passage.looked_at = written;
+        }
+        is_much
     }
 
     fn allow(&mut self, client: SocketAddr, passage: &mut Passage, acknowledges: u32) {
@@ -85,22 +104,43 @@ impl Client {
 impl Machine {
     /// Packets of this client pass, as far as they acknowledge no more than this; or none does.
     pub(super) fn let_pass(&mut self, connection: ConnectionId, acknowledges: Option<u32>) {
-        let Some(client) = self.clients.get_mut(&connection) else { return };
-        let Some(acknowledges) = acknowledges else {
-            if client.passage.is_marked {
-                client.set_mark(0);
+        match acknowledges {
+            None => {
+                self.passing.later.retain(|(later, _)| *later != connection);
+                if let Some(client) =
+                    self.clients.get_mut(&connection).filter(|client| client.passage.is_marked)
+                {
+                    client.set_mark(0);
+                }
             }
-            return;
-        };
+            Some(acknowledges) if self.verdicts.is_empty() => self.allow(connection, acknowledges),
+            Some(acknowledges) => self.passing.later.push((connection, acknowledges)),
+        }
+    }
+
+    /// The kernel was told of all packets that waited.
+    pub(super) fn let_later_pass(&mut self) {
+        let mut later = std::mem::take(&mut self.passing.later);
+        for (connection, acknowledges) in later.drain(..) {
+            self.allow(connection, acknowledges);
+        }
+        self.passing.later = later;
+    }
+
+    fn allow(&mut self, connection: ConnectionId, acknowledges: u32) {
+        let Some(client) = self.clients.get_mut(&connection) else { return };
         self.passing.allow(client.ends.client, &mut client.passage, acknowledges);
-        if !client.passage.is_marked && self.passing.is_input_known {
+        if !client.passage.is_marked && self.passing.filter.is_some() {
             let mark = client.passage.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
             client.set_mark(mark);
+            // What was written before may be under way.
+            self.passing.unacked.insert(connection);
         }
     }
 
     /// What comes from clients waits for verdicts.
     pub(super) fn let_none_pass(&mut self) {
+        self.passing.later.clear();
         for client in self.clients.values_mut().filter(|client| client.passage.is_marked) {
             client.set_mark(0);
         }

@@ -46,21 +46,24 @@ impl Rules {
         // As nft(8) can read it.
         let name: String = portal.to_string().replace(':', "_").replace(['[', ']'], "");
         let table = Table { name: format!("outlast-{name}") };
-        let filter = AckFilter::load();
+        let filter = if looks_up_early() {
+            AckFilter::load()
+        } else {
+            Err(io::Error::other(
+                "the kernel does not look up sockets early (ip_early_demux, tcp_early_demux)",
+            ))
+        };
         if let Err(error) = &filter {
-            tracing::debug!(%error, "the kernel takes no program for packets (CAP_BPF): all that leave the portal wait for a verdict");
+            tracing::info!(%error, "every packet of the portal waits for this process, which takes time (CAP_BPF, Linux 5.8)");
         }
-        let mut packets = Packets { queue, passes_input: true, filter: filter.ok() };
+        let mut packets = Packets { queue, filter: filter.ok() };
         let mut socket = Socket::open(Protocol::Netfilter)?;
         loop {
             match table.set(&mut socket, &packets.rules(portal, number)) {
                 Ok(()) => return Ok((Self { table }, packets)),
                 // The kernel may lack what only saves time.
                 Err(error) if packets.filter.take().is_some() => {
-                    tracing::debug!(%error, "the kernel asks no program about packets: all that leave the portal wait for a verdict");
-                }
-                Err(error) if std::mem::replace(&mut packets.passes_input, false) => {
-                    tracing::debug!(%error, "the kernel does not look for sockets: all that comes to the portal waits for a verdict");
+                    tracing::info!(%error, "every packet of the portal waits for this process, which takes time (CONFIG_NFT_SOCKET, CONFIG_NETFILTER_XT_MATCH_BPF)");
                 }
                 Err(error) => return Err(error),
             }
@@ -72,21 +75,27 @@ impl Rules {
 #[derive(Debug)]
 pub struct Packets {
     pub(super) queue: Queue,
-    /// What comes to a socket with a mark of the filter's passes.
-    pub(super) passes_input: bool,
-    /// What leaves passes where this says so.
+    /// What leaves passes where this says so, and what comes to a socket with one of its marks.
     pub(super) filter: Option<AckFilter>,
 }
 
 impl Packets {
     fn rules(&self, portal: SocketAddr, queue: u16) -> Vec<Rule<'_>> {
         let (mark, mask) = mark_and_mask();
-        let input = self.passes_input.then_some((Way::Input, Which::OfSockets { mark, mask }));
-        let output = self.filter.iter().map(|filter| (Way::Output, Which::Program(filter.program())));
+        let output = self.filter.as_ref().map(|filter| (Way::Output, Which::Program(filter.program())));
+        let input = self.filter.as_ref().map(|_| (Way::Input, Which::OfSockets { mark, mask }));
         let others = [Way::Input, Way::Output].map(|way| (way, Which::Queue { mark: MARK, queue }));
         let rules = input.into_iter().chain(output).chain(others);
         rules.map(|(way, which)| Rule { way, address: portal, which }).collect()
     }
+}
+
+/// Whether the kernel knows the socket of a packet before rules ask for it. Else it looks for it again, and loses memory by that in some versions
+/// (CVE-2024-46855).
+fn looks_up_early() -> bool {
+    // They say it for IPv6 as well.
+    let files = ["/proc/sys/net/ipv4/ip_early_demux", "/proc/sys/net/ipv4/tcp_early_demux"];
+    files.iter().all(|file| std::fs::read_to_string(file).is_ok_and(|value| value.trim() != "0"))
 }
 
 fn is_taken(error: &io::Error) -> bool {

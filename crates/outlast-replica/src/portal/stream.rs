@@ -4,7 +4,7 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::Shutdown;
 
 /// Room for what is read at a time.
@@ -151,11 +151,19 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Sends as much of these bytes as it takes at once. Not to be used beside [`push`](Self::push).
-    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    /// Sends as much of these bytes, the second ones behind the first, as it takes at once: in one segment, if they fit. Not to be used beside
+    /// [`push`](Self::push).
+    pub(super) fn write(&mut self, (front, back): (&[u8], &[u8])) -> io::Result<usize> {
         let mut sent = 0;
-        while self.is_writable && sent < bytes.len() {
-            match self.socket.write(bytes.get(sent..).unwrap_or_default()) {
+        while self.is_writable && sent < front.len() + back.len() {
+            let rest = front.get(sent..).unwrap_or_default();
+            let behind = back.get(sent.saturating_sub(front.len())..).unwrap_or_default();
+            let written = if behind.is_empty() {
+                self.socket.write(rest)
+            } else {
+                self.socket.write_vectored(&[IoSlice::new(rest), IoSlice::new(behind)])
+            };
+            match written {
                 Ok(count) => sent += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_writable = false,

@@ -62,6 +62,7 @@ impl Replica {
                     self.feed((index, 0), connection, Action::EndToServer { connection }, now_ms);
                 }
                 self.judge_again(connection);
+                self.let_pass(connection, now_ms);
             }
             Entry::Reset { connection } | Entry::Closed { connection } => {
                 if let Some(state) = self.connections.get(&connection) {
@@ -121,6 +122,9 @@ impl Replica {
                 self.report(index, connection, report, now_ms);
                 if let Some(state) = self.connections.get_mut(&connection) {
                     state.answers.ack(offset);
+                    if !state.passes {
+                        self.let_pass(connection, now_ms);
+                    }
                 }
             }
         }

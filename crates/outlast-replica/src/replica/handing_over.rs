@@ -174,6 +174,7 @@ impl Replica {
             }
             self.handle_packet(packet, Direction::In, &segment, now_ms);
         }
+        self.let_all_pass(now_ms);
     }
 
     /// Whether this packet was dealt with: it waits for another primary, or goes there.

@@ -5,7 +5,7 @@ use crate::entry::ConnectionId;
 use crate::is_mutant;
 
 impl Replica {
-    /// More of what this client has sent is stable.
+    /// More of what this client has sent is stable, or it may be long enough ago that this node took over.
     pub(super) fn let_pass(&mut self, connection: ConnectionId, now_ms: u64) {
         // What comes may be for another primary.
         if self.role != Role::Serving || self.keeps_packets() {
@@ -22,6 +22,13 @@ impl Replica {
         state.passes = true;
         let acknowledges = Some(state.handshake.client.number(stable));
         self.actions.push_back(Action::LetPass { connection, acknowledges });
+    }
+
+    /// The shell lets nobody's packets pass, and may again.
+    pub fn let_all_pass(&mut self, now_ms: u64) {
+        for connection in self.connections() {
+            self.let_pass(connection, now_ms);
+        }
     }
 
     /// All packets are looked at again.

@@ -25,7 +25,7 @@ const CLOCKS_DIFFER_MS: u64 = 60;
 pub struct How {
     pub protocol: Protocol,
     pub clock: ServerClock,
-    /// Kernels let packets pass that need no verdict.
+    /// Kernels let packets pass that need no verdict, and backups say what they have to say before they do anything else.
     pub kernel_filters: bool,
 }
 
@@ -237,8 +237,8 @@ impl Node {
     }
 
     fn queue(&mut self, direction: Direction, packet: Packet, now_ms: u64) {
+        // A kernel may go on for a moment when the lease is over.
         if direction == Direction::Out
-            && self.has_lease
             && let Some(acknowledges) = self.passing_of(&packet)
             && acknowledges.wrapping_sub(packet.segment.ack).cast_signed() >= 0
         {
@@ -253,6 +253,11 @@ impl Node {
 
     /// Does all that there is to do.
     pub fn act(&mut self, random: &mut SplitMix64, now_ms: u64) -> Result<(), Violation> {
+        if self.how.kernel_filters && !self.replica.order().is_primary() {
+            while let Some(message) = self.replica.poll_message() {
+                self.out.messages.push_back(message);
+            }
+        }
         while let Some(action) = self.replica.poll_action() {
             if self.traces {
                 std::println!("    {:?}: {action:?}", self.me);
