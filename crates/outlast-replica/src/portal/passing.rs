@@ -49,6 +49,11 @@ impl Passing {
         }
     }
 
+    /// All sockets of clients are closed: what was allowed was for these.
+    pub(super) fn forget_later(&mut self) {
+        self.later.clear();
+    }
+
     /// The client is forgotten.
     pub(super) fn forget(&mut self, connection: ConnectionId, passage: &mut Passage) {
         self.unacked.remove(&connection);
@@ -140,7 +145,7 @@ impl Machine {
 
     /// What comes from clients waits for verdicts.
     pub(super) fn let_none_pass(&mut self) {
-        self.passing.later.clear();
+        self.passing.forget_later();
         for client in self.clients.values_mut().filter(|client| client.passage.is_marked) {
             client.set_mark(0);
         }

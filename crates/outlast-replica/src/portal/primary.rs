@@ -69,6 +69,7 @@ impl Machine {
             self.passing.forget(connection, &mut client.passage);
             client.close_silently();
         }
+        self.passing.forget_later();
         self.by_ends.clear();
         for set in [&mut self.dirty_clients, &mut self.heard, &mut self.watched] {
             set.clear();
