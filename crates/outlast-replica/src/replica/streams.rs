@@ -266,9 +266,13 @@ impl Replica {
         self.connections.get(&connection).is_none_or(|state| state.answers.end.is_some())
     }
 
-    /// What the client's socket has not got yet, oldest first, and whether the answers end behind that.
+    /// What the client's socket has not got yet, oldest first, and whether the answers end behind that. Nothing where this node does not serve: a
+    /// socket that is not closed yet would send what it has sent before as if it were more.
     #[must_use]
     pub fn client_bytes(&self, connection: ConnectionId) -> Option<(&[u8], &[u8], bool)> {
+        if self.role != Role::Serving {
+            return None;
+        }
         let state = self.connections.get(&connection)?;
         let answers = &state.answers;
         let (front, back) = answers.unwritten();
