@@ -61,8 +61,8 @@ pub(super) struct Comparing {
     differences: VecDeque<Difference>,
     /// When the server was last given something that comes before the first of `open`.
     behind_ms: u64,
-    /// Where they are only told of: when the next one may be.
-    reports_at_ms: u64,
+    /// Where they are only told of: when the next one may be, if that is known; and whether there was one since the last.
+    reports_at_ms: Option<u64>,
     has_reported: bool,
     /// The primary knows that so much was compared here.
     told: u64,
@@ -318,7 +318,7 @@ impl Replica {
     /// Another view is decided.
     pub(super) fn compare_in_new_view(&mut self, now_ms: u64) {
         let comparing = &mut self.comparing;
-        comparing.has_reported = false;
+        (comparing.has_reported, comparing.reports_at_ms) = (false, None);
         (comparing.told, comparing.tell_at_ms) = (0, now_ms + TELL_EVERY_MS);
         comparing.differences.clear();
         comparing.behind_ms = now_ms;
@@ -359,8 +359,11 @@ impl Replica {
         }
         let (index, view) = (self.compared(), self.order.view());
         (self.comparing.told, self.comparing.tell_at_ms) = (index, now_ms + TELL_EVERY_MS);
-        if self.comparing.has_reported && now_ms >= self.comparing.reports_at_ms {
-            (self.comparing.has_reported, self.comparing.reports_at_ms) = (false, now_ms + REPORT_EVERY_MS);
+        if self.comparing.has_reported {
+            let at_ms = *self.comparing.reports_at_ms.get_or_insert(now_ms + REPORT_EVERY_MS);
+            if now_ms >= at_ms {
+                (self.comparing.has_reported, self.comparing.reports_at_ms) = (false, None);
+            }
         }
         let message = Message::Compared { epoch: view.epoch, index };
         self.actions.push_back(Action::Send { to: view.primary, message });
