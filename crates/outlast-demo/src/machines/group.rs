@@ -166,11 +166,12 @@ impl Group {
         said.lines().next().and_then(|line| line.rsplit(": ").next()).unwrap_or_default().to_owned()
     }
 
-    /// Waits until a machine serves clients: which.
-    pub fn primary(&self, interrupted: &AtomicBool) -> Result<String> {
+    /// Waits until a machine, none of these, serves clients: which.
+    pub fn primary(&self, gone: &[&str], interrupted: &AtomicBool) -> Result<String> {
         let mut found = None;
         self.wait("a machine serves clients", interrupted, || {
-            found = self.servers().find(|machine| machine.is_up() && self.role(machine) == PRIMARY);
+            let mut left = self.servers().filter(|machine| !gone.contains(&machine.name.as_str()));
+            found = left.find(|machine| machine.is_up() && self.role(machine) == PRIMARY);
             found.is_some()
         })?;
         Ok(found.context("nobody serves")?.name.clone())
@@ -180,6 +181,29 @@ impl Group {
     pub fn wait_for_member(&self, name: &str, interrupted: &AtomicBool) -> Result<()> {
         let machine = &self.machines[self.at(name)?];
         self.wait(&format!("machine {name} is a member"), interrupted, || self.is_member(machine))
+    }
+
+    /// Waits until all machines with a server are members, but for these.
+    pub fn wait_for_all(&self, gone: &[&str], interrupted: &AtomicBool) -> Result<()> {
+        self.wait("all machines are members", interrupted, || {
+            let mut left = self.servers().filter(|machine| !gone.contains(&machine.name.as_str()));
+            left.all(|machine| self.is_member(machine))
+        })
+    }
+
+    /// Waits until a machine that was the primary is a member again: another one is the primary now.
+    pub fn wait_for_backup(&self, name: &str, interrupted: &AtomicBool) -> Result<()> {
+        let machine = &self.machines[self.at(name)?];
+        self.wait(&format!("machine {name} is a backup"), interrupted, || {
+            machine.is_up() && self.role(machine) == BACKUP
+        })
+    }
+
+    /// What a node has said of servers that answered differently, if one did.
+    pub fn differed(&self) -> Option<String> {
+        let logs = self.machines.iter().filter_map(|machine| std::fs::read_to_string(machine.log()).ok());
+        logs.flat_map(|log| log.lines().map(str::to_owned).collect::<Vec<_>>())
+            .find(|line| line.contains("answered differently") || line.contains("answers otherwise"))
     }
 
     fn is_member(&self, machine: &Machine) -> bool {

@@ -8,7 +8,7 @@ use outlast_lab::Process;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -132,16 +132,15 @@ impl Session {
     }
 
     /// One transaction after the other, until it is over: rows that nobody has, and a sum that goes up with each of them. How many rows there
-    /// are to be.
-    pub fn work(mut self, tally: &Tally, in_transaction: &AtomicBool, going: &Going<'_>) -> Result<u64> {
+    /// are to be. `transaction` is the number of the one that has changed something and is not at its end, or 0.
+    pub fn work(mut self, tally: &Tally, transaction: &AtomicU64, going: &Going<'_>) -> Result<u64> {
         self.ask("CREATE TABLE orders (n BIGINT NOT NULL); CREATE TABLE total (orders BIGINT NOT NULL)")?;
         self.ask("INSERT INTO total VALUES (0)")?;
         self.ask(SESSION)?;
         let mut rows = 0;
         let mut pauses = Pauses::of(&tally.count);
         while going.on() {
-            let done = self.transaction(rows, &mut pauses, tally, in_transaction);
-            in_transaction.store(false, Ordering::Relaxed);
+            let done = self.transaction(rows, &mut pauses, tally, transaction);
             if let Err(error) = done {
                 tally.count.failed(1);
                 return Err(error);
@@ -163,7 +162,7 @@ impl Session {
         before: u64,
         pauses: &mut Pauses<'_>,
         tally: &Tally,
-        in_transaction: &AtomicBool,
+        transaction: &AtomicU64,
     ) -> Result<()> {
         let mut say = |sql: &str| {
             let answer = self.ask(sql)?;
@@ -175,12 +174,13 @@ impl Session {
         say("START TRANSACTION")?;
         for number in before + 1..=before + ROWS {
             say(&format!("INSERT INTO orders VALUES ({number}); UPDATE total SET orders = orders + 1"))?;
-            in_transaction.store(true, Ordering::Relaxed);
+            transaction.store(before / ROWS + 1, Ordering::Relaxed);
             let answer = say("SELECT COUNT(*) FROM orders; SELECT orders FROM total")?;
-            for count in answer.split(' ') {
-                tally.compare(number, count.parse().with_context(|| format!("the answer was {answer:?}"))?);
-            }
+            let counts: Vec<u64> = answer.split(' ').flat_map(str::parse).collect();
+            ensure!(counts.len() == 2, "the answer was {answer:?}");
+            counts.into_iter().for_each(|count| tally.compare(number, count));
         }
+        transaction.store(0, Ordering::Relaxed);
         say("COMMIT")?;
         Ok(())
     }

@@ -13,7 +13,6 @@ use group::{Death, Group};
 use outlast_lab::Lab;
 use report::{Outcome, Tally};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -83,9 +82,10 @@ pub fn run(
     Ok(well)
 }
 
+/// It is looked for and not started: some do what they are for whatever they are asked.
 fn is_installed(program: &str) -> bool {
-    let asked = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    asked.is_ok()
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 impl Scene<'_> {
@@ -154,7 +154,8 @@ impl Scene<'_> {
         self.start(&mut group, |_| join.clone(), redis::server)?;
         let deaths: Vec<Death> =
             Death::ALL.into_iter().cycle().take(if self.is_quick { DEATHS_QUICK } else { DEATHS }).collect();
-        let (counters, benchmark) = (Tally::default(), Tally::default());
+        // What redis-benchmark is answered it does not look at.
+        let (counters, benchmark) = (Tally::default(), Tally::of_requests());
         let counts: [AtomicU64; COUNTERS] = Default::default();
         let (client, portal) = (group.client.clone(), group.portal);
         let stop = AtomicBool::new(false);
@@ -164,15 +165,12 @@ impl Scene<'_> {
                 .zip(&counts)
                 .map(|(number, count)| {
                     let (client, counters, going) = (&client, &counters, &going);
-                    scope.spawn(move || {
-                        let counted = redis::count_up(client, portal, number, counters, going)?;
-                        count.store(counted, Ordering::Relaxed);
-                        Ok(())
-                    })
+                    scope.spawn(move || redis::count_up(client, portal, number, (counters, count), going))
                 })
                 .collect();
             let load = scope.spawn(|| redis::benchmark(&client, portal, &benchmark, &going));
-            let died = deaths.iter().try_for_each(|death| self.redis_dies(&mut group, *death, &counters));
+            let died =
+                deaths.iter().try_for_each(|death| self.redis_dies(&mut group, *death, &counters, &counts));
             stop.store(true, Ordering::Relaxed);
             for client in clients.into_iter().chain([load]) {
                 client.join().map_err(|_| anyhow!("a client has crashed"))??;
@@ -196,8 +194,18 @@ impl Scene<'_> {
                 && all.iter().all(|one| Some(one) == all.first())
                 && group.servers().all(are_right)
         });
-        outcome.replicas = (group.servers().count(), self.unless_interrupted(equal)?);
+        let equal = self.unless_interrupted(equal)? && self.agreed(&group);
+        outcome.replicas = (group.servers().count(), equal);
         Ok(outcome)
+    }
+
+    /// Whether no server has ever answered otherwise than the others: one that did would have got a copy of their data since then.
+    fn agreed(&self, group: &Group) -> bool {
+        let differed = group.differed();
+        if let Some(line) = &differed {
+            self.screen.event(line);
+        }
+        differed.is_none()
     }
 
     /// Whether it was so in the end.
@@ -209,26 +217,36 @@ impl Scene<'_> {
         Ok(waited.is_ok())
     }
 
-    fn redis_dies(&self, group: &mut Group, death: Death, counters: &Tally) -> Result<()> {
+    fn redis_dies(
+        &self,
+        group: &mut Group,
+        death: Death,
+        counters: &Tally,
+        counts: &[AtomicU64],
+    ) -> Result<()> {
         self.sleep(CALM)?;
-        let name = group.primary(self.interrupted)?;
-        let before = counters.count.seen().requests;
+        group.wait_for_all(&[], self.interrupted)?;
+        let name = group.primary(&[], self.interrupted)?;
         self.screen.event(format!("KILL       machine {name}, the primary: {}", death.name()));
-        let begun = Instant::now();
         group.kill(&name, death)?;
-        // Each of them has had an answer that came later.
+        let begun = Instant::now();
+        let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        // An answer may have been under way to each of them.
+        let has_gone_on = |(count, before): (&AtomicU64, &u64)| count.load(Ordering::Relaxed) > before + 1;
         group.wait("clients go on", self.interrupted, || {
-            counters.count.seen().requests > before + 2 * COUNTERS as u64 || counters.count.seen().failed > 0
+            counts.iter().zip(&before).all(has_gone_on) || counters.count.seen().failed > 0
         })?;
+        let took = begun.elapsed();
+        let next = group.primary(&[&name], self.interrupted)?;
         self.screen
-            .event(format!("GO ON      clients, on the same connections, {:.0?} later", begun.elapsed()));
+            .event(format!("GO ON      all clients, on the same connections, {took:.0?} later: by {next}"));
         self.sleep(AWAY)?;
         if group.heal(&name, death)? {
             let machine = group.servers().find(|machine| machine.name == name);
             let server = redis::server(machine.context("it has no server")?);
             group.start(&name, &["--join"], &server)?;
         }
-        group.wait_for_member(&name, self.interrupted)?;
+        group.wait_for_backup(&name, self.interrupted)?;
         self.screen.event(format!("BACK       machine {name} has all data again, and is a member"));
         Ok(())
     }
@@ -247,14 +265,15 @@ impl Scene<'_> {
         self.start(&mut group, password, mariadb::server)?;
         let tally = Tally::default();
         let session = mariadb::Session::open(&group)?;
-        let (stop, in_transaction) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (stop, transaction) = (AtomicBool::new(false), AtomicU64::new(0));
         let going = Going { stop: &stop, interrupted: self.interrupted };
         let deaths = [Death::PowerOff, Death::CutOff];
-        let mut gone = Vec::new();
+        let mut gone: Vec<String> = Vec::new();
         let rows = std::thread::scope(|scope| {
-            let client = scope.spawn(|| session.work(&tally, &in_transaction, &going));
+            let client = scope.spawn(|| session.work(&tally, &transaction, &going));
             let died = deaths.into_iter().try_for_each(|death| {
-                gone.push(self.mariadb_dies(&mut group, death, &tally, &in_transaction)?);
+                let name = self.mariadb_dies(&mut group, (death, &gone), &tally, &transaction)?;
+                gone.push(name);
                 Ok::<_, anyhow::Error>(())
             });
             let died = died.and_then(|()| self.sleep(CALM));
@@ -271,7 +290,8 @@ impl Scene<'_> {
             all.len() == left.len()
                 && all.iter().all(|[counts, digest]| *counts == right && *digest == all[0][1])
         });
-        outcome.replicas = (left.len(), self.unless_interrupted(equal)?);
+        let equal = self.unless_interrupted(equal)? && self.agreed(&group);
+        outcome.replicas = (left.len(), equal);
         Ok(outcome)
     }
 
@@ -279,25 +299,39 @@ impl Scene<'_> {
     fn mariadb_dies(
         &self,
         group: &mut Group,
-        death: Death,
+        (death, gone): (Death, &[String]),
         tally: &Tally,
-        in_transaction: &AtomicBool,
+        transaction: &AtomicU64,
     ) -> Result<String> {
         self.sleep(if self.is_quick { SALES_QUICK } else { SALES })?;
-        let name = group.primary(self.interrupted)?;
+        let mut gone: Vec<&str> = gone.iter().map(String::as_str).collect();
+        group.wait_for_all(&gone, self.interrupted)?;
+        let name = group.primary(&gone, self.interrupted)?;
         let has_failed = || tally.count.seen().failed > 0;
-        group.wait("a transaction has begun", self.interrupted, || {
-            in_transaction.load(Ordering::Relaxed) || has_failed()
+        // One that has just begun takes longer than it takes to kill a machine.
+        let last = transaction.load(Ordering::Relaxed);
+        group.wait("a transaction begins", self.interrupted, || {
+            let now = transaction.load(Ordering::Relaxed);
+            now != 0 && now != last || has_failed()
         })?;
-        let what = format!("machine {name}, the primary, in the middle of a transaction");
-        self.screen.event(format!("KILL       {what}: {}", death.name()));
-        let (begun, before) = (Instant::now(), tally.count.seen().requests);
+        self.screen.event(format!("KILL       machine {name}, the primary: {}", death.name()));
         group.kill(&name, death)?;
+        let (begun, before) = (Instant::now(), tally.count.seen().requests);
+        let interrupted = transaction.load(Ordering::Relaxed);
         group.wait("the client goes on", self.interrupted, || {
             tally.count.seen().requests > before + 1 || has_failed()
         })?;
-        self.screen
-            .event(format!("GO ON      the client, in the same transaction, {:.0?} later", begun.elapsed()));
+        let (took, now) = (begun.elapsed(), transaction.load(Ordering::Relaxed));
+        gone.push(&name);
+        let next = group.primary(&gone, self.interrupted)?;
+        let at = if interrupted == 0 {
+            "between two transactions".to_owned()
+        } else if now == interrupted {
+            format!("in transaction {now}, which goes on")
+        } else {
+            format!("behind transaction {interrupted}")
+        };
+        self.screen.event(format!("GO ON      the client, {at}, {took:.0?} later: by {next}"));
         Ok(name)
     }
 }

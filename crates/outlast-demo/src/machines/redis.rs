@@ -8,13 +8,14 @@ use outlast_lab::Host;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Stdio;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Of the portal.
 pub const PORT: u16 = 6379;
-/// What redis-benchmark does in one run: 20,000 requests.
-const BENCHMARK: [&str; 9] = ["-c", "20", "-n", "5000", "-r", "10000", "-q", "-t", "set,get,incr,lpush"];
-const BENCHMARK_REQUESTS: u64 = 20_000;
+/// What redis-benchmark does in one run: short ones, so that many end, and most deaths come in the middle of one.
+const BENCHMARK: [&str; 9] = ["-c", "20", "-n", "1000", "-r", "10000", "-q", "-t", "set,get,incr,lpush"];
+const BENCHMARK_REQUESTS: u64 = 4_000;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Between two requests of a counter.
 const BREAK: Duration = Duration::from_micros(500);
@@ -27,14 +28,14 @@ pub fn server(machine: &Machine) -> Vec<String> {
     words.into_iter().chain(["--enable-debug-command", "local"]).map(str::to_owned).collect()
 }
 
-/// Counts up in a key of its own, on one connection, and looks at each answer. How far it got.
+/// Counts up in a key of its own, on one connection, and looks at each answer. `reached` says how far it is.
 pub fn count_up(
     host: &Host,
     portal: SocketAddr,
     number: u64,
-    tally: &Tally,
+    (tally, reached): (&Tally, &AtomicU64),
     going: &Going<'_>,
-) -> Result<u64> {
+) -> Result<()> {
     let _guard = host.enter_guard()?;
     let stream = TcpStream::connect_timeout(&portal, PATIENCE).context("a counter cannot connect")?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -51,15 +52,16 @@ pub fn count_up(
         let Some(answer) = answer else {
             // The connection is broken: there is no other one.
             tally.count.failed(1);
-            return Ok(at);
+            return Ok(());
         };
         pauses.over();
         tally.count.answered();
         tally.compare(at + 1, answer);
         at = answer;
+        reached.store(at, Ordering::Relaxed);
         std::thread::sleep(BREAK);
     }
-    Ok(at)
+    Ok(())
 }
 
 /// Runs redis-benchmark again and again.
@@ -69,12 +71,18 @@ pub fn benchmark(host: &Host, portal: SocketAddr, tally: &Tally, going: &Going<'
         let mut command = host.command("redis-benchmark");
         command.args(["-h", &address, "-p", &port]).args(BENCHMARK);
         let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        let mut stopped_at = None;
+        // The last one has time to end: a connection that stands still would not let it.
         let ended = loop {
             if let Some(status) = process.try_wait()? {
                 break Some(status);
             }
-            if !going.on() {
+            if !going.on() && stopped_at.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                 break None;
+            }
+            if going.interrupted.load(Ordering::Relaxed) {
+                process.kill();
+                return Ok(());
             }
             std::thread::sleep(LOOK_EVERY);
         };
@@ -91,7 +99,10 @@ pub fn benchmark(host: &Host, portal: SocketAddr, tally: &Tally, going: &Going<'
                     tally.count.failed(1);
                 }
             }
-            None => process.kill(),
+            None => {
+                process.kill();
+                tally.count.failed(1);
+            }
         }
     }
     Ok(())

@@ -7,6 +7,10 @@ use comfy_table::Table;
 use indicatif::HumanCount;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A client that waits for so long has noticed.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// What clients of a kind have seen. Several threads add to it.
 #[derive(Debug, Default)]
@@ -14,9 +18,21 @@ pub struct Tally {
     pub count: Count,
     lost: AtomicU64,
     duplicated: AtomicU64,
+    /// The client does not look at what it is answered.
+    is_of_requests: bool,
 }
 
 impl Tally {
+    /// Of a client that only knows whether it was answered.
+    pub fn of_requests() -> Self {
+        Self { is_of_requests: true, ..Self::default() }
+    }
+
+    /// As the table shows what only a client knows that looks at answers.
+    fn shown(&self, number: u64) -> String {
+        if self.is_of_requests { "-".to_owned() } else { HumanCount(number).to_string() }
+    }
+
     /// A server that counts has said this, and should have said that.
     pub fn compare(&self, right: u64, said: u64) {
         self.lost.fetch_add(right.saturating_sub(said), Ordering::Relaxed);
@@ -49,7 +65,8 @@ impl Outcome {
     fn well(&self) -> bool {
         let unseen = |tally: &Tally| {
             let seen = tally.count.seen();
-            seen.requests > 0 && seen.failed == 0 && lost(tally) == 0 && duplicated(tally) == 0
+            let is_long = seen.longest_pause.is_some_and(|pause| pause > PAUSE_MAX);
+            seen.requests > 0 && seen.failed == 0 && !is_long && lost(tally) == 0 && duplicated(tally) == 0
         };
         let (compared, equal) = self.replicas;
         !self.deaths.is_empty()
@@ -97,8 +114,8 @@ pub fn by_client(outcomes: &[Outcome]) -> Table {
                 pause.unwrap_or_else(|| "-".to_owned()),
                 HumanCount(seen.requests).to_string(),
                 HumanCount(seen.failed).to_string(),
-                HumanCount(lost(tally)).to_string(),
-                HumanCount(duplicated(tally)).to_string(),
+                tally.shown(lost(tally)),
+                tally.shown(duplicated(tally)),
                 format!("{compared} {}", if equal { "equal" } else { "DIFFER" }),
             ]);
         }

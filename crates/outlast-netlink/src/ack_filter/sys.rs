@@ -60,12 +60,11 @@ pub(super) fn create_array(entry_bytes: usize, entries_max: u32) -> io::Result<O
     match bpf(CREATE_MAP, &wishes) {
         // Before Linux 5.11 it counts as locked memory, of which there is little by default.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            let bytes = u64::from(entries_max) * u64::from(value_bytes);
             let before = getrlimit(Resource::Memlock);
-            let more = |limit: Option<u64>| limit.map(|limit| limit.saturating_add(bytes));
-            let enough = Rlimit { current: more(before.current), maximum: more(before.maximum) };
-            setrlimit(Resource::Memlock, enough)?;
-            bpf(CREATE_MAP, &wishes)
+            setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?;
+            let created = bpf(CREATE_MAP, &wishes);
+            setrlimit(Resource::Memlock, before)?;
+            created
         }
         created => created,
     }

@@ -124,6 +124,9 @@ fn check(
     let (input, output) = talk(seen, near, far);
     assert!(input >= 2 && output >= 1, "without a mark: {input}, {output}");
     let acknowledged = seen.acknowledged.load(Ordering::SeqCst);
+    // So many that the number of the next one has bits in both parts of the mark.
+    let others: Vec<Slot> = (0..600).map(|_| filter.add(peer).unwrap()).collect();
+    assert_eq!(others.len(), 600);
     let slot = filter.add(peer).unwrap();
     let after = |exchanges: u32| acknowledged.wrapping_add(exchanges * 5);
     set_mark(far, slot.mark());

@@ -31,7 +31,8 @@ pub(super) struct Passing {
 #[derive(Debug, Default)]
 pub(super) struct Passage {
     slot: Option<Slot>,
-    is_marked: bool,
+    /// Of the socket: 0 for none.
+    mark: u32,
     /// So much was written when it was looked at last.
     looked_at: u64,
 }
@@ -69,7 +70,7 @@ impl Passing {
         passage: &mut Passage,
         written: u64,
     ) -> bool {
-        if !passage.is_marked {
+        if passage.mark == 0 {
             return false;
         }
         self.unacked.insert(connection);
@@ -100,7 +101,7 @@ pub(super) fn monotonic() -> Duration {
 impl Client {
     fn set_mark(&mut self, mark: u32) {
         match socket2::SockRef::from(&self.stream.socket).set_mark(mark) {
-            Ok(()) => self.passage.is_marked = mark != 0,
+            Ok(()) => self.passage.mark = mark,
             Err(error) => tracing::debug!(%error, "packets of a client wait for verdicts"),
         }
     }
@@ -113,7 +114,7 @@ impl Machine {
             None => {
                 self.passing.later.retain(|(later, _)| *later != connection);
                 if let Some(client) =
-                    self.clients.get_mut(&connection).filter(|client| client.passage.is_marked)
+                    self.clients.get_mut(&connection).filter(|client| client.passage.mark != 0)
                 {
                     client.set_mark(0);
                 }
@@ -135,8 +136,9 @@ impl Machine {
     fn allow(&mut self, connection: ConnectionId, acknowledges: u32) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
         self.passing.allow(client.ends.client, &mut client.passage, acknowledges);
-        if !client.passage.is_marked && self.passing.filter.is_some() {
-            let mark = client.passage.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
+        // Where there are more clients than entries, what they send passes, and what they get waits.
+        let mark = client.passage.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
+        if client.passage.mark != mark && self.passing.filter.is_some() {
             client.set_mark(mark);
             // What was written before may be under way.
             self.passing.unacked.insert(connection);
@@ -146,7 +148,7 @@ impl Machine {
     /// What comes from clients waits for verdicts.
     pub(super) fn let_none_pass(&mut self) {
         self.passing.forget_later();
-        for client in self.clients.values_mut().filter(|client| client.passage.is_marked) {
+        for client in self.clients.values_mut().filter(|client| client.passage.mark != 0) {
             client.set_mark(0);
         }
     }

@@ -54,7 +54,7 @@ impl Rules {
             ))
         };
         if let Err(error) = &filter {
-            tracing::info!(%error, "every packet of the portal waits for this process, which takes time (CAP_BPF, Linux 5.8)");
+            tracing::warn!(%error, "every packet of clients waits for this process: round trips take longer (the kernel's filter needs CAP_BPF and Linux 5.8)");
         }
         let mut packets = Packets { queue, filter: filter.ok() };
         let mut socket = Socket::open(Protocol::Netfilter)?;
@@ -63,7 +63,7 @@ impl Rules {
                 Ok(()) => return Ok((Self { table }, packets)),
                 // The kernel may lack what only saves time.
                 Err(error) if packets.filter.take().is_some() => {
-                    tracing::info!(%error, "every packet of the portal waits for this process, which takes time (CONFIG_NFT_SOCKET, CONFIG_NETFILTER_XT_MATCH_BPF)");
+                    tracing::warn!(%error, "every packet of clients waits for this process: round trips take longer (the kernel lacks CONFIG_NFT_SOCKET or CONFIG_NETFILTER_XT_MATCH_BPF)");
                 }
                 Err(error) => return Err(error),
             }
