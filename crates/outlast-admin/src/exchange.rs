@@ -1,7 +1,7 @@
 //! What can be asked, and what is answered.
 
 use crate::Status;
-use crate::replica::{Drains, Evicted, Explained, Joins, Switched};
+use crate::replica::{Drains, Evicted, Explained, Joins, Recovers, RecoveryPlan, Switched};
 use crate::upgrade::{UpgradeAnswer, UpgradeOutcome};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,15 @@ pub enum Request {
     Why {},
     /// To replace the data of its server, which is out of the group, by those of another one, and to take part again: [`Joins`].
     Join {},
+    /// How the group could be founded again by the nodes that answer: [`RecoveryPlan`]. With the number of that plan: to do so ([`Recovers`]).
+    Recover {
+        /// Whose data it is to go on with; none: those of a member of the last view.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+        /// [`RecoveryPlan::plan`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        plan: Option<u64>,
+    },
     /// That the upgrade of this number is no longer wanted, and the old program goes on: [`Withdrawn`].
     Withdraw {
         /// As above.
@@ -80,6 +89,10 @@ pub enum Answer {
     Joins(Joins),
     /// To [`Request::Why`].
     Explained(Explained),
+    /// To [`Request::Recover`].
+    RecoveryPlan(Box<RecoveryPlan>),
+    /// To the same, with the number of the plan.
+    Recovers(Recovers),
     /// To anything.
     Refused(Refused),
 }
@@ -140,6 +153,11 @@ mod tests {
             (Request::Why {}, r#"{"do":"why"}"#),
             (Request::Drain {}, r#"{"do":"drain"}"#),
             (Request::Join {}, r#"{"do":"join"}"#),
+            (Request::Recover { from: None, plan: None }, r#"{"do":"recover"}"#),
+            (
+                Request::Recover { from: Some("b".to_owned()), plan: Some(7) },
+                r#"{"do":"recover","from":"b","plan":7}"#,
+            ),
             (Request::Withdraw { wish: 3 }, r#"{"do":"withdraw","wish":3}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

@@ -22,7 +22,7 @@ pub struct Replica {
     pub epoch: u64,
     /// The primary of the view.
     pub primary: Option<String>,
-    /// Who leads the consensus.
+    /// Who leads the consensus, as far as this node has heard a moment ago; none: less than half of the nodes answer each other.
     pub leader: Option<String>,
     /// All nodes of the list.
     pub nodes: Vec<Node>,
@@ -176,6 +176,55 @@ pub struct Event {
     pub why: String,
     /// For how many milliseconds clients had no primary, as far as that node knows.
     pub pause_ms: Option<u64>,
+}
+
+/// How a group that decides nothing any more could be founded again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecoveryPlan {
+    /// Name of the group.
+    pub group: String,
+    /// Of this plan: another one where anything is different.
+    pub plan: u64,
+    /// The node whose data the group goes on with.
+    pub from: String,
+    /// The last view of which it was a member.
+    pub last_epoch: u64,
+    /// Number of the first view.
+    pub epoch: u64,
+    /// All nodes of the list.
+    pub nodes: Vec<RecoveryNode>,
+    /// Other nodes that were members of the same view at last.
+    pub equal: Vec<String>,
+    /// What is lost, and what may be.
+    pub lost: Vec<String>,
+}
+
+/// A node in such a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecoveryNode {
+    /// Its name.
+    pub name: String,
+    /// Where it listens for others.
+    pub address: String,
+    /// It has no server.
+    pub witness: bool,
+    /// It is among the nodes that found the group.
+    pub takes_part: bool,
+    /// It has said how it is.
+    pub answers: bool,
+    /// How it is, in words.
+    pub found: String,
+    /// The last view of which it was a member, if that is known.
+    pub last_epoch: Option<u64>,
+}
+
+/// The nodes that answer found the group again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovers {
+    /// The node that was asked.
+    pub recovers: String,
 }
 
 /// This node leaves the group, and ends.

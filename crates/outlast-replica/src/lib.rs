@@ -61,7 +61,7 @@ pub use election::{Elector, Step};
 pub use entry::{Again, ConnectionId, DATA_BYTES_MAX, Entry};
 pub use lease::{Lease, MARGIN_MS};
 pub use log::Ordered;
-pub use naming::{Heard, Leader};
+pub use naming::{FirstView, Heard, Leader};
 pub use order::message::{Difference, Message};
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
 pub use protocol::mysql::login::Login;

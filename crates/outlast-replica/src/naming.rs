@@ -20,11 +20,27 @@ pub struct Heard {
     pub answered_ms: Option<u64>,
 }
 
+/// How a group begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstView {
+    /// All that have a server are members of the view 1.
+    OfAll,
+    /// This node alone has the data, and clients have seen other views before.
+    Of {
+        /// The only member.
+        node: NodeId,
+        /// Number of the view: higher than that of each one before.
+        epoch: u64,
+    },
+}
+
 /// What a leader knows when it looks who takes part.
 #[derive(Debug)]
 pub struct Leader<'a> {
     /// The leader itself.
     pub me: NodeId,
+    /// How the group begins, if it has no view yet.
+    pub first: FirstView,
     /// Since when it leads.
     pub since_ms: u64,
     /// Since when more than half of the voters answer it, without a gap.
@@ -49,6 +65,9 @@ impl Leader<'_> {
         };
         let live: Vec<NodeId> = self.voters.iter().filter(answers).map(|heard| heard.node).collect();
         let Some(view) = view else {
+            if let FirstView::Of { node, epoch } = self.first {
+                return live.contains(&node).then(|| View { epoch, primary: node, members: [node].into() });
+            }
             // All of them begin together: what they have is nothing.
             let all = live.len() == self.voters.len();
             let primary = live.iter().find(|node| **node == self.me).or(live.iter().min()).copied();
@@ -114,6 +133,7 @@ mod tests {
         let lease = Lease::new(NodeId(me), PROMISE_MS);
         let leader = Leader {
             me: NodeId(me),
+            first: FirstView::OfAll,
             since_ms: 1000,
             majority_since_ms: 1000,
             before: None,
@@ -130,6 +150,29 @@ mod tests {
         assert_eq!(next(2, true, &[(1, Some(1990))], None), Some(view(1, 2, &[1, 2])));
         assert_eq!(next(9, false, &[(1, Some(1990)), (2, Some(1850))], None), None);
         assert_eq!(next(9, false, &[(1, Some(1990)), (2, Some(1950))], None), Some(view(1, 1, &[1, 2])));
+    }
+
+    #[test]
+    fn a_group_that_is_founded_again_begins_with_the_node_that_has_the_data() {
+        let lease = Lease::new(NodeId(9), PROMISE_MS);
+        let leads = |answered_ms: Option<u64>| {
+            let voters = [(1, Some(1990)), (2, answered_ms)]
+                .map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });
+            let leader = Leader {
+                me: NodeId(9),
+                first: FirstView::Of { node: NodeId(2), epoch: 1_000 },
+                since_ms: 1000,
+                majority_since_ms: 1000,
+                before: None,
+                promise_ms: PROMISE_MS,
+                voters: &voters,
+                lease: &lease,
+            };
+            [None, Some(view(1_000, 2, &[2]))].map(|before| leader.next_view(before.as_ref(), 2000))
+        };
+        assert_eq!(leads(Some(1950)), [Some(view(1_000, 2, &[2])), None]);
+        // It is waited for.
+        assert_eq!(leads(None)[0], None);
     }
 
     #[test]
@@ -165,6 +208,7 @@ mod tests {
             .map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });
         let leads = |before: Option<NodeId>| Leader {
             me: NodeId(1),
+            first: FirstView::OfAll,
             since_ms: 1000,
             majority_since_ms: 1000,
             before,
@@ -189,6 +233,7 @@ mod tests {
                 .map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });
             let leader = Leader {
                 me: NodeId(1),
+                first: FirstView::OfAll,
                 since_ms: 1_000,
                 majority_since_ms: 5_000,
                 before: Some(NodeId(2)),
@@ -216,6 +261,7 @@ mod tests {
             [(1, None), (2, Some(1990))].map(|(node, answered_ms)| Heard { node: NodeId(node), answered_ms });
         let leader = Leader {
             me: NodeId(9),
+            first: FirstView::OfAll,
             since_ms: 1000,
             majority_since_ms: 1000,
             before: None,

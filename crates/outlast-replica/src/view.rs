@@ -2,6 +2,10 @@
 
 use alloc::vec::Vec;
 
+/// A group that is founded again goes on with a multiple of this as the number of its first view. Within one group there are fewer.
+#[cfg(feature = "io")]
+pub const GROUP_EPOCHS: u64 = 100_000;
+
 /// A node: one run of the program on a machine. When it is started again it is another node, as it has lost what it knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);

@@ -169,6 +169,7 @@ impl Administered for Instance {
             }
             Request::Switchover { .. }
             | Request::Evict { .. }
+            | Request::Recover { .. }
             | Request::Drain {}
             | Request::Join {}
             | Request::Why {} => Answer::refused("it is no node of a group of replicas"),

@@ -86,6 +86,19 @@ pub struct Settings {
     pub heartbeat_ms: u64,
     /// Another one for each node.
     pub seed: u64,
+    /// The nodes of the list: those that may have a vote.
+    pub listed: Vec<Member>,
+    /// How the group begins, where it is founded again by some of its nodes. None: with all of them.
+    pub first: Option<First>,
+}
+
+/// The first view of a group that is founded again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct First {
+    /// Its number: higher than that of each view before.
+    pub epoch: u64,
+    /// Name of the only member.
+    pub from: String,
 }
 
 /// Why a node does not take part.
@@ -131,8 +144,8 @@ impl Consensus {
         };
         let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
         let config = Arc::new(config.validate().map_err(|error| refused(&error))?);
-        let Settings { me, is_witness, promise_ms, seed, .. } = settings;
-        let state = Arc::new(State::new(me, is_witness, promise_ms, seed));
+        let me = settings.me;
+        let state = Arc::new(State::new(settings));
         let (views, decided) = store::Views::new();
         let raft = Raft::new(me.0, config, Links(state.clone()), store::Log::default(), views).await;
         let raft = raft.map_err(|error| refused(&error))?;
@@ -219,7 +232,8 @@ impl Consensus {
     /// Whether it takes part still: what openraft takes for impossible ends it.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.service.raft.metrics().borrow().running_state.is_ok()
+        // It does not say there that it has panicked.
+        self.service.raft.metrics().borrow().running_state.is_ok() && !self.service.state.is_fatal()
     }
 
     /// Has this view decided, which has to [follow](View::follows) the present one.
@@ -293,6 +307,28 @@ impl Consensus {
         self.service.raft.metrics().borrow().current_leader.map(NodeId)
     }
 
+    /// The leader that this node has heard within the time of a promise; itself, if it leads and more than half of the voters answer it.
+    #[must_use]
+    pub fn heard_leader(&self) -> Option<NodeId> {
+        self.service.state.heard_leader(self.leader()?)
+    }
+
+    /// At a leader whom more than half of the voters answer: whether a member of the view answers it, or is it. Else nobody has the data of the group who
+    /// runs.
+    #[must_use]
+    pub fn hears_member(&self) -> bool {
+        let me = self.service.state.me;
+        let is_heard = |node: &NodeId| *node == me || self.service.state.is_heard(*node);
+        self.heard_leader() == Some(me)
+            && self
+                .service
+                .decided
+                .borrow()
+                .view
+                .as_ref()
+                .is_some_and(|view| view.members.iter().any(is_heard))
+    }
+
     /// At the leader: whether another node has answered it within the time of a promise. None where this node does not lead.
     #[must_use]
     pub fn hears(&self, node: NodeId) -> Option<bool> {
@@ -348,7 +384,12 @@ async fn attend(service: Service) {
         {
             let service = service.clone();
             proposing = Some(tasks.spawn(async move {
-                let why = if view.epoch == 1 { Why::Begins } else { Why::Silent };
+                let is_first = service.decided.borrow().view.is_none();
+                let why = match (is_first, &service.state.first) {
+                    (true, Some(_)) => Why::Recovered,
+                    (true, None) => Why::Begins,
+                    (false, _) => Why::Silent,
+                };
                 let _ = timeout(PROPOSE_TIMEOUT, service.propose(Proposal::new(&view, why))).await;
             }));
         }

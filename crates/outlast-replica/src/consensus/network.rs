@@ -192,7 +192,8 @@ impl Service {
             Request::Append(request) => self.append(request).await,
             Request::Vote(request) => self.vote(request).await,
             Request::Snapshot(request) => {
-                self.raft.install_snapshot(request).await.map_or_else(Answer::from, Answer::Snapshot)
+                let installed = self.raft.install_snapshot(request).await;
+                installed.map_or_else(|error| self.failed(&error), Answer::Snapshot)
             }
             Request::Ask { last } => {
                 let is_older = last < self.raft.data_metrics().borrow().last_log;
@@ -224,8 +225,16 @@ impl Service {
                 }
                 Answer::Append(answer)
             }
-            Err(error) => error.into(),
+            Err(error) => self.failed(&error),
         }
+    }
+
+    fn failed<E: std::error::Error>(&self, error: &RaftError<u64, E>) -> Answer {
+        tracing::debug!(%error, "a request of another node is refused");
+        if matches!(error, RaftError::Fatal(_)) {
+            self.state.note_fatal();
+        }
+        Answer::Refused
     }
 
     async fn vote(&self, request: VoteRequest<u64>) -> Answer {
@@ -237,7 +246,7 @@ impl Service {
         let voted = self.raft.vote(request).await;
         let granted = voted.as_ref().is_ok_and(|answer| answer.vote_granted);
         self.state.voted(granted.then_some(term));
-        voted.map_or_else(Answer::from, Answer::Vote)
+        voted.map_or_else(|error| self.failed(&error), Answer::Vote)
     }
 
     /// Has a view decided, where this node leads.
@@ -251,7 +260,8 @@ impl Service {
         if self.decided.borrow().is_led_by(self.state.me, epoch) { self.state.left_ms() } else { 0 }
     }
 
-    /// A node that was started again wants the place that it had among the voters.
+    /// A node that was started again wants the place that it had among the voters. Or one, where it is listed, and the group was founded again
+    /// without it.
     async fn enter(&self, new: NodeId, member: Member) -> bool {
         let metrics = self.raft.metrics().borrow().clone();
         let membership = metrics.membership_config.membership();
@@ -260,8 +270,19 @@ impl Service {
             .filter(|(node, _)| **node != new.0)
             .map(|(node, known)| (NodeId(*node), known.is_witness))
             .unzip();
-        if dead.is_empty() {
-            return membership.voter_ids().any(|voter| voter == new.0);
+        if dead.is_empty() && membership.voter_ids().any(|voter| voter == new.0) {
+            return true;
+        }
+        if dead.is_empty() && !self.state.listed.contains(&member) {
+            return false;
+        }
+        // What a leader that is cut off would put into the new one's log another group may have otherwise.
+        if self.state.heard_leader(self.state.me) != Some(self.state.me) {
+            return false;
+        }
+        // Before the first view nobody comes in who does not know how that is to be.
+        if self.decided.borrow().view.is_none() {
+            return false;
         }
         // Two that are called the same and live would each be taken for the other one's successor.
         let lives = dead.iter().any(|node| self.state.is_heard(*node));
@@ -277,7 +298,7 @@ impl Service {
         }
     }
 
-    /// Puts a new node in the place of dead ones of its name: one has a vote, and others may have died before they got it.
+    /// Puts a new node in the place of dead ones of its name, if there are any: one has a vote, and others may have died before they got it.
     pub(super) async fn replace(
         &self,
         dead: &BTreeSet<NodeId>,

@@ -1,15 +1,16 @@
 //! What one node knows of elections and of the lease: the pure [`Lease`] and [`Elector`], for all tasks of the node.
 
-use super::Member;
 use super::store::Decided;
+use super::{First, Member, Settings};
 use crate::election::{Elector, Step};
 use crate::lease::Lease;
-use crate::naming::{Heard, Leader};
+use crate::naming::{FirstView, Heard, Leader};
 use crate::view::{NodeId, View};
 use openraft::{RaftMetrics, ServerState};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// This process's clock: `CLOCK_MONOTONIC`, from its start.
@@ -51,13 +52,18 @@ const GAPS_IN_PROMISE: u64 = 2;
 pub(super) struct State {
     pub(super) me: NodeId,
     pub(super) promise_ms: u64,
+    pub(super) listed: Vec<Member>,
+    pub(super) first: Option<First>,
+    /// openraft has ended, by an error or a panic.
+    is_fatal: AtomicBool,
     inner: Mutex<Inner>,
     /// Held while a promise is given or taken back: nobody promises in one task what another one breaks.
     pub(super) promising: tokio::sync::Mutex<()>,
 }
 
 impl State {
-    pub(super) fn new(me: NodeId, is_witness: bool, promise_ms: u64, seed: u64) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
+        let Settings { me, is_witness, promise_ms, seed, listed, first, .. } = settings;
         let inner = Inner {
             lease: Lease::new(me, promise_ms),
             elector: Elector::new(me, is_witness, promise_ms, seed, now_ms()),
@@ -72,7 +78,17 @@ impl State {
             answered_ms: BTreeMap::new(),
             borrows_none_for: None,
         };
-        Self { me, promise_ms, inner: Mutex::new(inner), promising: tokio::sync::Mutex::default() }
+        let promising = tokio::sync::Mutex::default();
+        let is_fatal = AtomicBool::new(false);
+        Self { me, promise_ms, listed, first, is_fatal, inner: Mutex::new(inner), promising }
+    }
+
+    pub(super) fn note_fatal(&self) {
+        self.is_fatal.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_fatal(&self) -> bool {
+        self.is_fatal.load(Ordering::Relaxed)
     }
 
     /// What the consensus says of itself now.
@@ -186,8 +202,17 @@ impl State {
         let servers = nodes.filter(|(_, member)| !member.is_witness).map(|(id, _)| NodeId(id));
         let voters: Vec<Heard> =
             servers.map(|node| Heard { node, answered_ms: inner.answered_ms.get(&node).copied() }).collect();
+        let is_from = |member: &Member, first: &First| member.name == first.from && !member.is_witness;
+        let first = match &self.first {
+            None => FirstView::OfAll,
+            Some(first) => {
+                let mut nodes = membership.nodes().filter(|(_, member)| is_from(member, first));
+                FirstView::Of { node: NodeId(*nodes.next()?.0), epoch: first.epoch }
+            }
+        };
         let leader = Leader {
             me: self.me,
+            first,
             since_ms: inner.since_ms,
             majority_since_ms,
             before: inner.before,
@@ -196,6 +221,18 @@ impl State {
             lease: &inner.lease,
         };
         leader.next_view(decided.view.as_ref(), now_ms)
+    }
+
+    /// The leader, if this node has heard it within the time of a promise. Of itself: if more than half of the voters answer it.
+    pub(super) fn heard_leader(&self, leader: NodeId) -> Option<NodeId> {
+        let inner = self.inner.lock();
+        let now_ms = now_ms();
+        let is_heard = if inner.leads {
+            inner.lease.until_ms().is_some_and(|until_ms| now_ms < until_ms)
+        } else {
+            leader != self.me && !inner.lease.may_vote(now_ms)
+        };
+        is_heard.then_some(leader)
     }
 
     /// Whether this node leads, and another one has answered it within the time of a promise.

@@ -48,6 +48,8 @@ pub enum Why {
     Joins,
     /// A node was about to become a member, and fell silent.
     GaveUpJoining,
+    /// People had the group founded again with the data of one node.
+    Recovered,
 }
 
 /// A view, as it goes over the wire.
@@ -188,7 +190,7 @@ impl Views {
     fn decide(decided: &mut Decided, proposal: &Proposal) -> bool {
         let view = View::from(proposal);
         let follows = match &decided.view {
-            None => view.epoch == 1 && view.has(view.primary),
+            None => (view.epoch == 1 || proposal.why == Why::Recovered) && view.has(view.primary),
             Some(before) => view.follows(before),
         };
         if follows {

@@ -29,8 +29,15 @@ async fn node_at(
     listener: std::net::TcpListener,
 ) -> (Arc<Consensus>, Member) {
     let address = listener.local_addr().unwrap().to_string();
-    let settings =
-        Settings { me, is_witness, promise_ms: PROMISE_MS, heartbeat_ms: HEARTBEAT_MS, seed: me.0 };
+    let settings = Settings {
+        me,
+        is_witness,
+        promise_ms: PROMISE_MS,
+        heartbeat_ms: HEARTBEAT_MS,
+        seed: me.0,
+        listed: Vec::new(),
+        first: None,
+    };
     let consensus = Arc::new(Consensus::start(settings).await.unwrap());
     listener.set_nonblocking(true).unwrap();
     let (listener, serving) =

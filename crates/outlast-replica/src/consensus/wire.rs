@@ -4,7 +4,6 @@
 use super::store::Proposal;
 use super::{Member, Types};
 use openraft::LogId;
-use openraft::error::RaftError;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
     VoteRequest, VoteResponse,
@@ -66,13 +65,6 @@ pub(super) enum Answer {
     Entered(bool),
     /// The node has promised something else, does not lead, or ends.
     Refused,
-}
-
-impl<E: std::error::Error> From<RaftError<u64, E>> for Answer {
-    fn from(error: RaftError<u64, E>) -> Self {
-        tracing::debug!(%error, "a request of another node is refused");
-        Self::Refused
-    }
 }
 
 pub(crate) async fn send<T: Serialize>(stream: &mut TcpStream, message: &T) -> io::Result<()> {

@@ -4,7 +4,9 @@
 use super::joining::{self, Copies};
 use super::meeting;
 use super::meeting::Introduction;
+use super::recovery::{self, Recovery, may_follow};
 use super::switchover::{self, HandOvers};
+use super::{Ended, end};
 use crate::consensus::{self, Consensus, receive, send};
 use crate::portal::machine::{Command, Handle};
 use crate::portal::peers;
@@ -35,10 +37,30 @@ pub(super) struct Door {
     pub(super) machine: Option<Handle>,
     pub(super) copies: Option<Arc<Copies>>,
     pub(super) hand_overs: Option<HandOvers>,
-    /// What this node says of itself, but for whether it has a group.
-    pub(super) introduction: watch::Receiver<Introduction>,
+    pub(super) own: Own,
+    pub(super) ended: watch::Sender<Option<Ended>>,
     /// Of the list. Others get half of the places.
     pub(super) listed: BTreeSet<IpAddr>,
+}
+
+/// What this node says of itself.
+#[derive(Clone, Debug)]
+pub(super) struct Own {
+    pub(super) consensus: Arc<Consensus>,
+    /// But for what the consensus knows.
+    pub(super) introduction: watch::Receiver<Introduction>,
+}
+
+impl Own {
+    pub(super) fn now(&self) -> Introduction {
+        let has_group = self.consensus.is_voter();
+        let leader = self.consensus.heard_leader().map(|leader| leader.0);
+        let group_epoch = self.consensus.decided().borrow().view.as_ref().map_or(0, |view| view.epoch);
+        let hears_member = self.consensus.hears_member();
+        let own = self.introduction.borrow().clone();
+        let known_epoch = group_epoch.max(own.known_epoch);
+        Introduction { has_group, leader, known_epoch, group_epoch, hears_member, ..own }
+    }
 }
 
 impl Door {
@@ -93,9 +115,18 @@ impl Door {
             }
             meeting::MAGIC => {
                 let _: Option<Introduction> = receive(&mut stream).await?;
-                let has_group = self.consensus.is_voter();
-                let introduction = self.introduction.borrow().clone();
-                send(&mut stream, &Introduction { has_group, ..introduction }).await?;
+                send(&mut stream, &self.own.now()).await?;
+            }
+            recovery::MAGIC => {
+                let Some(recovery) = receive::<Recovery>(&mut stream).await? else { return Ok(()) };
+                let own = self.own.now();
+                let follows = may_follow(&own, &recovery);
+                send(&mut stream, &follows).await?;
+                match follows {
+                    Ok(()) if own.recovery == Some(recovery.id) => {}
+                    Ok(()) => end(&self.ended, Ended::Recovers(recovery)),
+                    Err(why) => tracing::warn!(why, "a recovery is refused"),
+                }
             }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
@@ -109,5 +140,17 @@ pub(super) async fn introduce(address: std::net::SocketAddr, own: &Introduction)
     stream.set_nodelay(true)?;
     stream.write_all(&meeting::MAGIC).await?;
     send(&mut stream, own).await?;
+    receive(&mut stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Asks the node at this address to follow a plan. Why it does not.
+pub(super) async fn ask_to_recover(
+    address: std::net::SocketAddr,
+    recovery: &Recovery,
+) -> io::Result<Result<(), String>> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&recovery::MAGIC).await?;
+    send(&mut stream, recovery).await?;
     receive(&mut stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }

@@ -32,6 +32,8 @@ pub struct Event {
 pub(super) struct Events {
     events: VecDeque<Event>,
     leader: Option<String>,
+    /// Number of the view with which the group has begun.
+    first_epoch: Option<u64>,
     take_overs: u64,
     fences: u64,
     differences: u64,
@@ -41,6 +43,11 @@ pub(super) struct Events {
 }
 
 impl Events {
+    /// Goes on with those of the node that this process was before a recovery.
+    pub(super) fn after(earlier: Vec<Event>) -> Self {
+        Self { events: earlier.into(), ..Self::default() }
+    }
+
     pub(super) fn all(&self) -> Vec<Event> {
         self.events.iter().cloned().collect()
     }
@@ -72,7 +79,11 @@ impl Events {
         };
         let left = before.map(|before| missing(view, before)).unwrap_or_default();
         let new = before.map(|before| missing(before, view)).unwrap_or_default();
-        let skipped = before.map_or(view.epoch > 1, |before| view.epoch > before.epoch + 1);
+        let begins = view.epoch == 1 || why == Why::Recovered;
+        if begins {
+            self.first_epoch = Some(view.epoch);
+        }
+        let skipped = before.map_or(!begins, |before| view.epoch > before.epoch + 1);
         if skipped {
             what.push_str(" (this node has not seen all views before)");
         }
@@ -92,6 +103,9 @@ impl Events {
             Why::Differs => format!("the server of {who} has answered otherwise than those of the others"),
             Why::Joins if new.is_empty() => "a node has caught up".to_owned(),
             Why::Joins => format!("{new} has a copy of the data, and has caught up"),
+            Why::Recovered => {
+                format!("recover was asked for: the group begins again, with the data of {primary}")
+            }
             Why::GaveUpJoining => "a node was about to join, and fell silent".to_owned(),
         };
         self.note(view.epoch, what, why, None);
@@ -147,7 +161,9 @@ impl Events {
         if facts.take_overs > self.take_overs {
             self.take_overs = facts.take_overs;
             let what = format!("{me} serves clients, {} connections", facts.connections);
-            let pause = facts.paused.filter(|_| facts.take_overs > 1 || epoch > 1);
+            // Of what was before a recovery a node that begins knows nothing.
+            let is_first = facts.take_overs == 1 && self.first_epoch == Some(epoch);
+            let pause = facts.paused.filter(|_| !is_first);
             self.note(epoch, what, String::new(), pause);
         }
     }

@@ -1,5 +1,6 @@
 //! The nodes of a group as people list them: the same list at each.
 
+use crate::consensus::Member;
 use crate::protocol::Protocol;
 use crate::replica::{AnswerPolicy, Delivery, ServerClock};
 use std::collections::BTreeSet;
@@ -15,6 +16,13 @@ pub struct Listed {
     pub address: SocketAddr,
     /// It has no server, and only votes.
     pub is_witness: bool,
+}
+
+impl Listed {
+    /// The same for the consensus.
+    pub(super) fn member(&self) -> Member {
+        Member { name: self.name.clone(), address: self.address.to_string(), is_witness: self.is_witness }
+    }
 }
 
 /// A group.

@@ -318,7 +318,7 @@ impl Shared {
         let from = self.name_of(source, &members);
         let address = members.get(&source).map(|member| member.address.clone());
         let address = address.ok_or(
-            "no node that runs has the data of the group: give all servers the data that you want, and start each node once with --new-group",
+            "no node that runs has the data of the group: start one that had them, or see `outlast replicate recover`",
         )?;
         let tried = machine.facts().joins_tried;
         let mut decided = self.consensus.decided();
@@ -416,6 +416,17 @@ impl Shared {
             let length = usize::try_from(length).ok().filter(|length| *length <= PIECE_BYTES);
             let mut piece = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
             stream.read_exact(&mut piece).await?;
+            if self.introduction.borrow().has_data {
+                // A recovery is not to take what it has from now on for the data of a view.
+                let remembered = self.remembered.clone();
+                let noted = blocking(move || remembered.lock().note_copy()).await;
+                noted.map_err(|why| {
+                    io::Error::other(format!(
+                        "that it gets other data cannot be noted (--state-folder): {why}"
+                    ))
+                })?;
+                self.introduction.send_modify(|own| own.has_data = false);
+            }
             if let Joining::Copies(_, bytes) = &mut *self.joins.lock() {
                 *bytes += piece.len() as u64;
             }

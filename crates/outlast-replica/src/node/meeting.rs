@@ -4,15 +4,18 @@
 //! pure: what others have said goes in, and what is to be done comes out.
 
 use super::group::{Group, difference};
+use super::recovery::{Recovery, recoveries};
 use crate::consensus::Member;
 use crate::view::NodeId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// With what a connection begins on which nodes introduce themselves.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x0e";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x0f";
 /// What a node has said for so long counts.
 const HEARD_MS: u64 = 1_000;
+/// A recovery that comes to nothing in this time is given up.
+const RECOVER_WITHIN_MS: u64 = 30_000;
 
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +30,23 @@ pub struct Introduction {
     pub has_group: bool,
     /// Its server takes connections; a witness has none, and is ready at once.
     pub is_ready: bool,
-    /// The last view of which an earlier run was a member, if it was in a group: its server may have data that others have not, or lack some.
+    /// The last view of which it, or an earlier run, was a member, if it was in a group: its server may have data that others have not, or lack
+    /// some.
     pub last_epoch: Option<u64>,
+    /// It was the primary of that view.
+    pub was_primary: bool,
+    /// Its server has the data of that view. Not where it was to get a copy of others, and has got a part.
+    pub has_data: bool,
+    /// The last view that it knows, as a member or not, of this group or one before it. 0: none.
+    pub known_epoch: u64,
+    /// The view of the group that it is in. 0: none yet.
+    pub group_epoch: u64,
+    /// The run of a node that leads the vote, as far as this one has heard it a moment ago; of itself: if more than half of the voters answer it.
+    pub leader: Option<u64>,
+    /// At such a leader: whether a member of the view answers it, or is it.
+    pub hears_member: bool,
+    /// The plan by which it waits for a group to be founded again: [`Recovery::id`].
+    pub recovery: Option<u64>,
 }
 
 /// Why a group is not founded yet.
@@ -53,8 +71,9 @@ pub enum Next {
     Wait(Waits),
     /// It founds the group, with these voters.
     Found(BTreeMap<NodeId, Member>),
-    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run: the one that leads can give it.
-    Enter(BTreeMap<String, String>),
+    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run: the one that leads can give it. The group has been
+    /// founded again so many times: a node that has asked one of before has to begin as another one.
+    Enter(BTreeMap<String, String>, u64),
 }
 
 /// What a node has heard of the others.
@@ -62,6 +81,7 @@ pub enum Next {
 pub struct Meeting {
     group: Group,
     me: Introduction,
+    recovery: Option<Recovery>,
     /// By the names of the addresses that were asked, and when.
     heard: BTreeMap<String, (Introduction, u64)>,
 }
@@ -77,8 +97,28 @@ impl Meeting {
             has_group: false,
             is_ready: false,
             last_epoch,
+            was_primary: false,
+            has_data: true,
+            known_epoch: 0,
+            group_epoch: 0,
+            leader: None,
+            hears_member: false,
+            recovery: None,
         };
-        Self { group, me, heard: BTreeMap::new() }
+        Self { group, me, recovery: None, heard: BTreeMap::new() }
+    }
+
+    /// The same of one whose server has the data of that view, or has not; that was the primary of it, or was not; and that has known this view before.
+    #[must_use]
+    pub fn with_data(self, has_data: bool, was_primary: bool, known_epoch: u64) -> Self {
+        Self { me: Introduction { has_data, was_primary, known_epoch, ..self.me }, ..self }
+    }
+
+    /// The same of one that follows this plan, from the beginning.
+    #[must_use]
+    pub fn recovering(self, recovery: Recovery) -> Self {
+        let me = Introduction { recovery: Some(recovery.id), ..self.me };
+        Self { me, recovery: Some(recovery), ..self }
     }
 
     /// What this node says of itself.
@@ -97,22 +137,25 @@ impl Meeting {
         self.heard.insert(name.to_owned(), (said, now_ms));
     }
 
+    /// Whether it follows a plan no more, as nothing has come of it for too long.
+    pub fn gives_up_recovery(&mut self, now_ms: u64) -> bool {
+        let is_late = now_ms >= RECOVER_WITHIN_MS && self.recovery.take().is_some();
+        self.me.recovery = self.me.recovery.filter(|_| !is_late);
+        is_late
+    }
+
     /// What is to be done now.
     #[must_use]
     pub fn next(&self, now_ms: u64) -> Next {
+        if let Some(recovery) = &self.recovery {
+            return self.next_in(recovery, now_ms);
+        }
         let mut waits = Waits::default();
         let (mut voters, mut with_group) = (BTreeMap::new(), BTreeMap::new());
         for listed in &self.group.nodes {
-            let heard = if listed.name == self.me.name {
-                &self.me
-            } else {
-                match self.heard.get(&listed.name).filter(|(_, at_ms)| now_ms < at_ms + HEARD_MS) {
-                    Some((heard, _)) => heard,
-                    None => {
-                        waits.absent.push(listed.name.clone());
-                        continue;
-                    }
-                }
+            let Some(heard) = self.heard(&listed.name, now_ms) else {
+                waits.absent.push(listed.name.clone());
+                continue;
             };
             let differs = difference(&self.me.group, &heard.group).or_else(|| {
                 (heard.name != listed.name).then(|| format!("at {} is node {}", listed.address, heard.name))
@@ -129,13 +172,18 @@ impl Meeting {
             }
             let address = listed.address.to_string();
             if heard.has_group {
-                with_group.insert(listed.name.clone(), address.clone());
+                with_group.insert(listed.name.clone(), (address.clone(), heard.group_epoch));
             }
             let name = listed.name.clone();
             voters.insert(NodeId(heard.node), Member { name, address, is_witness: listed.is_witness });
         }
-        if !with_group.is_empty() && self.me.is_ready {
-            return Next::Enter(with_group);
+        // One that has no view yet lets nobody in.
+        let newest = with_group.values().map(|(_, epoch)| *epoch).max().filter(|epoch| *epoch > 0);
+        if let Some(recovered) = newest.map(recoveries).filter(|_| self.me.is_ready) {
+            let of_last = with_group
+                .into_iter()
+                .filter(|(_, (_, epoch))| *epoch > 0 && recoveries(*epoch) == recovered);
+            return Next::Enter(of_last.map(|(name, (address, _))| (name, address)).collect(), recovered);
         }
         let all = voters.len() == self.group.nodes.len();
         let all = all && waits.were_members.is_empty() && waits.not_ready.is_empty() && with_group.is_empty();
@@ -147,6 +195,37 @@ impl Meeting {
             self.group.nodes.iter().filter(|listed| !listed.is_witness).map(|listed| &listed.name).min();
         if all && founder == Some(&self.me.name) { Next::Found(voters) } else { Next::Wait(waits) }
     }
+
+    /// What a node has said a moment ago.
+    fn heard(&self, name: &str, now_ms: u64) -> Option<&Introduction> {
+        let is_recent = |heard: &&(Introduction, u64)| now_ms < heard.1 + HEARD_MS;
+        match name == self.me.name {
+            true => Some(&self.me),
+            false => self.heard.get(name).filter(is_recent).map(|(heard, _)| heard),
+        }
+    }
+
+    /// The node with the data founds the group, when all that follow the plan are there. Nobody else is asked.
+    fn next_in(&self, recovery: &Recovery, now_ms: u64) -> Next {
+        let mut waits = Waits::default();
+        let mut voters = BTreeMap::new();
+        for listed in self.group.nodes.iter().filter(|listed| recovery.nodes.contains_key(&listed.name)) {
+            let heard = self.heard(&listed.name, now_ms);
+            let name = listed.name.clone();
+            match heard.filter(|heard| heard.recovery == Some(recovery.id) && heard.name == name) {
+                None => waits.absent.push(name),
+                Some(heard) if !heard.is_ready => waits.not_ready.push(name),
+                // It has founded the group, with this node among its voters.
+                Some(heard) if heard.has_group => waits.in_group.push(name),
+                Some(heard) => {
+                    let (address, is_witness) = (listed.address.to_string(), listed.is_witness);
+                    voters.insert(NodeId(heard.node), Member { name, address, is_witness });
+                }
+            }
+        }
+        let all = voters.len() == recovery.nodes.len();
+        if all && recovery.from == self.me.name { Next::Found(voters) } else { Next::Wait(waits) }
+    }
 }
 
 #[cfg(test)]
@@ -154,6 +233,7 @@ mod tests {
     #![allow(clippy::panic, reason = "a failed expectation is the message of a test")]
     use super::super::group::tests::group;
     use super::*;
+    use crate::view::GROUP_EPOCHS;
 
     fn meeting(name: &str) -> Meeting {
         let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), None);
@@ -163,6 +243,33 @@ mod tests {
 
     fn said_by(name: &str) -> Introduction {
         meeting(name).introduction()
+    }
+
+    #[test]
+    fn a_group_is_founded_again_by_those_of_the_plan_alone() {
+        let nodes = [("b".to_owned(), 98), ("w".to_owned(), 119)].into();
+        let recovery = Recovery { id: 7, epoch: GROUP_EPOCHS, from: "b".to_owned(), nodes };
+        let recovering = |name: &str| {
+            let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), Some(3));
+            meeting.set_ready(true);
+            meeting.recovering(recovery.clone())
+        };
+        let (mut b, mut w) = (recovering("b"), recovering("w"));
+        b.handle_introduction("a", Introduction { has_group: true, ..said_by("a") }, 10);
+        // It may not know of the plan yet.
+        b.handle_introduction("w", said_by("w"), 10);
+        assert_eq!(waits(b.next(10)).absent, ["w"]);
+        b.handle_introduction("w", w.introduction(), 20);
+        let Next::Found(voters) = b.next(20) else { panic!("not founded") };
+        assert_eq!(voters.values().map(|member| member.name.as_str()).collect::<Vec<_>>(), ["b", "w"]);
+        w.handle_introduction("b", b.introduction(), 20);
+        assert_eq!(waits(w.next(20)), Waits::default());
+        // Where nothing comes of it, they wait as before.
+        assert!(!b.gives_up_recovery(RECOVER_WITHIN_MS - 1) && b.gives_up_recovery(RECOVER_WITHIN_MS));
+        assert_eq!(b.introduction().recovery, None);
+        b.handle_introduction("w", w.introduction(), RECOVER_WITHIN_MS);
+        let waits = waits(b.next(RECOVER_WITHIN_MS));
+        assert_eq!((waits.absent, waits.were_members.len()), (vec!["a".to_owned()], 2));
     }
 
     fn waits(next: Next) -> Waits {
@@ -195,9 +302,18 @@ mod tests {
     fn a_group_that_is_there_is_entered_and_no_other_one_founded() {
         let mut a = meeting("a");
         a.handle_introduction("b", Introduction { has_group: true, ..said_by("b") }, 10);
-        assert_eq!(a.next(10), Next::Enter(BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())])));
+        assert_eq!(waits(a.next(10)).in_group, Vec::<String>::new());
+        a.handle_introduction("b", Introduction { has_group: true, group_epoch: 1, ..said_by("b") }, 10);
+        let b = || BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())]);
+        assert_eq!(a.next(10), Next::Enter(b(), 0));
         a.handle_introduction("w", said_by("w"), 10);
-        assert_eq!(a.next(10), Next::Enter(BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())])));
+        assert_eq!(a.next(10), Next::Enter(b(), 0));
+        // One of them was cut off when the group was founded again.
+        let in_group = |name| Introduction { has_group: true, group_epoch: 7, ..said_by(name) };
+        a.handle_introduction("w", in_group("w"), 10);
+        assert!(matches!(a.next(10), Next::Enter(nodes, 0) if nodes.len() == 2));
+        a.handle_introduction("b", Introduction { group_epoch: GROUP_EPOCHS + 3, ..in_group("b") }, 10);
+        assert_eq!(a.next(10), Next::Enter(b(), 1));
     }
 
     #[test]

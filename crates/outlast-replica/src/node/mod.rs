@@ -2,9 +2,12 @@
 
 mod door;
 mod events;
+mod founding;
 pub mod group;
 mod joining;
 pub mod meeting;
+mod recovering;
+pub mod recovery;
 mod remembered;
 mod server_report;
 mod status;
@@ -14,23 +17,25 @@ mod views;
 use crate::consensus::{self, Consensus};
 use crate::copy::Copying;
 use crate::order::Limits;
-use crate::portal::clock::{self, ClockPage};
+use crate::portal::clock::ClockPage;
 use crate::portal::machine::{self, Command, Handle, Machine};
 use crate::portal::rules::{MARK, Rules};
 pub use crate::portal::server_process::is_up;
-use crate::portal::sql_asker::check;
 use crate::replica::ServerClock;
 use crate::sql::Account;
 use crate::view::NodeId;
-use door::{Door, introduce};
+use door::{Door, Own};
 pub use events::Event;
 use events::Events;
+use founding::meet;
 use group::{Group, Listed};
 use joining::Copies;
 pub use joining::Joining;
-use meeting::{Introduction, Meeting, Next, Waits};
+use meeting::{Introduction, Meeting, Waits};
 use parking_lot::Mutex;
 use rand::RngExt;
+pub use recovering::Recovering;
+use recovery::Recovery;
 use remembered::Remembered;
 pub use server_report::ServerReport;
 pub use status::{Status, StatusOfNode};
@@ -46,29 +51,24 @@ use switchover::HandOvers;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-/// Between two introductions of a node that has no group.
-const INTRODUCE: Duration = Duration::from_millis(100);
-/// An answer to that which takes longer is not waited for.
-const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// A view is learnt of at once; all else so late at the most.
 const LOOK: Duration = Duration::from_millis(10);
 /// A node that leaves waits so long for the others to go on without it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A view that a node wants and that is not decided is proposed again.
 const CHANGE_AGAIN: Duration = Duration::from_millis(500);
+/// What could not be written to disk is tried again so much later.
+const NOTE_AGAIN: Duration = Duration::from_secs(1);
 /// Of the promise so many heartbeats.
 const HEARTBEATS_IN_PROMISE: u64 = 5;
 /// On a machine that has something else to do.
 const HEARTBEAT_MS_MIN: u64 = 20;
-/// A server that has just come up, or has many clients, is asked again for so long.
-const ACCOUNT_WITHIN: Duration = Duration::from_secs(3);
 /// An earlier run that was killed may have forked a process that has not started its program yet: it holds all sockets until then.
 const LISTEN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a node is to be.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The list.
     pub group: Group,
@@ -82,6 +82,8 @@ pub struct Settings {
     pub is_new_group: bool,
     /// Whenever it is out, it replaces the data of its server by those of the group, and takes part again.
     pub joins: bool,
+    /// It goes on as a new node, as people have had the group founded again.
+    pub recovering: Option<Recovering>,
 }
 
 /// Of a node that has a server.
@@ -148,6 +150,17 @@ pub enum Ended {
     Memory(String),
     /// openraft has found something that it takes for impossible.
     Consensus,
+    /// Its group is founded again by this plan: it is to [give up](Node::give_up), and to be started again as one that follows it.
+    Recovers(Recovery),
+    /// The group was founded again without it: it is to give up, and to be started again as any new node.
+    Superseded {
+        /// What was left of the group has worked. People have to know of that: clients may have been served by both.
+        worked: bool,
+    },
+}
+
+fn end(ended: &watch::Sender<Option<Ended>>, how: Ended) {
+    ended.send_if_modified(|ended| ended.is_none().then(|| *ended = Some(how)).is_some());
 }
 
 /// Shared by the tasks of a node.
@@ -168,6 +181,13 @@ struct Shared {
     joining: Arc<tokio::sync::Mutex<()>>,
     joins: Mutex<Joining>,
     server_report: Arc<Mutex<Option<ServerReport>>>,
+    remembered: Arc<Mutex<Remembered>>,
+    /// The last view of which it is a member is not on disk.
+    unnoted: Arc<AtomicBool>,
+    /// It goes on in the place of another one, whose server has data in memory perhaps: that is not ended because something is in the way.
+    begins_again: bool,
+    joins_always: bool,
+    introduction: watch::Sender<Introduction>,
     /// The portal is told of views.
     takes_part: AtomicBool,
     ended: watch::Sender<Option<Ended>>,
@@ -188,7 +208,7 @@ impl Node {
     /// # Errors
     /// The list makes no sense, an address is in use, or this process may not do what it has to.
     pub async fn start(settings: Settings) -> Result<Self, Error> {
-        let Settings { group, name, portal, memory, is_new_group, joins } = settings;
+        let Settings { group, name, portal, memory, is_new_group, joins, recovering } = settings;
         group.check().map_err(Error::Group)?;
         let listed =
             group.node(&name).ok_or_else(|| Error::Group(format!("the group has no node {name}")))?;
@@ -212,10 +232,26 @@ impl Node {
         // A witness has no data that could be old.
         let memory = memory.filter(|_| !is_witness);
         let what = || memory.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        let remembered = Remembered::read(memory.as_deref())
-            .map_err(|error| system(format!("cannot read {}", what()))(error))?;
-        remembered.check().map_err(|error| system(format!("cannot write beside {}", what()))(error))?;
-        let last_epoch = remembered.last_epoch().filter(|_| !is_new_group);
+        let (remembered, mut last_epoch, mut has_data, was_primary) = match &recovering {
+            // It knows that already, also where it cannot be written.
+            Some(recovering) => {
+                let own = &recovering.own;
+                (recovering.remembered.clone(), own.last_epoch, own.has_data, own.was_primary)
+            }
+            None => {
+                let remembered = Remembered::read(memory.as_deref())
+                    .map_err(|error| system(format!("cannot read {}", what()))(error))?;
+                remembered
+                    .check()
+                    .map_err(|error| system(format!("cannot write beside {}", what()))(error))?;
+                let (last_epoch, has_data) = (remembered.last_epoch(), remembered.has_data());
+                let was_primary = remembered.was_primary();
+                (Arc::new(Mutex::new(remembered)), last_epoch, has_data, was_primary)
+            }
+        };
+        if is_new_group && recovering.is_none() {
+            (last_epoch, has_data) = (None, true);
+        }
         let listening = listen(address).await;
         let listener = listening.map_err(system(format!("cannot listen for other nodes at {address}")))?;
         // Above 0, and another one at each start.
@@ -226,6 +262,8 @@ impl Node {
             promise_ms: group.promise_ms,
             heartbeat_ms: (group.promise_ms / HEARTBEATS_IN_PROMISE).max(HEARTBEAT_MS_MIN) * 2 / 3,
             seed: rand::rng().random(),
+            listed: group.nodes.iter().map(Listed::member).collect(),
+            first: recovering.as_ref().and_then(Recovering::first),
         };
         let consensus = Arc::new(Consensus::start(settings).await?);
         let (ended, _) = watch::channel(None);
@@ -240,7 +278,19 @@ impl Node {
             }
             None => (None, None),
         };
-        let meeting = Meeting::new(group.clone(), &name, me, last_epoch);
+        let begins_again = recovering.is_some();
+        let joins_always = joins && machine.is_some() && !remembered.lock().has_conflict();
+        let known_epoch = recovering.as_ref().map_or(0, |recovering| recovering.own.known_epoch);
+        let mut meeting =
+            Meeting::new(group.clone(), &name, me, last_epoch).with_data(has_data, was_primary, known_epoch);
+        let (mut events, mut joining) = (Events::default(), Arc::default());
+        if let Some(recovering) = recovering {
+            joining = recovering.joining;
+            if let Some(recovery) = recovering.recovery {
+                meeting = meeting.recovering(recovery);
+            }
+            events = Events::after(recovering.earlier);
+        }
         let (introduction, _) = watch::channel(meeting.introduction());
         let copies = machine.clone().map(|machine| Copies {
             me,
@@ -262,7 +312,8 @@ impl Node {
             consensus: consensus.clone(),
             machine: machine.clone(),
             copies: copies.map(Arc::new),
-            introduction: introduction.subscribe(),
+            own: Own { consensus: consensus.clone(), introduction: introduction.subscribe() },
+            ended: ended.clone(),
             listed: group.nodes.iter().map(|node| node.address.ip().to_canonical()).collect(),
         };
         let shared = Arc::new(Shared {
@@ -277,23 +328,37 @@ impl Node {
             account,
             clock_page,
             hand_overs,
-            joining: Arc::default(),
+            joining,
             joins: Mutex::default(),
             server_report: Arc::default(),
+            remembered,
+            unnoted: Arc::default(),
+            begins_again,
+            joins_always,
+            introduction,
             takes_part: AtomicBool::new(false),
             ended,
-            events: Mutex::default(),
+            events: Mutex::new(events),
         });
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::new(door).attend(listener));
-        tasks.spawn(meet(shared.clone(), meeting, introduction));
+        tasks.spawn(meet(shared.clone(), meeting));
         let follows = shared.clone();
-        tasks.spawn(async move { follows.follow(remembered).await });
-        if joins && shared.machine.is_some() {
+        tasks.spawn(async move { follows.follow().await });
+        let looks = shared.clone();
+        tasks.spawn(async move { looks.look_for_recovery().await });
+        if joins_always {
             let joins = shared.clone();
             tasks.spawn(async move { joins.join_always().await });
         }
         Ok(Self { shared, tasks: tokio::sync::Mutex::new(tasks), machine: Mutex::new(thread) })
+    }
+
+    /// Whether it replaces the data of its server by itself when it is out: as it was to, unless these are of a group that worked beside the one that was
+    /// founded again.
+    #[must_use]
+    pub fn joins_always(&self) -> bool {
+        self.shared.joins_always
     }
 
     /// How it is.
@@ -361,9 +426,19 @@ impl Node {
     /// Leaves the group, and ends: the others go on at once. `is_server_lost`: because its server has ended.
     pub async fn stop(&self, is_server_lost: bool) {
         self.shared.leave(is_server_lost).await;
+        self.end_all().await;
+    }
+
+    async fn end_all(&self) {
         self.end_machine();
         self.shared.consensus.stop().await;
         self.tasks.lock().await.shutdown().await;
+    }
+
+    /// Ends without a word to others, which are to do the same: their group decides nothing any more.
+    pub async fn give_up(&self) {
+        self.shared.give_all_to_server().await;
+        self.end_all().await;
     }
 
     /// No client hears of it, and no rule is left.
@@ -450,27 +525,6 @@ fn run_machine(
     Ok((handle, thread.map_err(system("cannot start a thread"))?))
 }
 
-impl Shared {
-    /// Whether the server has the time of day from the page, if it is to, and if that can be known.
-    async fn is_clock_read(&self) -> Option<bool> {
-        let (page, server) = self.clock_page.clone().zip(self.server)?;
-        let read = tokio::task::spawn_blocking(move || clock::is_read(&page, server)).await.ok()?;
-        if read.is_none() {
-            tracing::warn!(%server, "the server's processes cannot be looked at: it is not known whether it has the time from the order");
-        }
-        read
-    }
-}
-
-impl Shared {
-    /// Why the server does not say what it keeps of its accounts, without which no client could log in.
-    async fn account_refused(&self) -> Option<String> {
-        let (account, server) = self.account.clone().zip(self.server)?;
-        let asks = move || check(server, &account);
-        tokio::task::spawn_blocking(asks).await.ok()?.err().map(|error| error.to_string())
-    }
-}
-
 /// Listens there, as soon as nothing of an earlier run does.
 async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let begun = Instant::now();
@@ -480,73 +534,6 @@ async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
                 tokio::time::sleep(LOOK).await;
             }
             listening => return listening,
-        }
-    }
-}
-
-/// Until this node is in a group: looks who is there, and founds or enters it.
-async fn meet(shared: Arc<Shared>, mut meeting: Meeting, introduction: watch::Sender<Introduction>) {
-    let begun = Instant::now();
-    let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let mut is_known = false;
-    let mut rounds = tokio::time::interval(INTRODUCE);
-    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        rounds.tick().await;
-        if shared.consensus.is_voter() {
-            *shared.waits.lock() = None;
-            return;
-        }
-        let is_up = match shared.server {
-            Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
-            None => true,
-        };
-        if is_up && !is_known {
-            if shared.is_clock_read().await == Some(false) {
-                return shared.end(Ended::ClockIgnored);
-            }
-            if let Some(why) = shared.account_refused().await {
-                // It may have no room at present.
-                if begun.elapsed() < ACCOUNT_WITHIN {
-                    continue;
-                }
-                return shared.end(Ended::AccountRefused(why));
-            }
-            is_known = true;
-            server_report::begin(&shared);
-        }
-        meeting.set_ready(is_up);
-        let own = meeting.introduction();
-        introduction.send_replace(own.clone());
-        let mut asked = JoinSet::new();
-        for listed in shared.group.nodes.iter().filter(|listed| listed.name != shared.name).cloned() {
-            let own = own.clone();
-            asked.spawn(async move {
-                let said = timeout(INTRODUCE_TIMEOUT, introduce(listed.address, &own)).await;
-                said.ok().and_then(Result::ok).map(|said| (listed.name, said))
-            });
-        }
-        while let Some(said) = asked.join_next().await {
-            if let Ok(Some((name, said))) = said {
-                meeting.handle_introduction(&name, said, now_ms());
-            }
-        }
-        match meeting.next(now_ms()) {
-            Next::Wait(waits) => *shared.waits.lock() = Some(waits),
-            Next::Found(voters) => {
-                if let Err(error) = shared.consensus.found(voters).await {
-                    tracing::warn!(%error, "the group could not be founded");
-                }
-            }
-            Next::Enter(in_group) => {
-                let names = in_group.keys().cloned().collect();
-                *shared.waits.lock() = Some(Waits { in_group: names, ..Waits::default() });
-                for address in in_group.values() {
-                    if shared.consensus.enter(address, shared.member()).await {
-                        break;
-                    }
-                }
-            }
         }
     }
 }

@@ -20,6 +20,20 @@ struct Membership {
     group: String,
     node: String,
     epoch: u64,
+    /// Its server has the data of that view. Not where it was to get a copy of others, and has got a part.
+    #[serde(default = "has_data")]
+    has_data: bool,
+    /// It was the primary of that view: its server has worked off all that clients were answered.
+    #[serde(default)]
+    was_primary: bool,
+    /// It was a member of a group that worked beside the one that was founded again: people are to look at its data.
+    #[serde(default)]
+    has_conflict: bool,
+}
+
+/// Files of earlier versions do not say so.
+fn has_data() -> bool {
+    true
 }
 
 impl Remembered {
@@ -41,6 +55,16 @@ impl Remembered {
         self.written.as_ref().map(|written| written.epoch)
     }
 
+    /// Whether it was the primary of that view.
+    pub(super) fn was_primary(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| written.was_primary)
+    }
+
+    /// Whether its server has the data of that view.
+    pub(super) fn has_data(&self) -> bool {
+        self.written.as_ref().is_none_or(|written| written.has_data)
+    }
+
     /// Looks whether it can be written, while nobody depends on it.
     ///
     /// # Errors
@@ -57,7 +81,12 @@ impl Remembered {
     ///
     /// # Errors
     /// It cannot be written.
-    pub(super) fn note(&mut self, group: &str, node: &str, epoch: u64) -> io::Result<()> {
+    pub(super) fn note(
+        &mut self,
+        group: &str,
+        node: &str,
+        (epoch, was_primary): (u64, bool),
+    ) -> io::Result<()> {
         if self
             .written
             .as_ref()
@@ -65,7 +94,43 @@ impl Remembered {
         {
             return Ok(());
         }
-        let membership = Membership { group: group.to_owned(), node: node.to_owned(), epoch };
+        let (group, node) = (group.to_owned(), node.to_owned());
+        self.write(Membership { group, node, epoch, has_data: true, was_primary, has_conflict: false })?;
+        self.is_own = true;
+        Ok(())
+    }
+
+    /// Notes that the data of its server are about to be replaced. On disk when this returns.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn note_copy(&mut self) -> io::Result<()> {
+        match self.written.clone() {
+            Some(written) => self.write(Membership { has_data: false, ..written }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the data are kept until people want them replaced: [`Self::note_conflict`].
+    pub(super) fn has_conflict(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| written.has_conflict)
+    }
+
+    /// Notes that the data are another history than those of the group. Known to this process also where it cannot be written.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn note_conflict(&mut self) -> io::Result<()> {
+        let Some(written) = &mut self.written else { return Ok(()) };
+        let membership = Membership { has_conflict: true, ..written.clone() };
+        let noted = self.write(membership);
+        if let Some(written) = &mut self.written {
+            written.has_conflict = true;
+        }
+        noted
+    }
+
+    fn write(&mut self, membership: Membership) -> io::Result<()> {
         if let Some(path) = &self.path
             && self.written.as_ref() != Some(&membership)
         {
@@ -79,7 +144,6 @@ impl Remembered {
             File::open(folder)?.sync_all()?;
         }
         self.written = Some(membership);
-        self.is_own = true;
         Ok(())
     }
 }
@@ -100,13 +164,25 @@ mod tests {
         let mut remembered = Remembered::read(Some(&path)).unwrap();
         assert_eq!(remembered.last_epoch(), None);
         remembered.check().unwrap();
-        remembered.note("db", "a", 1).unwrap();
-        remembered.note("db", "a", 3).unwrap();
+        remembered.note("db", "a", (1, false)).unwrap();
+        remembered.note("db", "a", (3, true)).unwrap();
         assert_eq!(Remembered::read(Some(&path)).unwrap().last_epoch(), Some(3));
+        let again = Remembered::read(Some(&path)).unwrap();
+        assert!(again.has_data() && again.was_primary());
+        remembered.note_copy().unwrap();
+        let again = Remembered::read(Some(&path)).unwrap();
+        assert_eq!((again.last_epoch(), again.has_data()), (Some(3), false));
+        remembered.note_conflict().unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().has_conflict());
+        remembered.note("db", "a", (4, false)).unwrap();
+        assert!(!Remembered::read(Some(&path)).unwrap().has_conflict());
+        assert!(Remembered::read(Some(&path)).unwrap().has_data());
+        fs::write(&path, r#"{"group":"db","node":"a","epoch":3}"#).unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().has_data());
         fs::write(&path, "{").unwrap();
         Remembered::read(Some(&path)).unwrap_err();
         fs::remove_dir_all(&folder).unwrap();
         let mut nowhere = Remembered::read(None).unwrap();
-        nowhere.note("db", "a", 1).unwrap();
+        nowhere.note("db", "a", (1, false)).unwrap();
     }
 }

@@ -19,7 +19,7 @@ pub struct Status {
     pub epoch: u64,
     /// The primary of the view.
     pub primary: Option<String>,
-    /// Who leads the consensus.
+    /// Who leads the consensus, if that one was heard a moment ago; this node itself: if more than half of the nodes answer it.
     pub leader: Option<String>,
     /// All nodes that are listed.
     pub nodes: Vec<StatusOfNode>,
@@ -94,7 +94,7 @@ impl Status {
             joining: shared.joins.lock().clone(),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
-            leader: shared.consensus.leader().map(name_of),
+            leader: shared.consensus.heard_leader().map(name_of),
             nodes: nodes.collect(),
             server_report: shared.server_report.lock().clone(),
             facts,

@@ -1,24 +1,21 @@
 //! What a node does as views are decided: it tells its portal, and has others decided.
 
-use super::remembered::Remembered;
-use super::{CHANGE_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, Shared};
+use super::group::Listed;
+use super::{CHANGE_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, NOTE_AGAIN, Shared, end};
 use crate::consensus::{Member, Why};
 use crate::portal::machine::{Command, Facts};
 use crate::view::{NodeId, View};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use tokio::time::timeout;
 
 impl Shared {
     /// This node, for the others.
     pub(super) fn member(&self) -> Member {
-        let listed = self.group.node(&self.name);
-        let address = listed.map(|listed| listed.address.to_string()).unwrap_or_default();
-        Member { name: self.name.clone(), address, is_witness: self.machine.is_none() }
+        self.group.node(&self.name).map(Listed::member).unwrap_or_default()
     }
 
     pub(super) fn view(&self) -> Option<View> {
@@ -33,11 +30,11 @@ impl Shared {
     }
 
     /// Tells the portal who takes part, and looks whether it goes on.
-    pub(super) async fn follow(&self, remembered: Remembered) {
-        let remembered = Arc::new(Mutex::new(remembered));
+    pub(super) async fn follow(&self) {
         let mut decided = self.consensus.decided();
         let (mut others, mut view) = (BTreeMap::new(), None);
         let mut was_member = false;
+        let mut noted_at = Instant::now();
         let mut changing: Option<tokio::task::JoinHandle<()>> = None;
         let mut looks = tokio::time::interval(LOOK);
         loop {
@@ -60,13 +57,20 @@ impl Shared {
                     .note_view(view.as_ref(), &newest, why, |node| self.name_of(node, &members));
                 let is_member = newest.has(self.me) && self.machine.is_some();
                 if is_member {
-                    let noting = self.note(remembered.clone(), newest.epoch);
+                    let noting = self.note(&newest);
                     // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
-                    if !was_member && let Err(error) = noting.await {
+                    if !was_member
+                        && let Err(error) = noting.await
+                        && !self.begins_again
+                    {
                         return self.end(Ended::Memory(error.to_string()));
                     }
                     was_member = true;
                     self.takes_part.store(true, Ordering::Release);
+                    self.introduction.send_modify(|own| {
+                        (own.last_epoch, own.has_data) = (Some(newest.epoch), true);
+                        own.was_primary = newest.primary == self.me;
+                    });
                 }
                 if self.takes_part.load(Ordering::Acquire)
                     && let Some(machine) = &self.machine
@@ -74,6 +78,12 @@ impl Shared {
                     machine.tell(Command::View(newest.clone()));
                 }
                 view = Some(newest);
+            }
+            let is_member = was_member && view.as_ref().is_some_and(|view| view.has(self.me));
+            if is_member && self.unnoted.load(Ordering::Relaxed) && noted_at.elapsed() > NOTE_AGAIN {
+                noted_at = Instant::now();
+                // It goes on by itself.
+                drop(view.as_ref().map(|view| self.note(view)));
             }
             let leader = self.consensus.leader().map(|leader| self.name_of(leader, &members));
             let epoch = view.as_ref().map_or(0, |view| view.epoch);
@@ -152,22 +162,23 @@ impl Shared {
     }
 
     pub(super) fn end(&self, how: Ended) {
-        self.ended.send_if_modified(|ended| ended.is_none().then(|| *ended = Some(how)).is_some());
+        end(&self.ended, how);
     }
 
     /// On disk, which may take long: votes and the lease do not wait for it. What is noted later is only worth knowing: nobody has to wait for
     /// it, either.
-    pub(super) fn note(
-        &self,
-        remembered: Arc<Mutex<Remembered>>,
-        epoch: u64,
-    ) -> impl Future<Output = io::Result<()>> + use<> {
-        let (group, name) = (self.group.name.clone(), self.name.clone());
+    pub(super) fn note(&self, view: &View) -> impl Future<Output = io::Result<()>> + use<> {
+        let (group, name, remembered) = (self.group.name.clone(), self.name.clone(), self.remembered.clone());
+        let unnoted = self.unnoted.clone();
+        let at = (view.epoch, view.primary == self.me);
+        let epoch = view.epoch;
         let noting = tokio::task::spawn_blocking(move || {
-            let noted = remembered.lock().note(&group, &name, epoch);
+            let mut remembered = remembered.lock();
+            let noted = remembered.note(&group, &name, at);
             if let Err(error) = &noted {
-                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view");
+                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view (--state-folder): after a full outage its data would be taken for older ones");
             }
+            unnoted.store(noted.is_err(), Ordering::Relaxed);
             noted
         });
         async { noting.await.map_err(io::Error::other)? }

@@ -1,10 +1,10 @@
 //! The sockets of clients, at the primary.
 
 use super::machine::Machine;
-use super::passing::Passage;
 use super::repair;
 use super::stream::{Input, Stream};
 use super::sys;
+use super::unqueued::UnqueuedClient;
 use crate::connection::Ends;
 use crate::entry::{ConnectionId, DATA_BYTES_MAX};
 use mio::Token;
@@ -26,7 +26,7 @@ pub(super) struct Client {
     pub(super) stream: Stream,
     token: Token,
     pub(super) ends: Ends,
-    pub(super) passage: Passage,
+    pub(super) unqueued: UnqueuedClient,
     /// A restored socket counts from here.
     base: u64,
     /// So much was written to this socket.
@@ -106,7 +106,7 @@ impl Machine {
             stream,
             token,
             ends,
-            passage: Passage::default(),
+            unqueued: UnqueuedClient::default(),
             base,
             written,
             is_broken: false,
@@ -123,7 +123,7 @@ impl Machine {
 
     fn remove_client(&mut self, connection: ConnectionId) -> Option<Client> {
         let mut client = self.clients.remove(&connection)?;
-        self.passing.forget(connection, &mut client.passage);
+        self.unqueued.forget(connection, &mut client.unqueued);
         self.forget_token(client.token);
         if self.by_ends.get(&client.ends) == Some(&connection) {
             self.by_ends.remove(&client.ends);
@@ -234,7 +234,7 @@ impl Machine {
         let all = count == front.len() + back.len();
         client.written += count as u64;
         let written = client.all_written();
-        let looks = count > 0 && self.passing.note_written(connection, &mut client.passage, written);
+        let looks = count > 0 && self.unqueued.note_written(connection, &mut client.unqueued, written);
         let end_written = ends && all;
         if end_written {
             client.stream.end();

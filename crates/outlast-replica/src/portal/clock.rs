@@ -40,6 +40,7 @@ impl ClockPage {
         let page = Self(Arc::new(memory));
         page.write(&WORD, 0)?;
         page.set(0)?;
+        debug_assert_eq!(page.time_ms()?, 0);
         Ok(page)
     }
 
@@ -60,6 +61,20 @@ impl ClockPage {
         time.copy_from_slice(&time_us.to_ne_bytes());
         turned.copy_from_slice(&(!time_us).to_ne_bytes());
         self.write(&bytes, WORD.len() as u64)
+    }
+
+    /// The time that is there. 0: none.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn time_ms(&self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        let count = rustix::io::pread(&*self.0, &mut bytes, WORD.len() as u64)?;
+        if count == bytes.len() {
+            Ok(u64::from_ne_bytes(bytes) / US_IN_MS)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
+        }
     }
 
     /// Whether this process has mapped it.

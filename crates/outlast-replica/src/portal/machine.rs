@@ -8,7 +8,6 @@ use super::clock::ClockPage;
 use super::copying::{Copying, Joins};
 use super::handing_over::HandingOver;
 pub use super::handle::{Command, Facts, Handle, LeaseCheck, Settings};
-use super::passing::{self, Passing};
 use super::peers::Peers;
 use super::raw::Raw;
 use super::refresher::Refresher;
@@ -18,6 +17,7 @@ use super::server_process::{Ask, ServerProcess};
 use super::servers::Server;
 use super::sql_asker::SqlAsker;
 use super::stream::READ_BYTES;
+use super::unqueued::{self, Unqueued};
 use crate::connection::Ends;
 use crate::entry::ConnectionId;
 use crate::order::Limits;
@@ -112,7 +112,7 @@ pub struct Machine {
     pub(super) heard: BTreeSet<ConnectionId>,
     /// Clients that are looked at every [`LOOK`].
     pub(super) watched: BTreeSet<ConnectionId>,
-    pub(super) passing: Passing,
+    pub(super) unqueued: Unqueued,
     looked_at: Instant,
     server_looked_at: Instant,
     poll: Poll,
@@ -201,8 +201,14 @@ impl Machine {
             clock: settings.clock,
             answers: settings.answers,
         };
+        // Of an earlier node of this process, whose server this is.
+        let heard_ms = settings.clock_page.as_ref().map_or(Ok(0), ClockPage::time_ms)?;
+        let clock_begun_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(CLOCK_BEGINS_MS, |since| u64::try_from(since.as_millis()).unwrap_or(CLOCK_BEGINS_MS))
+            .max(CLOCK_BEGINS_MS);
         let machine = Self {
-            replica: plan.replica(),
+            replica: plan.replica().timed_from(heard_ms, clock_begun_ms),
             settings: plan,
             asker: None,
             sql_asker: account.transpose()?,
@@ -236,7 +242,7 @@ impl Machine {
             dirty_servers: BTreeSet::new(),
             heard: BTreeSet::new(),
             watched: BTreeSet::new(),
-            passing: Passing::new(packets.filter),
+            unqueued: Unqueued::new(packets.filter),
             looked_at: Instant::now(),
             server_looked_at: Instant::now(),
             queue,
@@ -247,10 +253,7 @@ impl Machine {
             facts,
             known: Facts::default(),
             begun: Instant::now(),
-            clock_begun_ms: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(CLOCK_BEGINS_MS, |since| u64::try_from(since.as_millis()).unwrap_or(CLOCK_BEGINS_MS))
-                .max(CLOCK_BEGINS_MS),
+            clock_begun_ms,
             next_token: FIRST,
             by_token: BTreeMap::new(),
             announce_at: None,
@@ -476,12 +479,12 @@ impl Machine {
 
     /// Whether no other node may serve now. Asked right before anything leaves.
     pub(super) fn has_lease(&mut self) -> bool {
-        let (order, since) = (self.replica.order(), passing::monotonic());
+        let (order, since) = (self.replica.order(), unqueued::monotonic());
         self.lease_left_ms = if order.is_primary() { self.lease.left_ms(order.view().epoch) } else { 0 };
         let has_lease = self.lease_left_ms > 0;
         self.replica.handle_lease(has_lease, self.now_ms());
         let serves_for_ms = if self.replica.is_serving() { self.lease_left_ms } else { 0 };
-        self.passing.allow_for(since, Duration::from_millis(serves_for_ms));
+        self.unqueued.allow_for(since, Duration::from_millis(serves_for_ms));
         has_lease
     }
 

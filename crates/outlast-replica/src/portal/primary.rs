@@ -45,7 +45,7 @@ impl Machine {
     /// This node does not lead any more: no client hears anything of it.
     pub(super) fn fence(&mut self) {
         self.announce_at = None;
-        self.passing.allow_for(Duration::ZERO, Duration::ZERO);
+        self.unqueued.allow_for(Duration::ZERO, Duration::ZERO);
         // What it was as a primary counts where it is one still.
         if self.known.is_serving {
             self.fenced_at = Some(Instant::now());
@@ -66,10 +66,10 @@ impl Machine {
         // Those that the kernel has, and nobody has asked for yet.
         self.accept();
         for (connection, mut client) in std::mem::take(&mut self.clients) {
-            self.passing.forget(connection, &mut client.passage);
+            self.unqueued.forget(connection, &mut client.unqueued);
             client.close_silently();
         }
-        self.passing.forget_later();
+        self.unqueued.forget_later();
         self.by_ends.clear();
         for set in [&mut self.dirty_clients, &mut self.heard, &mut self.watched] {
             set.clear();

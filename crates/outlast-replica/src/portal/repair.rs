@@ -10,6 +10,7 @@
 
 use super::sys::{self, get, set};
 use crate::replica::Restore;
+use crate::view::GROUP_EPOCHS;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -106,9 +107,11 @@ pub(super) fn timestamp_at(connection: &Restore<'_>) -> Option<u32> {
     connection.agreed.timestamp.map(|first| ahead(first, connection.age_ms, connection.epoch))
 }
 
-/// The timestamp of a connection that began with `first`, and is so old, in the view of this epoch: it counts milliseconds, and begins again.
+/// The timestamp of a connection that began with `first`, and is so old, in the view of this epoch: it counts milliseconds, and begins again. No connection
+/// outlives the group that it was opened in, so views before that do not count: peers take none for newer that is half of the range ahead.
 pub(super) fn ahead(first: u32, age_ms: u64, epoch: u64) -> u32 {
-    let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis() * u128::from(epoch);
+    let views = epoch % GROUP_EPOCHS;
+    let age_ms = u128::from(age_ms) + TIMESTAMP_AHEAD.as_millis() * u128::from(views);
     let age_ms = u32::try_from(age_ms & u128::from(u32::MAX)).unwrap_or(0);
     first.wrapping_add(age_ms) & COUNTS_MILLISECONDS
 }
@@ -203,5 +206,7 @@ mod tests {
         let after = ahead(u32::MAX, 4_500, 4);
         assert_eq!((before, after), (8_398, 8_498));
         assert_eq!(after.wrapping_sub(before) & !0x7fff_ffff, 0);
+        // In a group that was founded again a long time later.
+        assert_eq!(ahead(77, 23, 1_006_817_547 * GROUP_EPOCHS), 100);
     }
 }

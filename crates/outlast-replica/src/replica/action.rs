@@ -187,7 +187,7 @@ pub enum Action {
         /// Which client.
         connection: ConnectionId,
     },
-    /// The server of this node has said something else than the primary's server. The primary is told, and decides.
+    /// The server of this node has said something else than the primary's server. The primary hears of it, and decides.
     FoundDifference {
         /// What.
         difference: Difference,

@@ -98,6 +98,13 @@ impl Replica {
         self
     }
 
+    /// The server has heard of this time before, in milliseconds since 1970, from another node that was here: it hears of no earlier one.
+    #[must_use]
+    pub fn timed_from(mut self, at_ms: u64, now_ms: u64) -> Self {
+        (self.clock.at_ms, self.clock.since_ms) = (at_ms, now_ms);
+        self
+    }
+
     /// What the time of day is, in milliseconds since 1970, when this node's own clock says `now_ms`. To be said now and then, as both may drift
     /// apart.
     pub fn handle_time_of_day(&mut self, time_ms: u64, now_ms: u64) {

@@ -65,6 +65,21 @@ fn the_time_comes_in_front_of_what_clients_send_and_by_itself_where_they_send_no
 }
 
 #[test]
+fn a_server_that_has_heard_a_time_before_hears_of_no_earlier_one_and_of_none_that_is_far_ahead() {
+    let mut group = group();
+    // Far behind its beginning, by the clock of this node: as time of day is.
+    group.now_ms = 5_000_000;
+    for node in [1, 2] {
+        let replica = group.replicas.remove(&NodeId(node)).unwrap();
+        let mut replica = replica.timed_from(7_000_000, 5_000_000);
+        replica.handle_time_of_day(6_999_000, 5_000_000);
+        group.replicas.insert(NodeId(node), replica);
+    }
+    wait_until(&mut group, 5_000_100);
+    assert_eq!(given(&mut group, 2), [Action::SetClock { at_ms: 7_000_050 }]);
+}
+
+#[test]
 fn a_primary_whose_clock_is_behind_lets_time_go_on_at_half_the_speed_until_it_is_right() {
     let mut group = group();
     group.node(2).handle_time_of_day(BEGINS_MS - 60, 0);

@@ -19,7 +19,7 @@ use core::net::SocketAddr;
 
 /// The primary learns so often how far a node has compared.
 const TELL_EVERY_MS: u64 = 100;
-/// Where differences are only told of, one is in this time.
+/// Where differences are only reported, one is in this time.
 const REPORT_EVERY_MS: u64 = 1_000;
 /// Of differences that one node tells of again, where the link is a new one.
 const DIFFERENCES_MAX: usize = 16;
@@ -34,7 +34,7 @@ pub enum AnswerPolicy {
     /// Clients get those of the primary's server at once. Those of the others are compared with them.
     #[default]
     First,
-    /// The same, and a server that differs is only told of: its node stays a member.
+    /// The same, and a server that differs is only reported: its node stays a member.
     Reported,
     /// The same, and nothing is compared.
     Unchecked,
@@ -61,7 +61,7 @@ pub(super) struct Comparing {
     differences: VecDeque<Difference>,
     /// When the server was last given something that comes before the first of `open`.
     behind_ms: u64,
-    /// Where they are only told of: when the next one may be, if that is known; and whether there was one since the last.
+    /// Where they are only reported: when the next one may be, if that is known; and whether there was one since the last.
     reports_at_ms: Option<u64>,
     has_reported: bool,
     /// The primary knows that so much was compared here.

@@ -142,6 +142,7 @@ impl Cluster {
                 memory: None,
                 is_new_group: false,
                 joins: false,
+                recovering: None,
             };
             let (ends, told) = oneshot::channel();
             let status = Arc::new(Mutex::new(None));

@@ -7,6 +7,7 @@ pub mod hold;
 pub mod kill;
 pub mod listen;
 pub mod man;
+pub mod recover;
 pub mod replicate;
 pub mod run;
 pub mod status;

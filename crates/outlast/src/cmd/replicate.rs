@@ -1,5 +1,6 @@
 //! `outlast replicate`.
 
+use super::recover::{self, RecoverArgs};
 use crate::admin::ask;
 use crate::cli::ProcessArgs;
 use crate::exit::{Code, Failure, cannot_print, clean};
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// Between two looks how far a node is.
 const LOOK: Duration = Duration::from_millis(100);
+/// A node that is not about to join for so many of them has forgotten that it was to.
+const IDLE_LOOKS_MAX: u32 = 30;
 
 /// `outlast replicate`.
 #[derive(Debug, Args)]
@@ -100,6 +103,8 @@ pub enum ReplicateCommand {
         #[arg(value_name = "NODE")]
         node: String,
     },
+    /// Have a group that cannot go on by itself founded again, by the nodes that answer
+    Recover(RecoverArgs),
     /// Explain every view, take-over and pause that the node of this machine has seen
     Why {
         /// Print JSON
@@ -116,6 +121,7 @@ Examples:
   outlast replicate --group db.toml --node w
   outlast replicate switchover b
   outlast replicate join
+  outlast replicate recover
   outlast replicate why
 
 The group file, the same on all machines (witness: a node without a server, which only votes):
@@ -137,13 +143,14 @@ The group file, the same on all machines (witness: a node without a server, whic
 Every byte that a client sends goes to the servers of all members before the client's TCP hears that it
 has come, and in the same order. When the machine of the primary dies, another one takes the portal's
 address and the same TCP connections. The servers have to begin with the same data, and to give the
-same answers to the same input: docs/replica.md says which do. Nothing compares the answers yet.
+same answers to the same input: docs/replica.md says which do. The answers are compared.
 
 The group begins when all nodes of the list run and their servers take connections. A member that is
 silent for the detection time (detect = \"100ms\" in the group file) is taken out. It keeps its vote,
 and comes back with `join`, or by itself with --join: a copy of the primary's data replaces all that
 its server has. For redis that is ready-made; for others, --snapshot and --restore say how.
-More than half of all nodes have to run: with three, one may die; with five, two.
+More than half of all nodes have to run: with three, one may die; with five, two. Where more are dead for
+good, or all were down, `recover` has the group founded again by those that answer. It shows first what is lost.
 
 Nodes trust each other: only they may reach each other's addresses. A node needs root, or
 CAP_NET_ADMIN and CAP_NET_RAW, and the kernel's nf_tables and nfnetlink_queue. A witness needs no rights.
@@ -195,6 +202,7 @@ async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> 
             format!("{} is the primary\n", clean(&primary))
         }
         ReplicateCommand::Join => return join(socket).await,
+        ReplicateCommand::Recover(args) => return recover::run(socket, args).await,
         ReplicateCommand::Why { json } => {
             let explained: Explained = ask::one(socket, &Request::Why {}).await?;
             if *json { serde_json::to_string_pretty(&explained)? + "\n" } else { pages::events(&explained) }
@@ -216,6 +224,7 @@ async fn ask(command: &ReplicateCommand, process: &ProcessArgs) -> Result<Code> 
 async fn join(socket: &Path) -> Result<Code> {
     let Joins { joins } = ask::one(socket, &Request::Join {}).await?;
     let progress = ProgressBar::new_spinner();
+    let mut idle_looks = 0;
     loop {
         tokio::time::sleep(LOOK).await;
         let status = Status::read(ask::anything(socket, &Request::Status {}).await?);
@@ -223,8 +232,13 @@ async fn join(socket: &Path) -> Result<Code> {
             return Err(Failure::system(format!("node {} has ended", clean(&joins))));
         };
         let is_own = |node: &&Node| node.name == page.node;
+        let is_member = page.nodes.iter().find(is_own).is_some_and(|node| node.member);
+        idle_looks = if page.joining.is_none() && !is_member { idle_looks + 1 } else { 0 };
+        if page.waits.is_some() || idle_looks > IDLE_LOOKS_MAX {
+            return Err(Failure::system(format!("node {} has begun again meanwhile", clean(&joins))));
+        }
         match page.joining {
-            None if page.nodes.iter().find(is_own).is_some_and(|node| node.member) => break,
+            None if is_member => break,
             Some(Joining { failed: Some(why), .. }) => {
                 progress.finish_and_clear();
                 return Err(Failure::system(format!("node {} cannot join: {}", clean(&joins), clean(&why))));
@@ -249,7 +263,7 @@ fn stage(joining: &Joining) -> String {
     }
 }
 
-fn print(text: &str) -> Result<()> {
+pub(super) fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(cannot_print(&error)),
         _ => Ok(()),

@@ -37,6 +37,7 @@ impl Counter {
             Ok(
                 Request::Switchover { .. }
                 | Request::Evict { .. }
+                | Request::Recover { .. }
                 | Request::Drain {}
                 | Request::Join {}
                 | Request::Why {},

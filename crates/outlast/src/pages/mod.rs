@@ -2,12 +2,13 @@
 
 mod kept;
 pub mod program;
+mod recovery;
 mod replica;
 mod sessions;
 
 use crate::exit::clean;
 use comfy_table::{Table, presets};
-use outlast_admin::replica::Explained;
+use outlast_admin::replica::{Explained, RecoveryPlan};
 use outlast_admin::{Page, Status};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
@@ -46,6 +47,11 @@ fn one(status: &Status, socket: &str) -> String {
 /// What `outlast replicate why` prints.
 pub fn events(explained: &Explained) -> String {
     replica::events(explained)
+}
+
+/// What `outlast replicate recover` shows before it does anything.
+pub fn recovery(plan: &RecoveryPlan) -> String {
+    recovery::text(plan)
 }
 
 /// A line for an instance whose process has the number of another one's: they are in several PID namespaces, such as containers.

@@ -42,7 +42,10 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
         }
     }
     if page.epoch > 0 && page.leader.is_none() {
-        text.push_str("  nobody leads the vote: more than half of the nodes have to answer each other\n");
+        text.push_str(
+            "  hears nobody that leads the vote: more than half of the nodes have to answer each other; if too many are off for good, see \
+             `outlast replicate recover`\n",
+        );
     }
     match &page.joining {
         Some(Joining { failed: Some(why), .. }) => text.push_str(&format!("  cannot join: {}\n", clean(why))),

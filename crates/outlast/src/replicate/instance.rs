@@ -1,5 +1,6 @@
 //! A node as it shows itself, and what it can be asked.
 
+use super::recover;
 use crate::admin::Administered;
 use outlast_admin::exchange::Matching;
 use outlast_admin::replica::{
@@ -11,12 +12,17 @@ use outlast_replica::node::group::Group;
 use outlast_replica::node::{self, Error, Joining, Node};
 use rustix::process::Pid;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 
 /// What this process is.
 pub struct Instance {
-    node: Node,
+    /// Another one after a recovery.
+    node: RwLock<Arc<Node>>,
+    /// That node has given up, and the next one is not there yet.
+    begins: AtomicBool,
     portal: String,
     server: String,
     drains: Notify,
@@ -27,11 +33,29 @@ impl Instance {
     pub fn new(node: Node, group: &Group, server: Option<SocketAddr>) -> Self {
         let server = server.map(|server| server.to_string()).unwrap_or_default();
         let portal = group.portal.to_string();
-        Self { node, portal, server, drains: Notify::new(), started: Instant::now() }
+        let node = RwLock::new(Arc::new(node));
+        Self {
+            node,
+            begins: AtomicBool::new(false),
+            portal,
+            server,
+            drains: Notify::new(),
+            started: Instant::now(),
+        }
     }
 
-    pub fn node(&self) -> &Node {
-        &self.node
+    pub fn node(&self) -> Arc<Node> {
+        self.node.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether nothing can be asked but how it is.
+    pub fn set_beginning(&self, begins: bool) {
+        self.begins.store(begins, Ordering::Relaxed);
+    }
+
+    /// Goes on as this one.
+    pub fn replace(&self, node: Node) {
+        *self.node.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(node);
     }
 
     /// Waits until it is asked to leave the group.
@@ -132,42 +156,46 @@ fn event(event: node::Event) -> Event {
     }
 }
 
-fn refused(error: &Error) -> Answer {
+pub(super) fn refused(error: &Error) -> Answer {
     Answer::refused(error.to_string())
 }
 
 impl Administered for Instance {
     async fn status(&self) -> Status {
         let up_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let page = Page::Replica(page(self.node.status(), &self.portal, &self.server));
+        let page = Page::Replica(page(self.node().status(), &self.portal, &self.server));
         Status::of_this_process(env!("CARGO_PKG_VERSION"), up_ms, page)
     }
 
     async fn answer(&self, request: Request, _: Option<Pid>) -> Answer {
         match request {
             Request::Status {} => self.status().await.into(),
-            Request::Switchover { to } => match self.node.switch_over(to.as_deref()).await {
+            _ if self.begins.load(Ordering::Relaxed) => {
+                Answer::refused("this node begins again: see its log, and try later")
+            }
+            Request::Switchover { to } => match self.node().switch_over(to.as_deref()).await {
                 Ok(primary) => Answer::Switched(Switched { primary }),
                 Err(error) => refused(&error),
             },
-            Request::Evict { node } => match self.node.evict(&node).await {
+            Request::Evict { node } => match self.node().evict(&node).await {
                 Ok(()) => Answer::Evicted(Evicted { evicted: node }),
                 Err(error) => refused(&error),
             },
-            Request::Drain {} if is_last(&self.node.status()) => Answer::refused(
+            Request::Drain {} if is_last(&self.node().status()) => Answer::refused(
                 "it is the last member, and nobody would serve clients any more: stop it with SIGTERM if that is meant",
             ),
-            Request::Join {} => match self.node.begin_to_join() {
-                Ok(()) => Answer::Joins(Joins { joins: self.node.status().name }),
+            Request::Join {} => match self.node().begin_to_join() {
+                Ok(()) => Answer::Joins(Joins { joins: self.node().status().name }),
                 Err(error) => refused(&error),
             },
+            Request::Recover { from, plan } => recover::answer(&self.node(), from.as_deref(), plan).await,
             Request::Why {} => {
-                let events = self.node.events().into_iter().map(event).collect();
-                Answer::Explained(Explained { node: self.node.status().name, events })
+                let events = self.node().events().into_iter().map(event).collect();
+                Answer::Explained(Explained { node: self.node().status().name, events })
             }
             Request::Drain {} => {
                 self.drains.notify_one();
-                Answer::Drains(Drains { drains: self.node.status().name })
+                Answer::Drains(Drains { drains: self.node().status().name })
             }
             Request::Kill { .. } => Answer::Matching(Matching::default()),
             Request::Upgrade { .. } | Request::Outcome { .. } | Request::Withdraw { .. } => Answer::refused(

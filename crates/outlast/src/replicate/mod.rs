@@ -3,6 +3,7 @@
 mod clock;
 mod group_file;
 mod instance;
+mod recover;
 mod server;
 mod tell;
 
@@ -42,6 +43,8 @@ const READY_MADE: &str = "redis";
 const PASSWORD_BYTES_MAX: u64 = 64 << 10;
 /// The address of the server is waited for so long.
 const FREE_WITHIN: Duration = Duration::from_secs(10);
+/// A node that cannot begin again tries it again so much later.
+const START_AGAIN: Duration = Duration::from_secs(1);
 /// Changes are told of so late at the most.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -61,7 +64,7 @@ pub fn run(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator) -> Resul
 /// What the node is to do, and where its server is.
 fn plan(args: &NodeArgs) -> Result<Plan> {
     let (Some(file), Some(name)) = (&args.group, &args.node) else {
-        let how = "give --group FILE and --node NAME, or a command: status, switchover, join, evict, drain";
+        let how = "give --group FILE and --node NAME, or a command: status, switchover, join, evict, recover, why, drain";
         return Err(Failure::usage(format!("what is to be replicated? {how}")));
     };
     let group = group_file::read(file)?;
@@ -119,7 +122,8 @@ fn plan(args: &NodeArgs) -> Result<Plan> {
         ));
     }
     let memory = Some(memory);
-    let settings = Settings { group, name: name.clone(), portal, memory, is_new_group, joins };
+    let settings =
+        Settings { group, name: name.clone(), portal, memory, is_new_group, joins, recovering: None };
     Ok(Plan { settings, server, clock })
 }
 
@@ -206,7 +210,8 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
             request = signals.next() => return Ok(code_of(request)),
         }
     }
-    let node = Node::start(settings).await.map_err(|error| cannot_start(&group, server_address, error))?;
+    let node =
+        Node::start(settings.clone()).await.map_err(|error| cannot_start(&group, server_address, error))?;
     let mut server = Server::start(&args.program, clock.as_ref())?;
     let instance = Arc::new(Instance::new(node, &group, server_address));
     let mut tasks = JoinSet::new();
@@ -214,15 +219,52 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
     if let Some(scrapes) = scrapes {
         tasks.spawn(metrics::serve(scrapes, instance.clone()));
     }
-    let mut teller = Teller::new(narrator, &group, &name, args.join);
+    let mut teller = Teller::new(narrator, &group, &name, instance.node().joins_always());
     let mut looks = tokio::time::interval(LOOK);
     let end = loop {
+        let node = instance.node();
         tokio::select! {
-            _ = looks.tick() => teller.look(&instance.node().status()),
+            _ = looks.tick() => teller.look(&node.status()),
             request = signals.next() => break End::Signal(request),
             () = instance.is_to_drain() => break End::Drain,
-            ended = instance.node().ended() => break End::Node(ended),
-            status = ended(&mut server) => break End::Server(status),
+            ended = node.ended() => {
+                let (recovery, how) = match ended {
+                    Ended::Recovers(recovery) => {
+                        let how = format!("is founded again with the data of {}", recovery.from);
+                        (Some(recovery), how)
+                    }
+                    Ended::Superseded { worked } => {
+                        if worked {
+                            narrator.warn(&format!(
+                                "node {name}: the group {} was founded again by `outlast replicate recover` while this part of it went on, so clients may have been served by \
+                                 both. This part ends. {}",
+                                group.name,
+                                if server_address.is_none() {
+                                    ""
+                                } else {
+                                    "The server of this node keeps its data, which are another history, until `outlast replicate join` replaces them"
+                                }
+                            ));
+                        }
+                        (None, "was founded again without it".to_owned())
+                    }
+                    ended => break End::Node(ended),
+                };
+                narrator.announce(&format!("node {name} gives up what is left of the group {}, which {how}", group.name));
+                instance.set_beginning(true);
+                node.give_up().await;
+                let recovering = Some(node.recovering(recovery));
+                let again = Settings { recovering, ..settings.clone() };
+                let started = tokio::select! {
+                    node = start_again(&again, |error| cannot_start(&group, server_address, error)) => node,
+                    request = signals.next() => break End::Signal(request),
+                    status = ended_server(&mut server) => break End::Server(status),
+                };
+                teller = Teller::new(narrator, &group, &name, started.joins_always());
+                instance.replace(started);
+                instance.set_beginning(false);
+            }
+            status = ended_server(&mut server) => break End::Server(status),
         }
     };
     let code = match &end {
@@ -260,6 +302,27 @@ fn code_of(request: Request) -> Code {
     }
 }
 
+/// Starts a node in the place of one that has given up. Its server has the data, in memory alone perhaps: it is not ended because something is in the way.
+async fn start_again(settings: &Settings, explain: impl Fn(Error) -> anyhow::Error) -> Node {
+    let mut said = String::new();
+    loop {
+        match Node::start(settings.clone()).await {
+            Ok(node) => return node,
+            Err(error) => {
+                let why = explain(error).to_string();
+                if why != said {
+                    tracing::warn!(
+                        why,
+                        "the node cannot begin again, and tries on; its server goes on to run"
+                    );
+                    said = why;
+                }
+                tokio::time::sleep(START_AGAIN).await;
+            }
+        }
+    }
+}
+
 /// A server that an earlier run has started may need a moment to end.
 async fn wait_until_free(address: SocketAddr, program: &OsStr, has_clock: bool) -> Result<()> {
     let is_taken = async || tokio::task::spawn_blocking(move || is_up(address)).await.unwrap_or(false);
@@ -286,7 +349,7 @@ async fn serve(socket: Option<AdminSocket>, instance: Arc<Instance>) {
 }
 
 /// When the server that was started here has ended.
-async fn ended(server: &mut Option<Server>) -> std::io::Result<ExitStatus> {
+async fn ended_server(server: &mut Option<Server>) -> std::io::Result<ExitStatus> {
     match server {
         Some(server) => server.ended().await,
         None => std::future::pending().await,
@@ -346,6 +409,7 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
         Ended::Memory(what) => {
             format!("cannot note that this node is in the group {name} (--state-folder): {what}; {leaves}")
         }
+        Ended::Recovers(_) | Ended::Superseded { .. } => format!("the group {name} is founded again"),
         Ended::Consensus => format!("the consensus of the group {name} has failed here: {leaves}"),
     })
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Of servers that answer differently people are told so often: `outlast replicate why` has the last one.
 const DIFFERENCES_EVERY: Duration = Duration::from_secs(60);
+/// An election takes less than that.
+const LEADERLESS: Duration = Duration::from_secs(2);
 
 /// Compares what is with what was told.
 pub struct Teller<'a> {
@@ -29,6 +31,8 @@ pub struct Teller<'a> {
     /// Nodes that answer, where this one leads the vote.
     heard: BTreeSet<String>,
     has_led: bool,
+    /// Since when nobody leads the vote, and whether that was said.
+    leaderless: Option<(Instant, bool)>,
     how_back: &'static str,
 }
 
@@ -46,6 +50,7 @@ impl<'a> Teller<'a> {
             failed: None,
             heard: BTreeSet::new(),
             has_led: false,
+            leaderless: None,
             how_back,
             group,
             name,
@@ -83,6 +88,7 @@ impl<'a> Teller<'a> {
             ));
         }
         self.look_at_silent(status);
+        self.look_at_leader(status);
         self.look_at_server(status);
         let Some(facts) = &status.facts else { return };
         if facts.is_serving != self.was_serving {
@@ -166,6 +172,25 @@ impl<'a> Teller<'a> {
         self.has_led = leads && !self.heard.is_empty();
     }
 
+    /// Whether nobody leads for longer than an election takes.
+    fn look_at_leader(&mut self, status: &Status) {
+        if status.epoch == 0 || status.leader.is_some() {
+            if let Some((_, true)) = self.leaderless.take() {
+                self.narrator.announce(&format!("node {}: the vote is led again", self.name));
+            }
+            return;
+        }
+        let (since, is_said) = self.leaderless.get_or_insert_with(|| (Instant::now(), false));
+        if !*is_said && since.elapsed() > LEADERLESS {
+            *is_said = true;
+            self.narrator.warn(&format!(
+                "node {}: it hears nobody that leads the vote. Others may serve clients, if more than half of the nodes reach each other; if too many of them are off for good, \
+                 `outlast replicate recover` has those that are left go on",
+                self.name
+            ));
+        }
+    }
+
     fn look_at_joining(&mut self, joining: &Joining) {
         let stage = std::mem::discriminant(joining);
         if stage == std::mem::discriminant(&self.joining) {
@@ -207,12 +232,18 @@ fn lines(waits: &Waits, group: &Group) -> Vec<String> {
     for (node, what) in disagree {
         lines.push(format!("{node} has another group file: {what}"));
     }
+    if !were_members.is_empty() && !absent.is_empty() {
+        lines.push(format!(
+            "if {} cannot be started any more, `outlast replicate recover` has the group go on without",
+            absent.join(", ")
+        ));
+    }
     if !were_members.is_empty() && absent.is_empty() {
         let all: Vec<String> =
             were_members.iter().map(|(node, epoch)| format!("{node} (until view {epoch})")).collect();
         lines.push(format!(
-            "{} of the group {} ran before, so their data may differ: give all servers the data of the one with the highest view, and start \
-             each node once with --new-group",
+            "{} of the group {} ran before, so their data may differ: `outlast replicate recover` has the group go on with the data of the one with \
+             the highest view. Where the servers of all nodes have the same data: start each node once with --new-group",
             all.join(", "),
             group.name
         ));

@@ -311,6 +311,7 @@ impl Administered for State {
             Request::Kill { .. } => Answer::Matching(Matching::default()),
             Request::Switchover { .. }
             | Request::Evict { .. }
+            | Request::Recover { .. }
             | Request::Drain {}
             | Request::Join {}
             | Request::Why {} => Answer::refused("it is no node of a group of replicas"),

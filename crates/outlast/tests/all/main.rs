@@ -47,6 +47,7 @@ mod replicate_answers;
 mod replicate_clock;
 mod replicate_join;
 mod replicate_mysql;
+mod replicate_recover;
 mod replicate_switchover;
 mod restarting;
 mod run;

@@ -3,7 +3,7 @@
 
 use crate::common::restarts::is_running;
 use crate::common::{Outlast, command, eventually, eventually_or, folder, output};
-use outlast_lab::{Host, Lab, Link, Side};
+use outlast_lab::{Direction, Host, Lab, Link, Side};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -103,6 +103,13 @@ impl Machines {
     /// Of its own, on this machine.
     pub fn folder(&self, name: &str) -> &Path {
         &self.machine(name).folder
+    }
+
+    /// Nothing leaves a machine any more, and nothing comes; or again.
+    pub fn cut_off(&self, name: &str, is_cut_off: bool) {
+        for direction in Direction::BOTH {
+            self.machine(name).link.set_blocked(direction, is_cut_off).unwrap();
+        }
     }
 
     pub fn start(&self, name: &str, flags: &[&str]) -> Node {
@@ -207,7 +214,7 @@ pub fn take(nodes: &mut Vec<Node>, name: &str) -> Node {
     nodes.remove(at)
 }
 
-fn one_answer(server: SocketAddr, words: &str) -> String {
+pub fn one_answer(server: SocketAddr, words: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
     stream.write_all(format!("{words}\r\n").as_bytes()).unwrap();
     let mut line = String::new();

@@ -18,18 +18,18 @@ const ALLOWED_FOR: Duration = LOOK.saturating_mul(3);
 
 /// What the kernel can do by itself.
 #[derive(Debug)]
-pub(super) struct Passing {
+pub(super) struct Unqueued {
     filter: Option<AckFilter>,
     /// Clients whose packets pass, and who may not have all that was sent.
     unacked: BTreeSet<ConnectionId>,
     looked_at: Instant,
-    /// What is allowed when the kernel has been told of the packets that wait: others would else come before them.
+    /// What is allowed when the kernel has the verdicts of the packets that wait: others would else come before them.
     later: Vec<(ConnectionId, u32)>,
 }
 
 /// How packets of one client pass.
 #[derive(Debug, Default)]
-pub(super) struct Passage {
+pub(super) struct UnqueuedClient {
     slot: Option<Slot>,
     /// Of the socket: 0 for none.
     mark: u32,
@@ -37,7 +37,7 @@ pub(super) struct Passage {
     looked_at: u64,
 }
 
-impl Passing {
+impl Unqueued {
     pub(super) fn new(filter: Option<AckFilter>) -> Self {
         Self { filter, unacked: BTreeSet::new(), looked_at: Instant::now(), later: Vec::new() }
     }
@@ -56,9 +56,9 @@ impl Passing {
     }
 
     /// The client is forgotten.
-    pub(super) fn forget(&mut self, connection: ConnectionId, passage: &mut Passage) {
+    pub(super) fn forget(&mut self, connection: ConnectionId, unqueued: &mut UnqueuedClient) {
         self.unacked.remove(&connection);
-        if let Some((slot, filter)) = passage.slot.take().zip(self.filter.as_mut()) {
+        if let Some((slot, filter)) = unqueued.slot.take().zip(self.filter.as_mut()) {
             filter.remove(slot);
         }
     }
@@ -67,26 +67,26 @@ impl Passing {
     pub(super) fn note_written(
         &mut self,
         connection: ConnectionId,
-        passage: &mut Passage,
+        unqueued: &mut UnqueuedClient,
         written: u64,
     ) -> bool {
-        if passage.mark == 0 {
+        if unqueued.mark == 0 {
             return false;
         }
         self.unacked.insert(connection);
-        let is_much = written >= passage.looked_at + LOOK_AFTER_BYTES;
+        let is_much = written >= unqueued.looked_at + LOOK_AFTER_BYTES;
         if is_much {
-            passage.looked_at = written;
+            unqueued.looked_at = written;
         }
         is_much
     }
 
-    fn allow(&mut self, client: SocketAddr, passage: &mut Passage, acknowledges: u32) {
+    fn allow(&mut self, client: SocketAddr, unqueued: &mut UnqueuedClient, acknowledges: u32) {
         let Some(filter) = &mut self.filter else { return };
-        if passage.slot.is_none() {
-            passage.slot = filter.add(client);
+        if unqueued.slot.is_none() {
+            unqueued.slot = filter.add(client);
         }
-        if let Some(slot) = &passage.slot {
+        if let Some(slot) = &unqueued.slot {
             filter.allow(slot, client, acknowledges);
         }
     }
@@ -101,7 +101,7 @@ pub(super) fn monotonic() -> Duration {
 impl Client {
     fn set_mark(&mut self, mark: u32) {
         match socket2::SockRef::from(&self.stream.socket).set_mark(mark) {
-            Ok(()) => self.passage.mark = mark,
+            Ok(()) => self.unqueued.mark = mark,
             Err(error) => tracing::debug!(%error, "packets of a client wait for verdicts"),
         }
     }
@@ -112,56 +112,56 @@ impl Machine {
     pub(super) fn let_pass(&mut self, connection: ConnectionId, acknowledges: Option<u32>) {
         match acknowledges {
             None => {
-                self.passing.later.retain(|(later, _)| *later != connection);
+                self.unqueued.later.retain(|(later, _)| *later != connection);
                 if let Some(client) =
-                    self.clients.get_mut(&connection).filter(|client| client.passage.mark != 0)
+                    self.clients.get_mut(&connection).filter(|client| client.unqueued.mark != 0)
                 {
                     client.set_mark(0);
                 }
             }
             Some(acknowledges) if self.verdicts.is_empty() => self.allow(connection, acknowledges),
-            Some(acknowledges) => self.passing.later.push((connection, acknowledges)),
+            Some(acknowledges) => self.unqueued.later.push((connection, acknowledges)),
         }
     }
 
-    /// The kernel was told of all packets that waited.
+    /// The kernel has the verdicts of all packets that waited.
     pub(super) fn let_later_pass(&mut self) {
-        let mut later = std::mem::take(&mut self.passing.later);
+        let mut later = std::mem::take(&mut self.unqueued.later);
         for (connection, acknowledges) in later.drain(..) {
             self.allow(connection, acknowledges);
         }
-        self.passing.later = later;
+        self.unqueued.later = later;
     }
 
     fn allow(&mut self, connection: ConnectionId, acknowledges: u32) {
         let Some(client) = self.clients.get_mut(&connection) else { return };
-        self.passing.allow(client.ends.client, &mut client.passage, acknowledges);
+        self.unqueued.allow(client.ends.client, &mut client.unqueued, acknowledges);
         // Where there are more clients than entries, what they send passes, and what they get waits.
-        let mark = client.passage.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
-        if client.passage.mark != mark && self.passing.filter.is_some() {
+        let mark = client.unqueued.slot.as_ref().map_or(mark_and_mask().0, Slot::mark);
+        if client.unqueued.mark != mark && self.unqueued.filter.is_some() {
             client.set_mark(mark);
             // What was written before may be under way.
-            self.passing.unacked.insert(connection);
+            self.unqueued.unacked.insert(connection);
         }
     }
 
     /// What comes from clients waits for verdicts.
     pub(super) fn let_none_pass(&mut self) {
-        self.passing.forget_later();
-        for client in self.clients.values_mut().filter(|client| client.passage.mark != 0) {
+        self.unqueued.forget_later();
+        for client in self.clients.values_mut().filter(|client| client.unqueued.mark != 0) {
             client.set_mark(0);
         }
     }
 
     /// What clients have acknowledged, where this process sees no packet of theirs.
     pub(super) fn look_at_unacked(&mut self) {
-        if self.passing.looked_at.elapsed() < LOOK_AT_UNACKED {
+        if self.unqueued.looked_at.elapsed() < LOOK_AT_UNACKED {
             return;
         }
-        self.passing.looked_at = Instant::now();
+        self.unqueued.looked_at = Instant::now();
         let now_ms = self.now_ms();
         let (clients, replica) = (&self.clients, &mut self.replica);
-        self.passing.unacked.retain(|connection| {
+        self.unqueued.unacked.retain(|connection| {
             let Some(client) = clients.get(connection) else { return false };
             let acked = client.acked();
             replica.handle_acked(*connection, acked, now_ms);
@@ -171,6 +171,6 @@ impl Machine {
 
     /// When that is to be done next.
     pub(super) fn looks_at_unacked_at(&self) -> Option<Instant> {
-        (!self.passing.unacked.is_empty()).then(|| self.passing.looked_at + LOOK_AT_UNACKED)
+        (!self.unqueued.unacked.is_empty()).then(|| self.unqueued.looked_at + LOOK_AT_UNACKED)
     }
 }

@@ -1,0 +1,117 @@
+//! How a node comes into a group: it looks who is there, and founds the group or enters it.
+
+use super::door::introduce;
+use super::meeting::{Introduction, Meeting, Next, Waits};
+use super::{Ended, Shared, server_report};
+use crate::portal::clock;
+use crate::portal::server_process::is_up;
+use crate::portal::sql_asker::check;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Between two introductions of a node that has no group.
+const INTRODUCE: Duration = Duration::from_millis(100);
+/// An answer to that which takes longer is not waited for.
+pub(super) const INTRODUCE_TIMEOUT: Duration = Duration::from_millis(500);
+/// A server that has just come up, or has many clients, is asked again for so long.
+const ACCOUNT_WITHIN: Duration = Duration::from_secs(3);
+
+impl Shared {
+    /// Whether the server has the time of day from the page, if it is to, and if that can be known.
+    async fn is_clock_read(&self) -> Option<bool> {
+        let (page, server) = self.clock_page.clone().zip(self.server)?;
+        let read = tokio::task::spawn_blocking(move || clock::is_read(&page, server)).await.ok()?;
+        if read.is_none() {
+            tracing::warn!(%server, "the server's processes cannot be looked at: it is not known whether it has the time from the order");
+        }
+        read
+    }
+
+    /// Introduces this node to all others at once. What those say of themselves that answer.
+    pub(super) async fn introduce_to_all(&self, own: &Introduction) -> Vec<(String, Introduction)> {
+        let mut asked = JoinSet::new();
+        for listed in self.group.nodes.iter().filter(|listed| listed.name != self.name).cloned() {
+            let own = own.clone();
+            asked.spawn(async move {
+                let said = timeout(INTRODUCE_TIMEOUT, introduce(listed.address, &own)).await;
+                said.ok().and_then(Result::ok).map(|said| (listed.name, said))
+            });
+        }
+        asked.join_all().await.into_iter().flatten().collect()
+    }
+
+    /// Why the server does not say what it keeps of its accounts, without which no client could log in.
+    async fn account_refused(&self) -> Option<String> {
+        let (account, server) = self.account.clone().zip(self.server)?;
+        let asks = move || check(server, &account);
+        tokio::task::spawn_blocking(asks).await.ok()?.err().map(|error| error.to_string())
+    }
+}
+
+/// Until this node is in a group: looks who is there, and founds or enters it.
+pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
+    let begun = Instant::now();
+    let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let mut is_known = false;
+    let mut has_asked = None;
+    let mut rounds = tokio::time::interval(INTRODUCE);
+    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        rounds.tick().await;
+        if shared.consensus.is_voter() {
+            *shared.waits.lock() = None;
+            return;
+        }
+        let is_up = match shared.server {
+            Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
+            None => true,
+        };
+        if is_up && !is_known {
+            if shared.is_clock_read().await == Some(false) && !shared.begins_again {
+                return shared.end(Ended::ClockIgnored);
+            }
+            if let Some(why) = shared.account_refused().await {
+                // It may have no room at present.
+                if begun.elapsed() < ACCOUNT_WITHIN || shared.begins_again {
+                    continue;
+                }
+                return shared.end(Ended::AccountRefused(why));
+            }
+            is_known = true;
+            server_report::begin(&shared);
+        }
+        meeting.set_ready(is_up);
+        if meeting.gives_up_recovery(now_ms()) {
+            shared.introduction.send_modify(|own| own.recovery = None);
+        }
+        shared.introduction.send_modify(|own| own.is_ready = is_up);
+        let own = meeting.introduction();
+        for (name, said) in shared.introduce_to_all(&own).await {
+            meeting.handle_introduction(&name, said, now_ms());
+        }
+        match meeting.next(now_ms()) {
+            Next::Wait(waits) => *shared.waits.lock() = Some(waits),
+            Next::Found(voters) => {
+                if let Err(error) = shared.consensus.found(voters).await {
+                    tracing::warn!(%error, "the group could not be founded");
+                }
+            }
+            Next::Enter(_, recovered) if has_asked.is_some_and(|before| before != recovered) => {
+                // The log of its consensus may have something of the group of before.
+                return shared.end(Ended::Superseded { worked: false });
+            }
+            Next::Enter(in_group, recovered) => {
+                has_asked = Some(recovered);
+                let names = in_group.keys().cloned().collect();
+                *shared.waits.lock() = Some(Waits { in_group: names, ..Waits::default() });
+                for address in in_group.values() {
+                    if shared.consensus.enter(address, shared.member()).await {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
