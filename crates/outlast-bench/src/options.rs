@@ -68,13 +68,19 @@ pub enum Experiment {
     RestartPeers,
     /// Round trips through a replicated server, on one machine to four, against the same server alone.
     ReplicaLatency,
+    /// Bulk data to and from a replicated server, on two machines, against the same server alone.
+    ReplicaBulk,
+    /// A replicated MariaDB, on two machines, against the same server alone: tables, rows, updates.
+    ReplicaDb,
+    /// How long clients of a replicated server wait when its primary dies, and how long the next one works.
+    ReplicaFailover,
     /// All of them, one after the other.
     All,
 }
 
 impl Experiment {
     /// Every single experiment, in the order of `all`.
-    pub const EACH: [Experiment; 12] = [
+    pub const EACH: [Experiment; 15] = [
         Experiment::SessionRr,
         Experiment::SessionStream,
         Experiment::SessionCrr,
@@ -87,6 +93,9 @@ impl Experiment {
         Experiment::RestartLatency,
         Experiment::RestartPeers,
         Experiment::ReplicaLatency,
+        Experiment::ReplicaBulk,
+        Experiment::ReplicaDb,
+        Experiment::ReplicaFailover,
     ];
 
     /// The name on the command line, in files and in results.
@@ -104,6 +113,9 @@ impl Experiment {
             Experiment::RestartLatency => "restart-latency",
             Experiment::RestartPeers => "restart-peers",
             Experiment::ReplicaLatency => "replica-latency",
+            Experiment::ReplicaBulk => "replica-bulk",
+            Experiment::ReplicaDb => "replica-db",
+            Experiment::ReplicaFailover => "replica-failover",
             Experiment::All => "all",
         }
     }

@@ -97,6 +97,18 @@ pub const TARGETS: &[Target] = &[
     at_most("restart/peers/failed", 0.0, "-"),
     // Time of a 1-byte round trip, median, with everything on one core.
     at_most("replica/latency/2-nodes/1", 2.3, "1.2 to 1.3 on a wire (TCP-ABC 2005, Figure 4)"),
+    // Bulk data through two nodes, everything on the cores that there are.
+    at_least("replica/bulk/to-server", 0.4, "-"),
+    at_least("replica/bulk/from-server", 0.4, "-"),
+    // One client of MariaDB, two nodes.
+    at_least("replica/db/update", 0.85, "-"),
+    // Of a client whose data were under way, in milliseconds: its kernel sends them again after 200 ms.
+    at_most("replica/failover/SIGKILL/longest", 220.0, "-"),
+    at_most("replica/failover/power-off/longest", 220.0, "-"),
+    at_most("replica/failover/cut-off/longest", 220.0, "-"),
+    at_most("replica/failover/SIGSTOP/longest", 220.0, "-"),
+    at_most("replica/failover/switchover/longest", 5.0, "-"),
+    at_most("replica/failover/work/5000", 200.0, "-"),
 ];
 
 /// The promise with this name.

@@ -107,6 +107,26 @@ fn session_peers() {
     run("session-peers", &[]);
 }
 
+#[test]
+fn replica_latency() {
+    run("replica-latency", &[]);
+}
+
+#[test]
+fn replica_bulk() {
+    run("replica-bulk", &[]);
+}
+
+#[test]
+fn replica_failover() {
+    run("replica-failover", &[]);
+}
+
+#[test]
+fn replica_db() {
+    run("replica-db", &[]);
+}
+
 fn claimed(value: &Value, name: &str) -> Vec<f64> {
     let claims = value["claims"].as_array().unwrap();
     claims

@@ -106,6 +106,7 @@ mod netns;
 mod plan;
 mod port;
 pub mod process;
+pub mod replicas;
 mod rest;
 #[cfg(feature = "tokio")]
 mod runtime;

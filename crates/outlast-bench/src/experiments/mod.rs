@@ -4,6 +4,9 @@ mod clients;
 mod crr;
 mod idle;
 mod peers;
+mod replica_bulk;
+mod replica_db;
+mod replica_failover;
 mod replica_latency;
 mod restart_faults;
 mod restart_latency;
@@ -62,6 +65,9 @@ fn one(experiment: Experiment, options: &Options) -> Result<Value> {
         Experiment::RestartLatency => restart_latency::run,
         Experiment::RestartPeers => restart_peers::run,
         Experiment::ReplicaLatency => replica_latency::run,
+        Experiment::ReplicaBulk => replica_bulk::run,
+        Experiment::ReplicaDb => replica_db::run,
+        Experiment::ReplicaFailover => replica_failover::run,
         Experiment::All => unreachable!("all is not one"),
     };
     run(experiment.name(), options).with_context(|| format!("{} failed", experiment.name()))

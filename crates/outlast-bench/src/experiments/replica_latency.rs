@@ -21,7 +21,7 @@ const WARM_UP_BLOCK: usize = 20;
 /// Most round trips of a connection in a repeat that there is room for from the start.
 const ROOM: usize = 100_000;
 /// Machines with a server.
-const COUNTS: [usize; 4] = [1, 2, 3, 4];
+const COUNTS: [u8; 4] = [1, 2, 3, 4];
 /// Of messages: those of NetPIPE's steps that tell most.
 const SIZES: [usize; 5] = [1, 64, 1024, 8192, 65536];
 const QUICK_SIZES: [usize; 2] = [1, 1024];
@@ -40,7 +40,7 @@ pub fn run(name: &'static str, options: &Options) -> Result<Value> {
     bench.spend(begun.elapsed());
     let addresses: Vec<SocketAddr> =
         [alone.address; 2].into_iter().chain(groups.iter().map(|group| group.portal)).collect();
-    let nodes = |count: &usize| format!("{count} {}", if *count == 1 { "node" } else { "nodes" });
+    let nodes = |count: &u8| format!("{count} {}", if *count == 1 { "node" } else { "nodes" });
     for size in sizes {
         let replicas = COUNTS.iter().map(|count| Lane::against(nodes(count), 0));
         let lanes = [Lane::raw("alone"), Lane::again("alone again", 0)].into_iter().chain(replicas).collect();

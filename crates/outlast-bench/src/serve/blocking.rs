@@ -68,6 +68,7 @@ fn welcome<L: Link>(mut link: L) {
         let _ = match first[0] {
             wants::ECHO => echo(&mut link, &first[..count]),
             wants::SINK => sink(&mut link, count),
+            wants::SOURCE => source(&mut link, &first[1..count]),
             _ => Err(ErrorKind::InvalidData.into()),
         };
     });
@@ -96,6 +97,22 @@ fn echo<L: Link>(link: &mut L, first: &[u8]) -> io::Result<()> {
             count => link.write_all(&buffer[..count])?,
         }
     }
+}
+
+/// The number of bytes may come in pieces.
+fn source<L: Link>(link: &mut L, first: &[u8]) -> io::Result<()> {
+    let mut number = [0; 8];
+    let (head, rest) = number.split_at_mut(first.len().min(8));
+    head.copy_from_slice(&first[..head.len()]);
+    link.read_exact(rest)?;
+    let mut left = u64::from_le_bytes(number);
+    let data = vec![0x5a; BUFFER_BYTES];
+    while left > 0 {
+        let count = usize::try_from(left).unwrap_or(usize::MAX).min(data.len());
+        link.write_all(&data[..count])?;
+        left -= count as u64;
+    }
+    link.half_close()
 }
 
 fn sink<L: Link>(link: &mut L, first: usize) -> io::Result<()> {

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Round trips between two looks at the clock.
 const ROUND_TRIPS_BETWEEN_LOOKS: usize = 16;
 
+/// Of a read, where bulk data come.
+const DRAIN_BYTES: usize = 256 << 10;
+
 /// How much went through in which time.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood {
@@ -102,6 +105,25 @@ pub trait Link: Read + Write + Send + 'static {
             return Err(io::Error::other(format!("sent {bytes} bytes, {arrived} arrived")));
         }
         Ok(Flood { bytes, time })
+    }
+
+    /// So many bytes from the peer, and the end of the stream.
+    fn drain(&mut self, bytes: u64) -> io::Result<Flood> {
+        let start = Instant::now();
+        self.write_all(&[wants::SOURCE])?;
+        self.write_all(&bytes.to_le_bytes())?;
+        let mut buffer = vec![0; DRAIN_BYTES];
+        let mut arrived = 0;
+        loop {
+            match self.read(&mut buffer)? {
+                0 => break,
+                count => arrived += count as u64,
+            }
+        }
+        if arrived != bytes {
+            return Err(io::Error::other(format!("{arrived} of {bytes} bytes have arrived")));
+        }
+        Ok(Flood { bytes, time: start.elapsed() })
     }
 
     /// A request, its response and the end of the stream.

@@ -24,6 +24,8 @@ pub mod wants {
     pub const ECHO: u8 = b'R';
     /// Everything is counted; after the end of the stream the count comes back in 8 bytes.
     pub const SINK: u8 = b'S';
+    /// So many bytes (8 bytes that follow), and the end of the stream.
+    pub const SOURCE: u8 = b'D';
     /// A request, a response, the end.
     pub const TRANSACTION: u8 = b'C';
     /// Requests with some work, each with a response of the same size.

@@ -1,12 +1,12 @@
 //! MariaDB on every machine, and its own client in a session that is always in a transaction.
 
-use super::group::{Group, Machine, PATIENCE, SERVER_PORT};
 use super::report::Tally;
 use crate::count::{Going, Pauses};
 use anyhow::{Context, Result, bail, ensure};
 use outlast_lab::Process;
+use outlast_lab::replicas::mariadb::CLIENT_FLAGS;
+use outlast_lab::replicas::{Group, Machine, PATIENCE};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -14,80 +14,12 @@ use std::time::Duration;
 
 /// Of the portal.
 pub const PORT: u16 = 3306;
-/// Every server has the same accounts: one of the nodes, and one of clients.
-const ACCOUNTS: &str = "FLUSH PRIVILEGES;
-CREATE USER outlast@localhost IDENTIFIED BY 'of nodes';
-GRANT SELECT ON mysql.* TO outlast@localhost;
-GRANT PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost;
-CREATE USER app@'%' IDENTIFIED BY 'of clients';
-CREATE DATABASE shop;
-GRANT ALL ON shop.* TO app@'%';
-";
-const NODE_PASSWORD: &str = "of nodes\n";
 /// In one transaction.
 const ROWS: u64 = 8;
 /// What the session remembers, and another one would not.
 const SESSION: &str = "SET @basket = 'of this session'";
 /// Between two statements.
 const BREAK: Duration = Duration::from_millis(15);
-/// As the server's own installation makes it.
-const FLAGS: [&str; 3] = ["--no-defaults", "--user=root", "--innodb-log-file-size=4M"];
-
-/// The data of a server that nobody has used, with accounts, on all machines.
-pub fn install(group: &Group, folder: &Path) -> Result<()> {
-    let data = folder.join("new");
-    let flag = format!("--datadir={}", data.display());
-    let installed = Command::new("mariadb-install-db")
-        .args(FLAGS)
-        .args([&flag, "--auth-root-authentication-method=normal", "--skip-test-db"])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start mariadb-install-db")?;
-    ensure!(installed.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&installed.stderr));
-    let mut bootstrap = Command::new("mariadbd")
-        .args(FLAGS)
-        .args([&flag, "--bootstrap"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context("cannot start mariadbd")?;
-    bootstrap.stdin.take().context("it reads nothing")?.write_all(ACCOUNTS.as_bytes())?;
-    ensure!(bootstrap.wait()?.success(), "mariadbd --bootstrap has failed");
-    for machine in group.servers() {
-        let copied = Command::new("cp").arg("-a").arg(&data).arg(data_of(machine)).status()?;
-        ensure!(copied.success(), "cp has failed");
-        std::fs::write(password_file(machine), NODE_PASSWORD)?;
-    }
-    Ok(())
-}
-
-fn data_of(machine: &Machine) -> PathBuf {
-    machine.folder.join("data")
-}
-
-/// With the password of the nodes' account.
-pub fn password_file(machine: &Machine) -> PathBuf {
-    machine.folder.join("password")
-}
-
-/// What runs on a machine.
-pub fn server(machine: &Machine) -> Vec<String> {
-    let folder = machine.folder.display();
-    let mut words = vec!["mariadbd".to_owned()];
-    words.extend(FLAGS.map(str::to_owned));
-    words.extend([
-        "--bind-address=127.0.0.1".to_owned(),
-        format!("--port={SERVER_PORT}"),
-        format!("--datadir={}", data_of(machine).display()),
-        format!("--socket={folder}/socket"),
-        // Servers that share one take each other's files away.
-        format!("--tmpdir={folder}"),
-        // Nodes decide who waits, and for how long.
-        "--innodb-lock-wait-timeout=100000000".to_owned(),
-    ]);
-    words
-}
 
 /// MariaDB's own client, whose session goes on for long.
 pub struct Session {
@@ -102,7 +34,7 @@ impl Session {
         let (address, port) = (group.portal.ip().to_string(), group.portal.port().to_string());
         let (output, both) = std::io::pipe()?;
         let mut command = group.client.command("mariadb");
-        command.args(["--no-defaults", "-h", &address, "-P", &port, "-u", "app", "-pof clients"]);
+        command.args(CLIENT_FLAGS).args(["-h", &address, "-P", &port]);
         command.args(["--skip-column-names", "--batch", "--unbuffered", "shop"]);
         command.stdin(Stdio::piped()).stdout(both.try_clone()?).stderr(both);
         let process = command.spawn()?;

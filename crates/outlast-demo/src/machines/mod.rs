@@ -1,6 +1,5 @@
 //! Machines that die under load, while unmodified clients keep their connections to unmodified servers.
 
-mod group;
 mod mariadb;
 mod redis;
 mod report;
@@ -9,14 +8,16 @@ use crate::count::Going;
 use crate::options::Options;
 use crate::screen::{Screen, command_line};
 use anyhow::{Context, Result, anyhow, ensure};
-use group::{Death, Group};
 use outlast_lab::Lab;
+use outlast_lab::replicas::{self, Death, Group, Machine, Place, Settings, Start};
 use report::{Outcome, Tally};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often machines with redis die.
+/// The last part of the portal's address.
+const PORTAL_LAST: u8 = 250;
 const DEATHS: usize = 12;
 const DEATHS_QUICK: usize = 4;
 const COUNTERS: usize = 4;
@@ -113,11 +114,33 @@ impl Scene<'_> {
         Ok(())
     }
 
+    /// So many machines with a server, and so many that only vote.
+    fn group(
+        &self,
+        place: &Place,
+        folder: &Path,
+        (name, port, lines): (&str, u16, &str),
+        (servers, witnesses): (u8, u8),
+    ) -> Result<Group> {
+        let settings = Settings {
+            outlast: self.outlast,
+            folder,
+            name,
+            prefix: "",
+            servers,
+            witnesses,
+            portal: (PORTAL_LAST, port),
+            lines,
+            detect: &self.detect,
+        };
+        Ok(Group::build(place, &settings)?)
+    }
+
     fn start(
         &self,
         group: &mut Group,
-        flags: impl Fn(&group::Machine) -> Vec<String>,
-        server: impl Fn(&group::Machine) -> Vec<String>,
+        flags: impl Fn(&Machine) -> Vec<String>,
+        server: impl Fn(&Machine) -> Vec<String>,
     ) -> Result<()> {
         let all: Vec<_> = group
             .machines()
@@ -127,7 +150,7 @@ impl Scene<'_> {
         let mut shown = "";
         for (name, flags, server) in &all {
             let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-            let words = group.start(name, &flags, server)?;
+            let words = group.start(name, &Start { flags: &flags, program: server, ..Start::default() })?;
             // One for each kind: the others are the same, in their own folders.
             let kind = if words.iter().any(|word| word == "--") { "server" } else { "witness" };
             if shown != kind {
@@ -148,8 +171,8 @@ impl Scene<'_> {
     fn redis(&self) -> Result<Outcome> {
         let folder = self.folder("redis")?;
         let lines = "protocol = \"redis\"\nanswers = \"first\"\n";
-        let mut group =
-            Group::build((self.outlast, &folder), "demo", (3, 0), (redis::PORT, lines), &self.detect)?;
+        let place = Place::new("demo")?;
+        let mut group = self.group(&place, &folder, ("demo", redis::PORT, lines), (3, 0))?;
         let join = vec!["--join".to_owned()];
         self.start(&mut group, |_| join.clone(), redis::server)?;
         let deaths: Vec<Death> =
@@ -179,7 +202,7 @@ impl Scene<'_> {
         })?;
         let mut outcome =
             Outcome::new("redis", &deaths, vec![("counters", counters), ("redis-benchmark", benchmark)]);
-        let are_right = |machine: &group::Machine| {
+        let are_right = |machine: &Machine| {
             let is_right = |(number, count): (u64, &AtomicU64)| {
                 let right = count.load(Ordering::Relaxed).to_string();
                 redis::counter(machine, number).is_ok_and(|has| has == right)
@@ -209,10 +232,10 @@ impl Scene<'_> {
     }
 
     /// Whether it was so in the end.
-    fn unless_interrupted(&self, waited: Result<()>) -> Result<bool> {
+    fn unless_interrupted(&self, waited: outlast_lab::Result<()>) -> Result<bool> {
         ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
         if let Err(error) = &waited {
-            self.screen.event(format!("{error:#}"));
+            self.screen.event(format!("{error}"));
         }
         Ok(waited.is_ok())
     }
@@ -244,7 +267,7 @@ impl Scene<'_> {
         if group.heal(&name, death)? {
             let machine = group.servers().find(|machine| machine.name == name);
             let server = redis::server(machine.context("it has no server")?);
-            group.start(&name, &["--join"], &server)?;
+            group.start(&name, &Start { flags: &["--join"], program: &server, ..Start::default() })?;
         }
         group.wait_for_backup(&name, self.interrupted)?;
         self.screen.event(format!("BACK       machine {name} has all data again, and is a member"));
@@ -255,14 +278,14 @@ impl Scene<'_> {
     fn mariadb(&self) -> Result<Outcome> {
         let folder = self.folder("mariadb")?;
         let lines = "protocol = \"mysql\"\nanswers = \"first\"\n";
-        let mut group =
-            Group::build((self.outlast, &folder), "shop", (4, 1), (mariadb::PORT, lines), &self.detect)?;
-        mariadb::install(&group, &folder)?;
-        let password = |machine: &group::Machine| {
-            let file = mariadb::password_file(machine).to_string_lossy().into_owned();
+        let place = Place::new("shop")?;
+        let mut group = self.group(&place, &folder, ("shop", mariadb::PORT, lines), (4, 1))?;
+        replicas::mariadb::install(&folder, group.servers().map(|machine| machine.folder.as_path()))?;
+        let password = |machine: &Machine| {
+            let file = replicas::mariadb::password_file(machine).to_string_lossy().into_owned();
             vec!["--server-password-file".to_owned(), file]
         };
-        self.start(&mut group, password, mariadb::server)?;
+        self.start(&mut group, password, replicas::mariadb::server)?;
         let tally = Tally::default();
         let session = mariadb::Session::open(&group)?;
         let (stop, transaction) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,10 +1,10 @@
 //! Redis on every machine; counters that look at each answer, and redis-benchmark, whose connections never break.
 
-use super::group::{Machine, PATIENCE, SERVER_PORT};
 use super::report::Tally;
 use crate::count::{Going, Pauses};
 use anyhow::{Context, Result};
 use outlast_lab::Host;
+use outlast_lab::replicas::{Machine, PATIENCE, SERVER_PORT};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Stdio;

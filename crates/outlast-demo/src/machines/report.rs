@@ -1,10 +1,10 @@
 //! The table at the end.
 
-use super::group::Death;
 use crate::count::Count;
 use crate::report::{align, table};
 use comfy_table::Table;
 use indicatif::HumanCount;
+use outlast_lab::replicas::Death;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

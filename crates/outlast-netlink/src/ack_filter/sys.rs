@@ -41,7 +41,7 @@ struct LoadProgram {
 }
 
 fn bpf<T>(command: libc::c_int, wishes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads as many bytes as it is told of a structure of integers without gaps, and what its pointers point to lives until
+    // SAFETY: the kernel reads as many bytes as the call says of a structure of integers without gaps, and what its pointers point to lives until
     // this returns.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(wishes), size_of::<T>()) };
     if result < 0 {
