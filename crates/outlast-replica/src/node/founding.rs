@@ -56,6 +56,7 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
     let now_ms = || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let mut is_known = false;
     let mut has_asked = None;
+    let mut is_refused = false;
     let mut rounds = tokio::time::interval(INTRODUCE);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -68,25 +69,35 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
             Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
             None => true,
         };
+        let mut is_ready = is_up;
         if is_up && !is_known {
             if shared.is_clock_read().await == Some(false) && !shared.begins_again {
                 return shared.end(Ended::ClockIgnored);
             }
-            if let Some(why) = shared.account_refused().await {
+            match shared.account_refused().await {
                 // It may have no room at present.
-                if begun.elapsed() < ACCOUNT_WITHIN || shared.begins_again {
-                    continue;
+                Some(_) if begun.elapsed() < ACCOUNT_WITHIN => continue,
+                Some(why) if !shared.begins_again => return shared.end(Ended::AccountRefused(why)),
+                Some(why) => {
+                    if !is_refused {
+                        tracing::warn!(
+                            why,
+                            "the server does not say what it keeps of its accounts: this node waits for that"
+                        );
+                    }
+                    (is_ready, is_refused) = (false, true);
                 }
-                return shared.end(Ended::AccountRefused(why));
+                None => {
+                    is_known = true;
+                    server_report::begin(&shared);
+                }
             }
-            is_known = true;
-            server_report::begin(&shared);
         }
-        meeting.set_ready(is_up);
+        meeting.set_ready(is_ready);
         if meeting.gives_up_recovery(now_ms()) {
             shared.introduction.send_modify(|own| own.recovery = None);
         }
-        shared.introduction.send_modify(|own| own.is_ready = is_up);
+        shared.introduction.send_modify(|own| own.is_ready = is_ready);
         let own = meeting.introduction();
         for (name, said) in shared.introduce_to_all(&own).await {
             meeting.handle_introduction(&name, said, now_ms());

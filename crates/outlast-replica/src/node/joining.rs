@@ -272,7 +272,9 @@ impl Shared {
         let mut last = String::new();
         loop {
             tokio::time::sleep(again).await;
-            if self.source().is_err() {
+            // Nobody has looked at its data yet, which are another history.
+            let is_kept = self.remembered.try_lock().is_none_or(|remembered| remembered.has_conflict());
+            if is_kept || self.source().is_err() {
                 again = AGAIN_MIN;
                 continue;
             }

@@ -35,6 +35,8 @@ pub struct Introduction {
     pub last_epoch: Option<u64>,
     /// It was the primary of that view.
     pub was_primary: bool,
+    /// It has run since then, and so has its server, which has all in memory: no earlier run of it was the member.
+    pub has_run_since: bool,
     /// Its server has the data of that view. Not where it was to get a copy of others, and has got a part.
     pub has_data: bool,
     /// The last view that it knows, as a member or not, of this group or one before it. 0: none.
@@ -98,6 +100,7 @@ impl Meeting {
             is_ready: false,
             last_epoch,
             was_primary: false,
+            has_run_since: false,
             has_data: true,
             known_epoch: 0,
             group_epoch: 0,
@@ -112,6 +115,12 @@ impl Meeting {
     #[must_use]
     pub fn with_data(self, has_data: bool, was_primary: bool, known_epoch: u64) -> Self {
         Self { me: Introduction { has_data, was_primary, known_epoch, ..self.me }, ..self }
+    }
+
+    /// The same of one in whose place another one was before, whose server runs still.
+    #[must_use]
+    pub fn running_since(self, has_run_since: bool) -> Self {
+        Self { me: Introduction { has_run_since, ..self.me }, ..self }
     }
 
     /// The same of one that follows this plan, from the beginning.

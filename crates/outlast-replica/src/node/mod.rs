@@ -278,7 +278,7 @@ impl Node {
             }
             None => (None, None),
         };
-        let begins_again = recovering.is_some();
+        let begins_again = recovering.is_some() && last_epoch.is_some() && has_data;
         let joins_always = joins && machine.is_some() && !remembered.lock().has_conflict();
         let known_epoch = recovering.as_ref().map_or(0, |recovering| recovering.own.known_epoch);
         let mut meeting =
@@ -286,6 +286,7 @@ impl Node {
         let (mut events, mut joining) = (Events::default(), Arc::default());
         if let Some(recovering) = recovering {
             joining = recovering.joining;
+            meeting = meeting.running_since(recovering.own.has_run_since);
             if let Some(recovery) = recovering.recovery {
                 meeting = meeting.recovering(recovery);
             }
@@ -347,7 +348,13 @@ impl Node {
         tasks.spawn(async move { follows.follow().await });
         let looks = shared.clone();
         tasks.spawn(async move { looks.look_for_recovery().await });
-        if joins_always {
+        if joins && shared.machine.is_some() && !joins_always {
+            tracing::warn!(
+                "the data of this node's server are of a part of the group that went on beside the one that was founded again: --join does not replace \
+                 them before `outlast replicate join` has"
+            );
+        }
+        if joins && shared.machine.is_some() {
             let joins = shared.clone();
             tasks.spawn(async move { joins.join_always().await });
         }
@@ -437,6 +444,8 @@ impl Node {
 
     /// Ends without a word to others, which are to do the same: their group decides nothing any more.
     pub async fn give_up(&self) {
+        // No view is decided here any more, whoever is reached by now.
+        self.shared.consensus.stop().await;
         self.shared.give_all_to_server().await;
         self.end_all().await;
     }

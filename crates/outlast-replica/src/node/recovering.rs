@@ -4,12 +4,12 @@ use super::door::{Own, ask_to_recover};
 use super::events::Event;
 use super::founding::INTRODUCE_TIMEOUT;
 use super::meeting::Introduction;
-use super::recovery::{Plan, Recovery, is_superseded, may_follow, plan};
+use super::recovery::{Plan, Recovery, is_superseded, may_follow, plan, recoveries};
 use super::remembered::Remembered;
 use super::{Ended, Error, Node, Shared};
 use crate::consensus::First;
 use crate::portal::machine::Command;
-use crate::view::View;
+use crate::view::{GROUP_EPOCHS, View};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +22,11 @@ const ELECT_WITHIN: Duration = Duration::from_secs(1);
 
 /// Between two looks whether somebody leads the vote.
 const LOOK: Duration = Duration::from_secs(1);
+/// A server works off what it was given by then, and gets the rest. Others that follow the plan wait a little longer.
+const GIVE_WITHIN: Duration = Duration::from_secs(20);
 /// What the server has not answered by then it may never answer.
 const SETTLE_WITHIN: Duration = Duration::from_secs(3);
+const SETTLE_LOOK: Duration = Duration::from_millis(5);
 /// A group whose nodes end one after the other has worked until then.
 const WORKED_WITHIN: Duration = Duration::from_secs(5);
 /// Where somebody does, every so many of them a node looks whether there is another group.
@@ -162,20 +165,40 @@ impl Shared {
         if !view.has(self.me) || !self.takes_part.load(Ordering::Acquire) || machine.facts().is_excluded {
             return;
         }
-        let alone = View { epoch: view.epoch + 1, primary: self.me, members: vec![self.me] };
+        // Where another one has the data its server gets theirs.
+        if matches!(&*self.ended.borrow(), Some(Ended::Recovers(recovery)) if recovery.from != self.name) {
+            return;
+        }
+        // No view has this number: it is the last one of this group that there could be.
+        let epoch = (recoveries(view.epoch) + 1) * GROUP_EPOCHS - 1;
+        let alone = View { epoch, primary: self.me, members: vec![self.me] };
         machine.tell(Command::View(alone.clone()));
-        let settled = async {
+        let given = async {
             loop {
                 let facts = machine.facts();
-                if facts.view.as_ref() == Some(&alone) && facts.delivered == facts.last && facts.is_settled {
+                if facts.view.as_ref() == Some(&alone) && facts.delivered == facts.last && facts.is_given {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(SETTLE_LOOK).await;
+            }
+        };
+        if timeout(GIVE_WITHIN, given).await.is_err() {
+            let facts = machine.facts();
+            let (last, delivered) = (facts.last, facts.delivered);
+            tracing::error!(
+                last,
+                delivered,
+                "the server works still on what came before, so it was not given all that clients may have been answered by others: that is lost"
+            );
+        }
+        let settled = async {
+            while !machine.facts().is_settled {
+                tokio::time::sleep(SETTLE_LOOK).await;
             }
         };
         if timeout(SETTLE_WITHIN, settled).await.is_err() {
             tracing::warn!(
-                "the server does not answer all that it was given: what it does with it is not waited for"
+                "the server has not answered all that it was given: what it does with it is not waited for"
             );
         }
     }

@@ -152,8 +152,9 @@ pub fn plan(
         // Of several that were members of the same view one that still runs, whose server has all; then the primary, whose server had worked off what clients
         // were answered, and others perhaps not yet; then the first of the list.
         let at = nodes.iter().position(|other| other.name == node.name);
-        let was_primary = said(node).is_some_and(|said| said.was_primary);
-        (node.last_epoch, node.found == Found::HasNoMajority, was_primary, std::cmp::Reverse(at))
+        let (has_run_since, was_primary) =
+            said(node).map_or((false, false), |said| (said.has_run_since, said.was_primary));
+        (node.last_epoch, has_run_since, was_primary, std::cmp::Reverse(at))
     });
     let newer = |node: &&PlannedNode| {
         node.found == Found::NotReady

@@ -15,7 +15,10 @@ fn said(name: &str, last_epoch: Option<u64>) -> (String, Introduction) {
 
 fn in_group(name: &str, last_epoch: Option<u64>, known_epoch: u64) -> (String, Introduction) {
     let (name, said) = said(name, last_epoch);
-    (name, Introduction { has_group: true, known_epoch, group_epoch: known_epoch, ..said })
+    (
+        name,
+        Introduction { has_group: true, has_run_since: true, known_epoch, group_epoch: known_epoch, ..said },
+    )
 }
 
 type Said<const N: usize> = [(String, Introduction); N];

@@ -1,6 +1,7 @@
 //! What is left of an earlier run of a node: whether it was in the group. Its server may have data then that others have not, or lack
 //! some, so no group begins with it as if nothing had been.
 
+use super::recovery::recoveries;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -95,7 +96,11 @@ impl Remembered {
             return Ok(());
         }
         let (group, node) = (group.to_owned(), node.to_owned());
-        self.write(Membership { group, node, epoch, has_data: true, was_primary, has_conflict: false })?;
+        // A view of the group that is the other history settles nothing.
+        let is_later = |written: &Membership| recoveries(epoch) > recoveries(written.epoch);
+        let has_conflict =
+            self.written.as_ref().is_some_and(|written| written.has_conflict && !is_later(written));
+        self.write(Membership { group, node, epoch, has_data: true, was_primary, has_conflict })?;
         self.is_own = true;
         Ok(())
     }
@@ -106,7 +111,7 @@ impl Remembered {
     /// It cannot be written.
     pub(super) fn note_copy(&mut self) -> io::Result<()> {
         match self.written.clone() {
-            Some(written) => self.write(Membership { has_data: false, ..written }),
+            Some(written) => self.write(Membership { has_data: false, has_conflict: false, ..written }),
             None => Ok(()),
         }
     }
@@ -156,6 +161,7 @@ fn folder_of(path: &Path) -> &Path {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
     use super::*;
+    use crate::view::GROUP_EPOCHS;
 
     #[test]
     fn a_membership_is_remembered_and_other_files_are_refused() {
@@ -175,6 +181,8 @@ mod tests {
         remembered.note_conflict().unwrap();
         assert!(Remembered::read(Some(&path)).unwrap().has_conflict());
         remembered.note("db", "a", (4, false)).unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().has_conflict());
+        remembered.note("db", "a", (GROUP_EPOCHS, false)).unwrap();
         assert!(!Remembered::read(Some(&path)).unwrap().has_conflict());
         assert!(Remembered::read(Some(&path)).unwrap().has_data());
         fs::write(&path, r#"{"group":"db","node":"a","epoch":3}"#).unwrap();

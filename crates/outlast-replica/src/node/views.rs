@@ -69,7 +69,7 @@ impl Shared {
                     self.takes_part.store(true, Ordering::Release);
                     self.introduction.send_modify(|own| {
                         (own.last_epoch, own.has_data) = (Some(newest.epoch), true);
-                        own.was_primary = newest.primary == self.me;
+                        (own.was_primary, own.has_run_since) = (newest.primary == self.me, true);
                     });
                 }
                 if self.takes_part.load(Ordering::Acquire)

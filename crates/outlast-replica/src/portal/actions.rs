@@ -171,6 +171,7 @@ impl Machine {
         }
         self.known.connections = self.replica.connections_count();
         self.known.delivered = self.replica.order().delivered();
+        self.known.is_given = self.replica.is_all_given();
         self.known.is_settled = self.replica.is_settled();
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if *facts != self.known {

@@ -119,7 +119,9 @@ pub struct Facts {
     pub connections: usize,
     /// Entries that were delivered.
     pub delivered: u64,
-    /// Its server was given all of them, and has answered what it answers.
+    /// Its server was given all of them.
+    pub is_given: bool,
+    /// The same, and it has answered what it answers.
     pub is_settled: bool,
     /// At the primary: how far other nodes are.
     pub acked: BTreeMap<NodeId, u64>,

@@ -404,6 +404,12 @@ impl Replica {
         self.deliveries.working.is_some_and(|working| working.connection == connection)
     }
 
+    /// Whether the server was given all that was delivered.
+    #[must_use]
+    pub fn is_all_given(&self) -> bool {
+        self.deliveries.are_given()
+    }
+
     /// Whether the server has answered all that this node was to give it: then its data are those of the last entry that was worked on here,
     /// and can be copied.
     #[must_use]

@@ -53,6 +53,11 @@ impl Instance {
         self.begins.store(begins, Ordering::Relaxed);
     }
 
+    /// Whether a node has given up, and the next one is not there yet.
+    pub fn is_beginning(&self) -> bool {
+        self.begins.load(Ordering::Relaxed)
+    }
+
     /// Goes on as this one.
     pub fn replace(&self, node: Node) {
         *self.node.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(node);

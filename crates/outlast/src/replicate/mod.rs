@@ -221,6 +221,7 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
     }
     let mut teller = Teller::new(narrator, &group, &name, instance.node().joins_always());
     let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let end = loop {
         let node = instance.node();
         tokio::select! {
@@ -276,7 +277,10 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
     narrator.say(&format!("node {name} leaves the group {}", group.name));
     tasks.shutdown().await;
     let ending = async {
-        instance.node().stop(matches!(end, End::Server(_))).await;
+        // One that has given up has nothing to leave.
+        if !instance.is_beginning() {
+            instance.node().stop(matches!(end, End::Server(_))).await;
+        }
         if let Some(server) = &mut server {
             server.stop().await;
         }

@@ -112,7 +112,6 @@ impl Deliveries {
     }
 
     /// The server was given all.
-    #[cfg(test)]
     pub(in crate::replica) fn are_given(&self) -> bool {
         self.waiting.is_empty()
     }
