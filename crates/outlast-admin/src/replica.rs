@@ -18,6 +18,10 @@ pub struct Replica {
     pub waits: Option<Waits>,
     /// How it comes back into the group; none: it does not.
     pub joining: Option<Joining>,
+    /// The server of this node has data that the group does not have, as it was founded again with those of another one while this one went on.
+    /// They are kept until people have them replaced.
+    #[serde(default)]
+    pub other_history: bool,
     /// Number of the view; 0 before the first.
     pub epoch: u64,
     /// The primary of the view.

@@ -28,6 +28,8 @@ pub mod consensus;
 pub mod copy;
 mod election;
 mod entry;
+#[cfg(feature = "io")]
+mod history;
 mod lease;
 mod log;
 #[cfg(test)]

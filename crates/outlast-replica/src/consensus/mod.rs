@@ -13,6 +13,7 @@ mod tests;
 mod wire;
 
 use crate::election::Step;
+use crate::history::Recovered;
 use crate::portal::machine::LeaseCheck;
 use crate::view::{NodeId, View};
 use network::{ANYONE, Link, Links, Service};
@@ -99,6 +100,8 @@ pub struct First {
     pub epoch: u64,
     /// Name of the only member.
     pub from: String,
+    /// Through what the group has come then, this recovery as the last.
+    pub recovered: Vec<Recovered>,
 }
 
 /// Why a node does not take part.
@@ -385,12 +388,11 @@ async fn attend(service: Service) {
             let service = service.clone();
             proposing = Some(tasks.spawn(async move {
                 let is_first = service.decided.borrow().view.is_none();
-                let why = match (is_first, &service.state.first) {
-                    (true, Some(_)) => Why::Recovered,
-                    (true, None) => Why::Begins,
-                    (false, _) => Why::Silent,
+                let proposal = match &service.state.first {
+                    Some(first) if is_first => Proposal::recovered(&view, first.recovered.clone()),
+                    _ => Proposal::new(&view, if is_first { Why::Begins } else { Why::Silent }),
                 };
-                let _ = timeout(PROPOSE_TIMEOUT, service.propose(Proposal::new(&view, why))).await;
+                let _ = timeout(PROPOSE_TIMEOUT, service.propose(proposal)).await;
             }));
         }
         let is_primary = known.view.as_ref().is_some_and(|view| view.primary == state.me);

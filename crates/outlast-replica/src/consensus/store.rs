@@ -1,6 +1,7 @@
 //! What a node remembers of the consensus: in memory only. A node that was started again has lost it, and is another one.
 
 use super::{Member, Types};
+use crate::history::Recovered;
 use crate::view::{NodeId, View};
 use openraft::storage::{LogFlushed, RaftLogStorage, RaftStateMachine};
 use openraft::{
@@ -59,13 +60,20 @@ pub struct Proposal {
     primary: u64,
     members: Vec<u64>,
     why: Why,
+    /// Of the first view of a group that was founded again.
+    recovered: Vec<Recovered>,
 }
 
 impl Proposal {
     /// Of this view, for this reason.
     pub(super) fn new(view: &View, why: Why) -> Self {
         let members = view.members.iter().map(|node| node.0).collect();
-        Self { epoch: view.epoch, primary: view.primary.0, members, why }
+        Self { epoch: view.epoch, primary: view.primary.0, members, why, recovered: Vec::new() }
+    }
+
+    /// Of the first view of a group that was founded again, with all recoveries up to this one.
+    pub(super) fn recovered(view: &View, recovered: Vec<Recovered>) -> Self {
+        Self { recovered, ..Self::new(view, Why::Recovered) }
     }
 }
 
@@ -152,6 +160,8 @@ pub struct Decided {
     pub led_since_epoch: u64,
     /// The term of the last entry.
     pub term: u64,
+    /// Through what the group has come before its first view.
+    pub recovered: Vec<Recovered>,
 }
 
 /// The same, for a node that comes later.
@@ -160,6 +170,7 @@ struct Stored {
     view: Option<Proposal>,
     led_since_epoch: u64,
     term: u64,
+    recovered: Vec<Recovered>,
 }
 
 /// Applies what is decided.
@@ -196,6 +207,9 @@ impl Views {
         if follows {
             if decided.view.as_ref().is_none_or(|before| before.primary != view.primary) {
                 decided.led_since_epoch = view.epoch;
+            }
+            if decided.view.is_none() {
+                decided.recovered.clone_from(&proposal.recovered);
             }
             (decided.view, decided.why) = (Some(view), proposal.why);
         }
@@ -251,10 +265,10 @@ impl RaftStateMachine<Types> for Views {
         let stored: Stored = postcard::from_bytes(snapshot.get_ref())
             .map_err(|error| StorageIOError::read_snapshot(Some(meta.signature()), &error))?;
         (self.last, self.membership) = (meta.last_log_id, meta.last_membership.clone());
-        let Stored { view, led_since_epoch, term } = stored;
+        let Stored { view, led_since_epoch, term, recovered } = stored;
         let why = view.as_ref().map_or(Why::Begins, |proposal| proposal.why);
         let view = view.as_ref().map(View::from);
-        self.decided.send_replace(Decided { view, why, led_since_epoch, term });
+        self.decided.send_replace(Decided { view, why, led_since_epoch, term, recovered });
         Ok(())
     }
 
@@ -277,10 +291,10 @@ pub(super) struct Copy {
 
 impl RaftSnapshotBuilder<Types> for Copy {
     async fn build_snapshot(&mut self) -> Result<Snapshot<Types>> {
-        let Decided { view, why, led_since_epoch, term } = &self.decided;
+        let Decided { view, why, led_since_epoch, term, recovered } = &self.decided;
         let (led_since_epoch, term) = (*led_since_epoch, *term);
         let view = view.as_ref().map(|view| Proposal::new(view, *why));
-        let stored = Stored { view, led_since_epoch, term };
+        let stored = Stored { view, led_since_epoch, term, recovered: recovered.clone() };
         let bytes =
             postcard::to_allocvec(&stored).map_err(|error| StorageIOError::write_snapshot(None, &error))?;
         let snapshot_id = self.last.map_or_else(String::new, |last| last.to_string());
@@ -298,8 +312,12 @@ mod tests {
     fn a_primary_goes_on_in_an_older_view_only_if_nobody_else_has_led_since() {
         let mut decided = Decided::default();
         let next = |decided: &mut Decided, epoch: u64, primary: u64, members: &[u64]| {
-            let members = members.to_vec();
-            assert!(Views::decide(decided, &Proposal { epoch, primary, members, why: Why::Silent }));
+            let view = View {
+                epoch,
+                primary: NodeId(primary),
+                members: members.iter().copied().map(NodeId).collect(),
+            };
+            assert!(Views::decide(decided, &Proposal::new(&view, Why::Silent)));
             (0..=epoch + 1).filter(|epoch| decided.is_led_by(NodeId(1), *epoch)).collect::<Vec<_>>()
         };
         assert_eq!(next(&mut decided, 1, 1, &[1, 2, 3]), [1]);

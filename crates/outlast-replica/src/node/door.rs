@@ -6,7 +6,7 @@ use super::meeting;
 use super::meeting::Introduction;
 use super::recovery::{self, Recovery, may_follow};
 use super::switchover::{self, HandOvers};
-use super::{Ended, end};
+use super::{Ended, Shared, end};
 use crate::consensus::{self, Consensus, receive, send};
 use crate::portal::machine::{Command, Handle};
 use crate::portal::peers;
@@ -52,18 +52,46 @@ pub(super) struct Own {
 }
 
 impl Own {
+    pub(super) fn of(shared: &Shared) -> Self {
+        Self { consensus: shared.consensus.clone(), introduction: shared.introduction.subscribe() }
+    }
+
     pub(super) fn now(&self) -> Introduction {
         let has_group = self.consensus.is_voter();
         let leader = self.consensus.heard_leader().map(|leader| leader.0);
-        let group_epoch = self.consensus.decided().borrow().view.as_ref().map_or(0, |view| view.epoch);
+        let (group_epoch, group_recovered) = {
+            let decided = self.consensus.decided();
+            let decided = decided.borrow();
+            (decided.view.as_ref().map_or(0, |view| view.epoch), decided.recovered.clone())
+        };
         let hears_member = self.consensus.hears_member();
         let own = self.introduction.borrow().clone();
         let known_epoch = group_epoch.max(own.known_epoch);
-        Introduction { has_group, leader, known_epoch, group_epoch, hears_member, ..own }
+        Introduction { has_group, leader, known_epoch, group_epoch, group_recovered, hears_member, ..own }
     }
 }
 
 impl Door {
+    pub(super) fn of(shared: &Shared) -> Self {
+        let copies = |machine: &Handle| Copies {
+            me: shared.me,
+            consensus: shared.consensus.clone(),
+            machine: machine.clone(),
+            copying: shared.copying().cloned(),
+            busy: tokio::sync::Mutex::default(),
+        };
+        Self {
+            me: shared.me,
+            consensus: shared.consensus.clone(),
+            machine: shared.machine.clone(),
+            copies: shared.machine.as_ref().map(copies).map(Arc::new),
+            hand_overs: shared.hand_overs.clone(),
+            own: Own::of(shared),
+            ended: shared.ended.clone(),
+            listed: shared.group.nodes.iter().map(|node| node.address.ip().to_canonical()).collect(),
+        }
+    }
+
     /// Answers all who connect.
     pub(super) async fn attend(self: Arc<Self>, listener: TcpListener) {
         let places = Arc::new(Semaphore::new(NEW_MAX));

@@ -1,10 +1,10 @@
 //! How a node comes into a group: it looks who is there, and founds the group or enters it.
 
 use super::door::introduce;
-use super::meeting::{Introduction, Meeting, Next, Waits};
+use super::meeting::{Enter, Introduction, Meeting, Next, Waits};
 use super::{Ended, Shared, server_report};
 use crate::portal::clock;
-use crate::portal::server_process::is_up;
+use crate::portal::server_process::{is_same_run, is_up};
 use crate::portal::sql_asker::check;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,12 +21,25 @@ const ACCOUNT_WITHIN: Duration = Duration::from_secs(3);
 impl Shared {
     /// Whether the server has the time of day from the page, if it is to, and if that can be known.
     async fn is_clock_read(&self) -> Option<bool> {
-        let (page, server) = self.clock_page.clone().zip(self.server)?;
+        let portal = self.portal.as_ref()?;
+        let (page, server) = (portal.clock_page.clone()?, portal.server);
         let read = tokio::task::spawn_blocking(move || clock::is_read(&page, server)).await.ok()?;
         if read.is_none() {
             tracing::warn!(%server, "the server's processes cannot be looked at: it is not known whether it has the time from the order");
         }
         read
+    }
+
+    /// Whether the server takes connections. A witness has none, and waits for none.
+    async fn is_server_up(&self) -> bool {
+        let Some(server) = self.server() else { return true };
+        tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false)
+    }
+
+    /// Whether the server still has what it had in memory as the node of before ended, if the group is to go on with that.
+    async fn is_same_server(&self) -> bool {
+        let Some((server, run)) = self.server().zip(self.server_run.clone()) else { return true };
+        tokio::task::spawn_blocking(move || is_same_run(server, run)).await.unwrap_or(true)
     }
 
     /// Introduces this node to all others at once. What those say of themselves that answer.
@@ -44,7 +57,8 @@ impl Shared {
 
     /// Why the server does not say what it keeps of its accounts, without which no client could log in.
     async fn account_refused(&self) -> Option<String> {
-        let (account, server) = self.account.clone().zip(self.server)?;
+        let portal = self.portal.as_ref()?;
+        let (account, server) = (portal.account.clone()?, portal.server);
         let asks = move || check(server, &account);
         tokio::task::spawn_blocking(asks).await.ok()?.err().map(|error| error.to_string())
     }
@@ -65,10 +79,10 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
             *shared.waits.lock() = None;
             return;
         }
-        let is_up = match shared.server {
-            Some(server) => tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false),
-            None => true,
-        };
+        let is_up = shared.is_server_up().await;
+        if !shared.is_same_server().await {
+            return shared.end(Ended::ServerLost);
+        }
         let mut is_ready = is_up;
         if is_up && !is_known {
             if shared.is_clock_read().await == Some(false) && !shared.begins_again {
@@ -95,7 +109,7 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
         }
         meeting.set_ready(is_ready);
         if meeting.gives_up_recovery(now_ms()) {
-            shared.introduction.send_modify(|own| own.recovery = None);
+            return shared.end(Ended::RecoveryFailed);
         }
         shared.introduction.send_modify(|own| own.is_ready = is_ready);
         let own = meeting.introduction();
@@ -109,15 +123,19 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
                     tracing::warn!(%error, "the group could not be founded");
                 }
             }
-            Next::Enter(_, recovered) if has_asked.is_some_and(|before| before != recovered) => {
+            Next::Enter(enter) if has_asked.is_some_and(|before| before != enter.recovered) => {
                 // The log of its consensus may have something of the group of before.
-                return shared.end(Ended::Superseded { worked: false });
+                return shared.end(Ended::Superseded);
             }
-            Next::Enter(in_group, recovered) => {
+            Next::Enter(Enter { addresses, recovered, is_other_history }) => {
+                // Before it has a vote, and may get a copy.
+                if is_other_history {
+                    shared.note_other_history().await;
+                }
                 has_asked = Some(recovered);
-                let names = in_group.keys().cloned().collect();
+                let names = addresses.keys().cloned().collect();
                 *shared.waits.lock() = Some(Waits { in_group: names, ..Waits::default() });
-                for address in in_group.values() {
+                for address in addresses.values() {
                     if shared.consensus.enter(address, shared.member()).await {
                         break;
                     }

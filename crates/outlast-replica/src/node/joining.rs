@@ -273,7 +273,7 @@ impl Shared {
         loop {
             tokio::time::sleep(again).await;
             // Nobody has looked at its data yet, which are another history.
-            let is_kept = self.remembered.try_lock().is_none_or(|remembered| remembered.has_conflict());
+            let is_kept = self.remembered.try_lock().is_none_or(|remembered| remembered.is_other_history());
             if is_kept || self.source().is_err() {
                 again = AGAIN_MIN;
                 continue;
@@ -294,7 +294,7 @@ impl Shared {
     pub(super) fn may_join(&self) -> Result<(), String> {
         let how =
             "it is not known how the server gets the data: --snapshot and --restore say so, at all nodes";
-        self.source().and_then(|_| self.copying.as_ref().ok_or_else(|| how.to_owned()))?;
+        self.source().and_then(|_| self.copying().ok_or_else(|| how.to_owned()))?;
         let is_idle = self.joining.try_lock().is_ok();
         is_idle.then_some(()).ok_or_else(|| "this node is about to join already".to_owned())
     }
@@ -315,7 +315,7 @@ impl Shared {
     async fn try_to_join(&self, one: &mut Option<OwnedMutexGuard<()>>) -> Result<(), Failed> {
         let source = self.source()?;
         let machine = self.machine.as_ref().ok_or("a witness has no data")?;
-        let copying = self.copying.clone().ok_or("it is not known how the server gets the data")?;
+        let copying = self.copying().cloned().ok_or("it is not known how the server gets the data")?;
         let members = self.consensus.members();
         let from = self.name_of(source, &members);
         let address = members.get(&source).map(|member| member.address.clone());
@@ -380,7 +380,8 @@ impl Shared {
         let one = one.take().ok_or("this node is about to join already")?;
         machine.tell(Command::Reset(snapshot.clock_ms));
         // And at once, before the first of the data.
-        let set = self.clock_page.as_ref().map_or(Ok(()), |page| page.set(snapshot.clock_ms));
+        let page = self.portal.as_ref().and_then(|portal| portal.clock_page.as_ref());
+        let set = page.map_or(Ok(()), |page| page.set(snapshot.clock_ms));
         set.map_err(|error| format!("the server does not get the time of {from}: {error}"))?;
         // From now on it hears of views; it takes part in none before it has the data.
         self.takes_part.store(true, Ordering::Release);

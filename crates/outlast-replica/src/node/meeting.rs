@@ -4,8 +4,9 @@
 //! pure: what others have said goes in, and what is to be done comes out.
 
 use super::group::{Group, difference};
-use super::recovery::{Recovery, recoveries};
+use super::recovery::Recovery;
 use crate::consensus::Member;
+use crate::history::{Recovered, is_other, recoveries};
 use crate::view::NodeId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -49,6 +50,52 @@ pub struct Introduction {
     pub hears_member: bool,
     /// The plan by which it waits for a group to be founded again: [`Recovery::id`].
     pub recovery: Option<u64>,
+    /// Through what its data have come.
+    pub recovered: Vec<Recovered>,
+    /// Through what the group has come that it is in.
+    pub group_recovered: Vec<Recovered>,
+}
+
+/// What the server of a node has, that has no group yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// As [`Introduction::last_epoch`].
+    pub last_epoch: Option<u64>,
+    /// As [`Introduction::was_primary`].
+    pub was_primary: bool,
+    /// As [`Introduction::has_run_since`].
+    pub has_run_since: bool,
+    /// As [`Introduction::has_data`].
+    pub is_whole: bool,
+    /// As [`Introduction::known_epoch`].
+    pub known_epoch: u64,
+    /// As [`Introduction::recovered`].
+    pub recovered: Vec<Recovered>,
+}
+
+impl Data {
+    /// The same as at all other servers: of a group that is new.
+    #[must_use]
+    pub fn of_new_group() -> Self {
+        let recovered = Vec::new();
+        Self {
+            last_epoch: None,
+            was_primary: false,
+            has_run_since: false,
+            is_whole: true,
+            known_epoch: 0,
+            recovered,
+        }
+    }
+
+    /// Of a node in whose place another one begins, whose server runs on.
+    #[must_use]
+    pub fn of(own: &Introduction) -> Self {
+        let Introduction { last_epoch, was_primary, has_run_since, has_data: is_whole, known_epoch, .. } =
+            *own;
+        let recovered = own.recovered.clone();
+        Self { last_epoch, was_primary, has_run_since, is_whole, known_epoch, recovered }
+    }
 }
 
 /// Why a group is not founded yet.
@@ -73,9 +120,19 @@ pub enum Next {
     Wait(Waits),
     /// It founds the group, with these voters.
     Found(BTreeMap<NodeId, Member>),
-    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run: the one that leads can give it. The group has been
-    /// founded again so many times: a node that has asked one of before has to begin as another one.
-    Enter(BTreeMap<String, String>, u64),
+    /// It asks the nodes of a group for the vote of its earlier run.
+    Enter(Enter),
+}
+
+/// How a node comes into a group that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enter {
+    /// Its nodes, and their addresses: the one that leads can give the vote.
+    pub addresses: BTreeMap<String, String>,
+    /// When the group was founded again last: a node that has asked one of before has to begin as another one.
+    pub recovered: u64,
+    /// The server of the node that asks has data that the group does not have, of views that were decided beside it.
+    pub is_other_history: bool,
 }
 
 /// What a node has heard of the others.
@@ -88,10 +145,20 @@ pub struct Meeting {
     heard: BTreeMap<String, (Introduction, u64)>,
 }
 
-impl Meeting {
-    /// Of one that has no group.
+impl Introduction {
+    /// Whether the server of this node has data that the group of that one does not have, of views that were decided beside it.
     #[must_use]
-    pub fn new(group: Group, name: &str, me: NodeId, last_epoch: Option<u64>) -> Self {
+    pub fn has_other_history_than(&self, other: &Self) -> bool {
+        self.has_data && self.last_epoch.is_some_and(|epoch| is_other(epoch, &other.group_recovered))
+    }
+}
+
+impl Meeting {
+    /// Of one that has no group, whose server has these data. With a plan it follows that, from the beginning.
+    #[must_use]
+    pub fn new(group: Group, name: &str, me: NodeId, data: Data, recovery: Option<Recovery>) -> Self {
+        let Data { last_epoch, was_primary, has_run_since, is_whole: has_data, known_epoch, recovered } =
+            data;
         let me = Introduction {
             name: name.to_owned(),
             node: me.0,
@@ -99,35 +166,18 @@ impl Meeting {
             has_group: false,
             is_ready: false,
             last_epoch,
-            was_primary: false,
-            has_run_since: false,
-            has_data: true,
-            known_epoch: 0,
+            was_primary,
+            has_run_since,
+            has_data,
+            known_epoch,
             group_epoch: 0,
             leader: None,
             hears_member: false,
-            recovery: None,
+            recovery: recovery.as_ref().map(|recovery| recovery.id),
+            recovered,
+            group_recovered: Vec::new(),
         };
-        Self { group, me, recovery: None, heard: BTreeMap::new() }
-    }
-
-    /// The same of one whose server has the data of that view, or has not; that was the primary of it, or was not; and that has known this view before.
-    #[must_use]
-    pub fn with_data(self, has_data: bool, was_primary: bool, known_epoch: u64) -> Self {
-        Self { me: Introduction { has_data, was_primary, known_epoch, ..self.me }, ..self }
-    }
-
-    /// The same of one in whose place another one was before, whose server runs still.
-    #[must_use]
-    pub fn running_since(self, has_run_since: bool) -> Self {
-        Self { me: Introduction { has_run_since, ..self.me }, ..self }
-    }
-
-    /// The same of one that follows this plan, from the beginning.
-    #[must_use]
-    pub fn recovering(self, recovery: Recovery) -> Self {
-        let me = Introduction { recovery: Some(recovery.id), ..self.me };
-        Self { me, recovery: Some(recovery), ..self }
+        Self { group, me, recovery, heard: BTreeMap::new() }
     }
 
     /// What this node says of itself.
@@ -146,11 +196,10 @@ impl Meeting {
         self.heard.insert(name.to_owned(), (said, now_ms));
     }
 
-    /// Whether it follows a plan no more, as nothing has come of it for too long.
-    pub fn gives_up_recovery(&mut self, now_ms: u64) -> bool {
-        let is_late = now_ms >= RECOVER_WITHIN_MS && self.recovery.take().is_some();
-        self.me.recovery = self.me.recovery.filter(|_| !is_late);
-        is_late
+    /// Whether it has followed a plan of which nothing comes for too long.
+    #[must_use]
+    pub fn gives_up_recovery(&self, now_ms: u64) -> bool {
+        now_ms >= RECOVER_WITHIN_MS && self.recovery.is_some()
     }
 
     /// What is to be done now.
@@ -181,18 +230,20 @@ impl Meeting {
             }
             let address = listed.address.to_string();
             if heard.has_group {
-                with_group.insert(listed.name.clone(), (address.clone(), heard.group_epoch));
+                with_group.insert(listed.name.clone(), (address.clone(), heard));
             }
             let name = listed.name.clone();
             voters.insert(NodeId(heard.node), Member { name, address, is_witness: listed.is_witness });
         }
         // One that has no view yet lets nobody in.
-        let newest = with_group.values().map(|(_, epoch)| *epoch).max().filter(|epoch| *epoch > 0);
-        if let Some(recovered) = newest.map(recoveries).filter(|_| self.me.is_ready) {
-            let of_last = with_group
-                .into_iter()
-                .filter(|(_, (_, epoch))| *epoch > 0 && recoveries(*epoch) == recovered);
-            return Next::Enter(of_last.map(|(name, (address, _))| (name, address)).collect(), recovered);
+        let with_view = with_group.values().map(|(_, heard)| *heard).filter(|heard| heard.group_epoch > 0);
+        if let Some(newest) = with_view.max_by_key(|heard| heard.group_epoch).filter(|_| self.me.is_ready) {
+            let recovered = recoveries(newest.group_epoch);
+            let is_other_history = self.me.has_other_history_than(newest);
+            with_group
+                .retain(|_, (_, heard)| heard.group_epoch > 0 && recoveries(heard.group_epoch) == recovered);
+            let addresses = with_group.into_iter().map(|(name, (address, _))| (name, address)).collect();
+            return Next::Enter(Enter { addresses, recovered, is_other_history });
         }
         let all = voters.len() == self.group.nodes.len();
         let all = all && waits.were_members.is_empty() && waits.not_ready.is_empty() && with_group.is_empty();
@@ -245,9 +296,17 @@ mod tests {
     use crate::view::GROUP_EPOCHS;
 
     fn meeting(name: &str) -> Meeting {
-        let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), None);
+        meeting_of(name, Data::of_new_group(), None)
+    }
+
+    fn meeting_of(name: &str, data: Data, recovery: Option<Recovery>) -> Meeting {
+        let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), data, recovery);
         meeting.set_ready(true);
         meeting
+    }
+
+    fn member_of(epoch: u64) -> Data {
+        Data { last_epoch: Some(epoch), ..Data::of_new_group() }
     }
 
     fn said_by(name: &str) -> Introduction {
@@ -257,12 +316,9 @@ mod tests {
     #[test]
     fn a_group_is_founded_again_by_those_of_the_plan_alone() {
         let nodes = [("b".to_owned(), 98), ("w".to_owned(), 119)].into();
-        let recovery = Recovery { id: 7, epoch: GROUP_EPOCHS, from: "b".to_owned(), nodes };
-        let recovering = |name: &str| {
-            let mut meeting = Meeting::new(group(), name, NodeId(u64::from(name.as_bytes()[0])), Some(3));
-            meeting.set_ready(true);
-            meeting.recovering(recovery.clone())
-        };
+        let recovered = vec![Recovered { epoch: GROUP_EPOCHS, data_epoch: 3 }];
+        let recovery = Recovery { id: 7, epoch: GROUP_EPOCHS, from: "b".to_owned(), nodes, recovered };
+        let recovering = |name: &str| meeting_of(name, member_of(3), Some(recovery.clone()));
         let (mut b, mut w) = (recovering("b"), recovering("w"));
         b.handle_introduction("a", Introduction { has_group: true, ..said_by("a") }, 10);
         // It may not know of the plan yet.
@@ -273,12 +329,9 @@ mod tests {
         assert_eq!(voters.values().map(|member| member.name.as_str()).collect::<Vec<_>>(), ["b", "w"]);
         w.handle_introduction("b", b.introduction(), 20);
         assert_eq!(waits(w.next(20)), Waits::default());
-        // Where nothing comes of it, they wait as before.
+        // Where nothing comes of it, they begin as before.
         assert!(!b.gives_up_recovery(RECOVER_WITHIN_MS - 1) && b.gives_up_recovery(RECOVER_WITHIN_MS));
-        assert_eq!(b.introduction().recovery, None);
-        b.handle_introduction("w", w.introduction(), RECOVER_WITHIN_MS);
-        let waits = waits(b.next(RECOVER_WITHIN_MS));
-        assert_eq!((waits.absent, waits.were_members.len()), (vec!["a".to_owned()], 2));
+        assert!(!meeting("a").gives_up_recovery(RECOVER_WITHIN_MS));
     }
 
     fn waits(next: Next) -> Waits {
@@ -313,16 +366,40 @@ mod tests {
         a.handle_introduction("b", Introduction { has_group: true, ..said_by("b") }, 10);
         assert_eq!(waits(a.next(10)).in_group, Vec::<String>::new());
         a.handle_introduction("b", Introduction { has_group: true, group_epoch: 1, ..said_by("b") }, 10);
-        let b = || BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())]);
-        assert_eq!(a.next(10), Next::Enter(b(), 0));
+        let b = |recovered| {
+            let addresses = BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())]);
+            Next::Enter(Enter { addresses, recovered, is_other_history: false })
+        };
+        assert_eq!(a.next(10), b(0));
         a.handle_introduction("w", said_by("w"), 10);
-        assert_eq!(a.next(10), Next::Enter(b(), 0));
+        assert_eq!(a.next(10), b(0));
         // One of them was cut off when the group was founded again.
         let in_group = |name| Introduction { has_group: true, group_epoch: 7, ..said_by(name) };
         a.handle_introduction("w", in_group("w"), 10);
-        assert!(matches!(a.next(10), Next::Enter(nodes, 0) if nodes.len() == 2));
+        assert!(
+            matches!(a.next(10), Next::Enter(enter) if enter.addresses.len() == 2 && enter.recovered == 0)
+        );
         a.handle_introduction("b", Introduction { group_epoch: GROUP_EPOCHS + 3, ..in_group("b") }, 10);
-        assert_eq!(a.next(10), Next::Enter(b(), 1));
+        assert_eq!(a.next(10), b(1));
+    }
+
+    #[test]
+    fn data_of_views_that_were_decided_beside_the_group_are_another_history() {
+        let group_recovered = vec![Recovered { epoch: GROUP_EPOCHS, data_epoch: 3 }];
+        let said = said_by("b");
+        let b = Introduction { has_group: true, group_epoch: GROUP_EPOCHS + 3, group_recovered, ..said };
+        // Another one of it may know of no recovery yet.
+        let w = Introduction { has_group: true, group_epoch: 3, ..said_by("w") };
+        let part = Data { is_whole: false, ..member_of(4) };
+        for (data, expected) in
+            [(member_of(3), false), (member_of(4), true), (part, false), (member_of(GROUP_EPOCHS + 1), false)]
+        {
+            let mut a = meeting_of("a", data.clone(), None);
+            a.handle_introduction("b", b.clone(), 10);
+            a.handle_introduction("w", w.clone(), 10);
+            let Next::Enter(enter) = a.next(10) else { panic!("not entered") };
+            assert_eq!(enter.is_other_history, expected, "{data:?}");
+        }
     }
 
     #[test]
@@ -349,7 +426,7 @@ mod tests {
         let mut a = meeting("a");
         let mut other = group();
         other.portal.set_port(6380);
-        let other = Meeting::new(other, "b", NodeId(98), None).introduction();
+        let other = Meeting::new(other, "b", NodeId(98), Data::of_new_group(), None).introduction();
         a.handle_introduction("b", other, 10);
         a.handle_introduction("w", said_by("b"), 10);
         let differs = |name: &str, what: &str| (name.to_owned(), what.to_owned());

@@ -1,20 +1,23 @@
 //! A node that has its group founded again: it asks all others how they are, and has them follow the plan.
 
-use super::door::{Own, ask_to_recover};
+use super::door::Own;
+use super::door::ask_to_recover;
 use super::events::Event;
 use super::founding::INTRODUCE_TIMEOUT;
 use super::meeting::Introduction;
-use super::recovery::{Plan, Recovery, is_superseded, may_follow, plan, recoveries};
+use super::recovery::{Plan, Recovery, may_follow, plan, superseded_by};
 use super::remembered::Remembered;
 use super::{Ended, Error, Node, Shared};
 use crate::consensus::First;
+use crate::history::recoveries;
 use crate::portal::machine::Command;
+use crate::portal::server_process::ServerRun;
 use crate::view::{GROUP_EPOCHS, View};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::timeout;
 
 /// Nodes that have just lost their leader have another one by then, if they can.
@@ -27,8 +30,6 @@ const GIVE_WITHIN: Duration = Duration::from_secs(20);
 /// What the server has not answered by then it may never answer.
 const SETTLE_WITHIN: Duration = Duration::from_secs(3);
 const SETTLE_LOOK: Duration = Duration::from_millis(5);
-/// A group whose nodes end one after the other has worked until then.
-const WORKED_WITHIN: Duration = Duration::from_secs(5);
 /// Where somebody does, every so many of them a node looks whether there is another group.
 const LOOKS_WHERE_LED: u32 = 5;
 
@@ -44,25 +45,38 @@ pub struct Recovering {
     /// One that is under way writes to the file, or to the server, still.
     pub(super) remembered: Arc<Mutex<Remembered>>,
     pub(super) joining: Arc<tokio::sync::Mutex<()>>,
+    /// Of its server, as far as it has looked for it.
+    server_run: Option<ServerRun>,
 }
 
 impl Recovering {
+    /// With which run of its server it has to go on: where the group goes on with the data of this one.
+    pub(super) fn server_run(&self) -> Option<ServerRun> {
+        let is_source = self.recovery.as_ref().is_some_and(|recovery| recovery.from == self.own.name);
+        self.server_run.clone().filter(|_| is_source)
+    }
+
     pub(super) fn first(&self) -> Option<First> {
-        self.recovery.as_ref().map(|recovery| First { epoch: recovery.epoch, from: recovery.from.clone() })
+        self.recovery.as_ref().map(|recovery| First {
+            epoch: recovery.epoch,
+            from: recovery.from.clone(),
+            recovered: recovery.recovered.clone(),
+        })
     }
 }
 
 impl Node {
-    /// What this node hands to the one that goes on in its place, by this plan; none: the group is there.
+    /// What this node, which has [given up](Self::give_up), hands to the one that goes on in its place, by this plan; none: as a new one.
     #[must_use]
     pub fn recovering(&self, recovery: Option<Recovery>) -> Recovering {
         let shared = &self.shared;
         Recovering {
             recovery,
             earlier: self.events(),
-            own: shared.own().now(),
+            own: Own::of(shared).now(),
             remembered: shared.remembered.clone(),
             joining: shared.joining.clone(),
+            server_run: self.server_run.lock().clone(),
         }
     }
 
@@ -126,35 +140,35 @@ impl Shared {
     /// Looks whether the group was founded again without this node: soon where nobody leads the vote, and now and then where somebody does.
     pub(super) async fn look_for_recovery(&self) {
         let mut looks_where_led = 0;
-        let mut led_at: Option<Instant> = None;
         loop {
             tokio::time::sleep(LOOK).await;
             looks_where_led += 1;
             let is_led = self.consensus.heard_leader().is_some();
-            if is_led {
-                led_at = Some(Instant::now());
-            }
             if !self.consensus.is_voter() || is_led && looks_where_led < LOOKS_WHERE_LED {
                 continue;
             }
             looks_where_led = 0;
             let heard = self.look_at_all().await;
             let voters = self.consensus.voters().into_iter().map(|voter| voter.0).collect();
-            let is_superseded = |own| is_superseded(&self.group, own, &heard, &voters);
-            if heard.get(&self.name).is_some_and(is_superseded) {
-                // Another node may have seen it before, and have ended: then nobody leads here since a moment ago.
-                let worked = led_at.is_some_and(|at| at.elapsed() < WORKED_WITHIN);
-                if worked && self.machine.is_some() {
-                    let remembered = self.remembered.clone();
-                    let noted = tokio::task::spawn_blocking(move || remembered.lock().note_conflict()).await;
-                    if !matches!(noted, Ok(Ok(()))) {
-                        tracing::warn!(
-                            "cannot note that the data of this server are to be kept (--state-folder)"
-                        );
-                    }
+            let Some(own) = heard.get(&self.name) else { continue };
+            if let Some(newer) = superseded_by(&self.group, own, &heard, &voters) {
+                if own.has_other_history_than(newer) {
+                    self.note_other_history().await;
                 }
-                return self.end(Ended::Superseded { worked });
+                return self.end(Ended::Superseded);
             }
+        }
+    }
+
+    /// The data of this node's server are not replaced before people have looked at them.
+    pub(super) async fn note_other_history(&self) {
+        let remembered = self.remembered.clone();
+        let noting = move || {
+            let mut remembered = remembered.lock();
+            if remembered.is_other_history() { Ok(()) } else { remembered.note_other_history() }
+        };
+        if !matches!(tokio::task::spawn_blocking(noting).await, Ok(Ok(()))) {
+            tracing::warn!("cannot note that the data of this server are to be kept (--state-folder)");
         }
     }
 
@@ -203,13 +217,9 @@ impl Shared {
         }
     }
 
-    fn own(&self) -> Own {
-        Own { consensus: self.consensus.clone(), introduction: self.introduction.subscribe() }
-    }
-
     /// What all nodes say of themselves that answer.
     async fn look_at_all(&self) -> BTreeMap<String, Introduction> {
-        let own = self.own().now();
+        let own = Own::of(self).now();
         let mut heard = BTreeMap::from_iter(self.introduce_to_all(&own).await);
         heard.insert(self.name.clone(), own);
         heard

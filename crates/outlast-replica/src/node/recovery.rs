@@ -5,6 +5,7 @@
 
 use super::group::{Group, Listed, difference};
 use super::meeting::Introduction;
+use crate::history::{self, Recovered, recoveries};
 use crate::view::GROUP_EPOCHS;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +20,6 @@ const PLANS: u64 = 1_000;
 /// The beginning of 2025, in minutes since 1970.
 const BEGINNING_MIN: u64 = 28_927_680;
 
-/// When the group was founded again last, where a view has this number: later than 0, and than any time before.
-pub(super) fn recoveries(epoch: u64) -> u64 {
-    epoch / GROUP_EPOCHS
-}
-
 /// What the nodes that take part have to know.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Recovery {
@@ -35,6 +31,8 @@ pub struct Recovery {
     pub from: String,
     /// All that take part, and their runs: they found the group.
     pub nodes: BTreeMap<String, u64>,
+    /// Through what the group will have come then, this recovery as the last.
+    pub recovered: Vec<Recovered>,
 }
 
 /// How a node is that is listed.
@@ -202,8 +200,11 @@ pub fn plan(
     let id = hasher.finish();
     let stamp = now_min.saturating_sub(BEGINNING_MIN) * PLANS + id % PLANS;
     let epoch = stamp.max(recoveries(known_epoch) + 1) * GROUP_EPOCHS;
-    let recovery = Recovery { id, epoch, from: source.name.clone(), nodes: names };
     let (last_epoch, has_data) = (source.last_epoch.unwrap_or(0), source.has_data);
+    // What others have is more than a part of a copy, whatever they were members of.
+    let next = Recovered { epoch, data_epoch: if has_data { last_epoch } else { 0 } };
+    let recovered = history::with(said(&source).map_or(&[], |said| said.recovered.as_slice()), next);
+    let recovery = Recovery { id, epoch, from: source.name.clone(), nodes: names, recovered };
     Ok(Plan { recovery, nodes, last_epoch, known_epoch, has_data })
 }
 
@@ -244,15 +245,15 @@ pub fn describe(found: &Found) -> String {
     }
 }
 
-/// Whether a node of a group hears of one that was founded again without it, and works. Its own may have gone on, where more of its nodes were cut off
-/// than people knew: then two groups serve. `voters`: those of its own.
-pub(super) fn is_superseded(
+/// What a node says that leads a group which was founded again without this one, as this one hears. Its own may have served since, where more of its
+/// nodes were cut off than people knew: then two groups serve. `voters`: those of its own.
+pub(super) fn superseded_by<'a>(
     group: &Group,
     own: &Introduction,
-    heard: &BTreeMap<String, Introduction>,
+    heard: &'a BTreeMap<String, Introduction>,
     voters: &BTreeSet<u64>,
-) -> bool {
-    let is_newer = |said: &Introduction| {
+) -> Option<&'a Introduction> {
+    let is_newer = |said: &&Introduction| {
         said.has_group
             && said.leader == Some(said.node)
             && said.group == group.text()
@@ -260,7 +261,7 @@ pub(super) fn is_superseded(
             // It has heard of a view of its own group a little later.
             && !voters.contains(&said.node)
     };
-    own.has_group && heard.values().any(is_newer)
+    heard.values().filter(|_| own.has_group).find(is_newer)
 }
 
 /// Whether a node may follow a plan, by what it says of itself.

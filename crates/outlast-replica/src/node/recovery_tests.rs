@@ -1,14 +1,15 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
 use super::super::group::tests::group;
-use super::super::meeting::Meeting;
+use super::super::meeting::{Data, Meeting};
 use super::*;
 use crate::view::NodeId;
 
 /// Node a of the list a, b, w, which waits after it was a member until view 3, and the same of others.
 fn said(name: &str, last_epoch: Option<u64>) -> (String, Introduction) {
     let run = NodeId(u64::from(name.as_bytes()[0]));
-    let mut meeting = Meeting::new(group(), name, run, last_epoch);
+    let data = Data { last_epoch, ..Data::of_new_group() };
+    let mut meeting = Meeting::new(group(), name, run, data, None);
     meeting.set_ready(true);
     (name.to_owned(), meeting.introduction())
 }
@@ -117,7 +118,11 @@ fn nobody_is_recovered_from_who_has_not_the_data() {
     assert_eq!(plan.recovery.from, "a");
     assert!(plan.has_data && plan.recovery.nodes.contains_key("b") && plan.known_epoch == 7);
     // But where people want it: it is said.
-    assert!(!planned([said("a", Some(3)), part], Some("b")).unwrap().has_data);
+    let plan = planned([said("a", Some(3)), part], Some("b")).unwrap();
+    assert!(!plan.has_data);
+    // What others have is more.
+    let recovered = |plan: &Plan, data_epoch| vec![Recovered { epoch: plan.recovery.epoch, data_epoch }];
+    assert_eq!(plan.recovery.recovered, recovered(&plan, 0));
     // A server that is not up takes no part, and is waited for where it has newer data.
     let (name, other) = said("b", Some(9));
     let starting = (name, Introduction { is_ready: false, ..other });
@@ -125,6 +130,7 @@ fn nobody_is_recovered_from_who_has_not_the_data() {
     let refused = planned(heard.clone(), None).unwrap_err();
     assert!(refused.contains("the server of b takes no connections yet, and has newer data"), "{refused}");
     let plan = planned(heard, Some("a")).unwrap();
+    assert_eq!(plan.recovery.recovered, recovered(&plan, 3));
     assert_eq!((plan.recovery.from.as_str(), plan.nodes[1].found.clone()), ("a", Found::NotReady));
     assert_eq!(names(plan.newer()), ["b"]);
 }
@@ -148,16 +154,19 @@ fn a_node_that_was_cut_off_sees_that_its_group_was_founded_again() {
     };
     let (_, a) = in_group("a", Some(5), 5);
     let none = BTreeSet::new();
-    assert!(is_superseded(&group(), &a, &leads(GROUP_EPOCHS), &none));
+    assert!(superseded_by(&group(), &a, &leads(GROUP_EPOCHS), &none).is_some());
     // Its own leader knows of a view a little before.
-    assert!(!is_superseded(&group(), &a, &leads(GROUP_EPOCHS), &[98].into()));
+    assert!(superseded_by(&group(), &a, &leads(GROUP_EPOCHS), &[98].into()).is_none());
     // The same group, in which it is not heard yet.
-    assert!(!is_superseded(&group(), &a, &leads(7), &none));
+    assert!(superseded_by(&group(), &a, &leads(7), &none).is_none());
     // Both work: one of them ends.
     let hears = Introduction { leader: Some(1), ..a.clone() };
-    assert!(is_superseded(&group(), &hears, &leads(GROUP_EPOCHS), &none));
-    assert!(!is_superseded(&group(), &hears, &leads(7), &none));
-    assert!(!is_superseded(&group(), &a, &[in_group("b", Some(GROUP_EPOCHS), GROUP_EPOCHS)].into(), &none));
+    assert!(superseded_by(&group(), &hears, &leads(GROUP_EPOCHS), &none).is_some());
+    assert!(superseded_by(&group(), &hears, &leads(7), &none).is_none());
+    assert!(
+        superseded_by(&group(), &a, &[in_group("b", Some(GROUP_EPOCHS), GROUP_EPOCHS)].into(), &none)
+            .is_none()
+    );
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What is left of an earlier run of a node: whether it was in the group. Its server may have data then that others have not, or lack
 //! some, so no group begins with it as if nothing had been.
 
-use super::recovery::recoveries;
+use super::meeting::Data;
+use crate::history::{Recovered, recoveries};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -27,9 +28,22 @@ struct Membership {
     /// It was the primary of that view: its server has worked off all that clients were answered.
     #[serde(default)]
     was_primary: bool,
-    /// It was a member of a group that worked beside the one that was founded again: people are to look at its data.
+    /// Its server has data of views that were decided beside the group that was founded again: people are to look at them.
     #[serde(default)]
-    has_conflict: bool,
+    is_other_history: bool,
+    /// Through what the data have come.
+    #[serde(default)]
+    recovered: Vec<Recovered>,
+}
+
+/// Of what view a node is a member.
+#[derive(Debug)]
+pub(super) struct MemberOf {
+    pub(super) epoch: u64,
+    /// It is the primary.
+    pub(super) was_primary: bool,
+    /// Through what the group has come.
+    pub(super) recovered: Vec<Recovered>,
 }
 
 /// Files of earlier versions do not say so.
@@ -51,19 +65,18 @@ impl Remembered {
         Ok(Self { path: path.map(Path::to_owned), written, is_own: false })
     }
 
-    /// The last view of which an earlier run was a member, if it was in a group.
-    pub(super) fn last_epoch(&self) -> Option<u64> {
-        self.written.as_ref().map(|written| written.epoch)
-    }
-
-    /// Whether it was the primary of that view.
-    pub(super) fn was_primary(&self) -> bool {
-        self.written.as_ref().is_some_and(|written| written.was_primary)
-    }
-
-    /// Whether its server has the data of that view.
-    pub(super) fn has_data(&self) -> bool {
-        self.written.as_ref().is_none_or(|written| written.has_data)
+    /// What the server has, as far as an earlier run has noted it.
+    pub(super) fn data(&self) -> Data {
+        match &self.written {
+            None => Data::of_new_group(),
+            Some(written) => Data {
+                last_epoch: Some(written.epoch),
+                was_primary: written.was_primary,
+                is_whole: written.has_data,
+                recovered: written.recovered.clone(),
+                ..Data::of_new_group()
+            },
+        }
     }
 
     /// Looks whether it can be written, while nobody depends on it.
@@ -86,7 +99,7 @@ impl Remembered {
         &mut self,
         group: &str,
         node: &str,
-        (epoch, was_primary): (u64, bool),
+        MemberOf { epoch, was_primary, recovered }: MemberOf,
     ) -> io::Result<()> {
         if self
             .written
@@ -98,9 +111,17 @@ impl Remembered {
         let (group, node) = (group.to_owned(), node.to_owned());
         // A view of the group that is the other history settles nothing.
         let is_later = |written: &Membership| recoveries(epoch) > recoveries(written.epoch);
-        let has_conflict =
-            self.written.as_ref().is_some_and(|written| written.has_conflict && !is_later(written));
-        self.write(Membership { group, node, epoch, has_data: true, was_primary, has_conflict })?;
+        let is_other_history =
+            self.written.as_ref().is_some_and(|written| written.is_other_history && !is_later(written));
+        self.write(Membership {
+            group,
+            node,
+            epoch,
+            has_data: true,
+            was_primary,
+            is_other_history,
+            recovered,
+        })?;
         self.is_own = true;
         Ok(())
     }
@@ -111,26 +132,31 @@ impl Remembered {
     /// It cannot be written.
     pub(super) fn note_copy(&mut self) -> io::Result<()> {
         match self.written.clone() {
-            Some(written) => self.write(Membership { has_data: false, has_conflict: false, ..written }),
+            Some(written) => self.write(Membership { has_data: false, is_other_history: false, ..written }),
             None => Ok(()),
         }
     }
 
-    /// Whether the data are kept until people want them replaced: [`Self::note_conflict`].
-    pub(super) fn has_conflict(&self) -> bool {
-        self.written.as_ref().is_some_and(|written| written.has_conflict)
+    /// Whether the data are kept until people want them replaced: [`Self::note_other_history`].
+    pub(super) fn is_other_history(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| written.is_other_history)
+    }
+
+    /// All servers have the same data, whatever was before.
+    pub(super) fn forget(&mut self) {
+        self.written = None;
     }
 
     /// Notes that the data are another history than those of the group. Known to this process also where it cannot be written.
     ///
     /// # Errors
     /// It cannot be written.
-    pub(super) fn note_conflict(&mut self) -> io::Result<()> {
+    pub(super) fn note_other_history(&mut self) -> io::Result<()> {
         let Some(written) = &mut self.written else { return Ok(()) };
-        let membership = Membership { has_conflict: true, ..written.clone() };
+        let membership = Membership { is_other_history: true, ..written.clone() };
         let noted = self.write(membership);
         if let Some(written) = &mut self.written {
-            written.has_conflict = true;
+            written.is_other_history = true;
         }
         noted
     }
@@ -163,34 +189,39 @@ mod tests {
     use super::*;
     use crate::view::GROUP_EPOCHS;
 
+    fn member_of(epoch: u64, was_primary: bool) -> MemberOf {
+        MemberOf { epoch, was_primary, recovered: vec![Recovered { epoch: GROUP_EPOCHS, data_epoch: 3 }] }
+    }
+
     #[test]
     fn a_membership_is_remembered_and_other_files_are_refused() {
         let folder = std::env::temp_dir().join(format!("outlast-remembered-{}", std::process::id()));
         let path = folder.join("deep").join("db-a.json");
         let mut remembered = Remembered::read(Some(&path)).unwrap();
-        assert_eq!(remembered.last_epoch(), None);
+        assert_eq!(remembered.data().last_epoch, None);
         remembered.check().unwrap();
-        remembered.note("db", "a", (1, false)).unwrap();
-        remembered.note("db", "a", (3, true)).unwrap();
-        assert_eq!(Remembered::read(Some(&path)).unwrap().last_epoch(), Some(3));
+        remembered.note("db", "a", member_of(1, false)).unwrap();
+        remembered.note("db", "a", member_of(3, true)).unwrap();
+        assert_eq!(Remembered::read(Some(&path)).unwrap().data().last_epoch, Some(3));
         let again = Remembered::read(Some(&path)).unwrap();
-        assert!(again.has_data() && again.was_primary());
+        assert!(again.data().is_whole && again.data().was_primary);
         remembered.note_copy().unwrap();
         let again = Remembered::read(Some(&path)).unwrap();
-        assert_eq!((again.last_epoch(), again.has_data()), (Some(3), false));
-        remembered.note_conflict().unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().has_conflict());
-        remembered.note("db", "a", (4, false)).unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().has_conflict());
-        remembered.note("db", "a", (GROUP_EPOCHS, false)).unwrap();
-        assert!(!Remembered::read(Some(&path)).unwrap().has_conflict());
-        assert!(Remembered::read(Some(&path)).unwrap().has_data());
+        assert_eq!((again.data().last_epoch, again.data().is_whole), (Some(3), false));
+        remembered.note_other_history().unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().is_other_history());
+        remembered.note("db", "a", member_of(4, false)).unwrap();
+        assert!(Remembered::read(Some(&path)).unwrap().is_other_history());
+        remembered.note("db", "a", member_of(GROUP_EPOCHS, false)).unwrap();
+        assert!(!Remembered::read(Some(&path)).unwrap().is_other_history());
+        let again = Remembered::read(Some(&path)).unwrap();
+        assert_eq!((again.data().is_whole, again.data().recovered), (true, member_of(1, true).recovered));
         fs::write(&path, r#"{"group":"db","node":"a","epoch":3}"#).unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().has_data());
+        assert!(Remembered::read(Some(&path)).unwrap().data().is_whole);
         fs::write(&path, "{").unwrap();
         Remembered::read(Some(&path)).unwrap_err();
         fs::remove_dir_all(&folder).unwrap();
         let mut nowhere = Remembered::read(None).unwrap();
-        nowhere.note("db", "a", (1, false)).unwrap();
+        nowhere.note("db", "a", member_of(1, false)).unwrap();
     }
 }

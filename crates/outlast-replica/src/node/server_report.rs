@@ -26,9 +26,9 @@ pub struct ServerReport {
 
 /// Finds out what there is to say, which [`Status`](super::Status) has from then on.
 pub(super) fn begin(shared: &Shared) {
-    let Some(server) = shared.server.filter(|_| shared.group.protocol != Protocol::Raw) else { return };
-    let password = shared.copying.as_ref().and_then(|copying| copying.password.clone());
-    let account = shared.account.clone();
+    let Some(server) = shared.server().filter(|_| shared.group.protocol != Protocol::Raw) else { return };
+    let password = shared.copying().and_then(|copying| copying.password.clone());
+    let account = shared.portal.as_ref().and_then(|portal| portal.account.clone());
     let (clock, place) = (shared.group.clock, shared.server_report.clone());
     tokio::task::spawn_blocking(move || {
         let asks = || match &account {

@@ -15,6 +15,9 @@ pub struct Status {
     pub waits: Option<Waits>,
     /// How far it is with a copy of the data.
     pub joining: Joining,
+    /// The server of this node has data that the group does not have, of views that were decided beside it. They are kept until people have them
+    /// [replaced](super::Node::begin_to_join).
+    pub is_other_history: bool,
     /// Counts up with each view; 0 before the first.
     pub epoch: u64,
     /// The primary of the view.
@@ -92,6 +95,11 @@ impl Status {
             name: shared.name.clone(),
             waits: shared.waits.lock().clone().filter(|_| !voters.contains(&shared.me)),
             joining: shared.joins.lock().clone(),
+            // While it is written it is as it was.
+            is_other_history: shared
+                .remembered
+                .try_lock()
+                .is_some_and(|remembered| remembered.is_other_history()),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.heard_leader().map(name_of),

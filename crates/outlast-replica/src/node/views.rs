@@ -1,8 +1,11 @@
 //! What a node does as views are decided: it tells its portal, and has others decided.
 
 use super::group::Listed;
+use super::remembered::MemberOf;
 use super::{CHANGE_AGAIN, Ended, Error, LEAVE_TIMEOUT, LOOK, NOTE_AGAIN, Shared, end};
 use crate::consensus::{Member, Why};
+use crate::copy::Copying;
+use crate::history::Recovered;
 use crate::portal::machine::{Command, Facts};
 use crate::view::{NodeId, View};
 use std::collections::BTreeMap;
@@ -16,6 +19,15 @@ impl Shared {
     /// This node, for the others.
     pub(super) fn member(&self) -> Member {
         self.group.node(&self.name).map(Listed::member).unwrap_or_default()
+    }
+
+    pub(super) fn server(&self) -> Option<SocketAddr> {
+        self.portal.as_ref().map(|portal| portal.server)
+    }
+
+    /// How the data of its server are copied.
+    pub(super) fn copying(&self) -> Option<&Copying> {
+        self.portal.as_ref()?.copying.as_ref()
     }
 
     pub(super) fn view(&self) -> Option<View> {
@@ -46,9 +58,9 @@ impl Shared {
                 return self.end(Ended::Consensus);
             }
             let members = self.consensus.members();
-            let (newest, why) = {
+            let (newest, why, recovered) = {
                 let decided = decided.borrow_and_update();
-                (decided.view.clone(), decided.why)
+                (decided.view.clone(), decided.why, decided.recovered.clone())
             };
             if let Some(newest) = newest.filter(|newest| Some(newest) != view.as_ref()) {
                 self.log(&newest, &members);
@@ -57,7 +69,7 @@ impl Shared {
                     .note_view(view.as_ref(), &newest, why, |node| self.name_of(node, &members));
                 let is_member = newest.has(self.me) && self.machine.is_some();
                 if is_member {
-                    let noting = self.note(&newest);
+                    let noting = self.note(&newest, &recovered);
                     // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
                     if !was_member
                         && let Err(error) = noting.await
@@ -70,6 +82,7 @@ impl Shared {
                     self.introduction.send_modify(|own| {
                         (own.last_epoch, own.has_data) = (Some(newest.epoch), true);
                         (own.was_primary, own.has_run_since) = (newest.primary == self.me, true);
+                        own.recovered.clone_from(&recovered);
                     });
                 }
                 if self.takes_part.load(Ordering::Acquire)
@@ -83,7 +96,7 @@ impl Shared {
             if is_member && self.unnoted.load(Ordering::Relaxed) && noted_at.elapsed() > NOTE_AGAIN {
                 noted_at = Instant::now();
                 // It goes on by itself.
-                drop(view.as_ref().map(|view| self.note(view)));
+                drop(view.as_ref().map(|view| self.note(view, &recovered)));
             }
             let leader = self.consensus.leader().map(|leader| self.name_of(leader, &members));
             let epoch = view.as_ref().map_or(0, |view| view.epoch);
@@ -167,14 +180,18 @@ impl Shared {
 
     /// On disk, which may take long: votes and the lease do not wait for it. What is noted later is only worth knowing: nobody has to wait for
     /// it, either.
-    pub(super) fn note(&self, view: &View) -> impl Future<Output = io::Result<()>> + use<> {
+    pub(super) fn note(
+        &self,
+        view: &View,
+        recovered: &[Recovered],
+    ) -> impl Future<Output = io::Result<()>> + use<> {
         let (group, name, remembered) = (self.group.name.clone(), self.name.clone(), self.remembered.clone());
         let unnoted = self.unnoted.clone();
-        let at = (view.epoch, view.primary == self.me);
         let epoch = view.epoch;
+        let member = MemberOf { epoch, was_primary: view.primary == self.me, recovered: recovered.to_vec() };
         let noting = tokio::task::spawn_blocking(move || {
             let mut remembered = remembered.lock();
-            let noted = remembered.note(&group, &name, at);
+            let noted = remembered.note(&group, &name, member);
             if let Err(error) = &noted {
                 tracing::warn!(%error, epoch, "cannot note that this node is a member of the view (--state-folder): after a full outage its data would be taken for older ones");
             }

@@ -3,6 +3,7 @@
 use super::clock::ClockPage;
 use super::copying::{Joins, Rests, Taken};
 use super::handing_over::HandedOver;
+use super::server_process::ServerRun;
 use super::sql_asker::Idle;
 use crate::entry::ConnectionId;
 use crate::order::Limits;
@@ -69,6 +70,8 @@ pub struct Settings {
     pub mark: u32,
     /// This node's server.
     pub server: SocketAddr,
+    /// Which run of it this node goes on with, where that is known.
+    pub server_run: Option<ServerRun>,
     /// Its password, where it wants one. Of Redis.
     pub password: Option<String>,
     /// As whom it is asked. Of MySQL and MariaDB.

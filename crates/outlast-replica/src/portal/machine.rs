@@ -13,7 +13,7 @@ use super::raw::Raw;
 use super::refresher::Refresher;
 use super::repair;
 use super::rules::Packets;
-use super::server_process::{Ask, ServerProcess};
+use super::server_process::{Ask, ServerProcess, ServerRun};
 use super::servers::Server;
 use super::sql_asker::SqlAsker;
 use super::stream::READ_BYTES;
@@ -236,7 +236,7 @@ impl Machine {
             servers: BTreeMap::new(),
             server: settings.server,
             closing_servers: VecDeque::new(),
-            server_process: ServerProcess::new(settings.server)?,
+            server_process: ServerProcess::of(settings.server, settings.server_run.unwrap_or_default())?,
             by_ends: BTreeMap::new(),
             dirty_clients: BTreeSet::new(),
             dirty_servers: BTreeSet::new(),
@@ -303,16 +303,16 @@ impl Machine {
         self.poll.registry()
     }
 
-    /// Works until it is told to end.
+    /// Works until it is told to end. With which run of the server it has worked.
     ///
     /// # Errors
     /// The kernel refuses what it has allowed before.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(mut self) -> io::Result<ServerRun> {
         let result = self.work_until_the_end();
         // The others have the clients.
         self.fence();
         self.give_up_address();
-        result
+        result.map(|()| self.server_process.run().clone())
     }
 
     fn work_until_the_end(&mut self) -> io::Result<()> {
@@ -469,6 +469,10 @@ impl Machine {
         }
         // Before there are clients: looking for it may take some milliseconds.
         if self.known.view.as_ref().is_none_or(|known| known.epoch == 0) {
+            if self.server_process.run().is_known() && self.is_server_lost(Ask::Now) {
+                // Of what this node goes on with nothing is left.
+                return;
+            }
             self.server_process.lives(Ask::Now);
         }
         if view.has(self.settings.me) && self.known.joins != Joins::Resumes {

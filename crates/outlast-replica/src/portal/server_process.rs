@@ -26,16 +26,37 @@ pub(super) enum Ask {
     Rarely,
 }
 
-/// Looks for it.
-#[derive(Debug)]
-pub(super) struct ServerProcess {
-    server: SocketAddr,
-    sockets: Socket,
+/// One run of a server: as long as it lasts, the server has what it had in memory.
+#[derive(Clone, Debug, Default)]
+pub struct ServerRun {
     /// What listens, and the processes that have it.
     inodes: Vec<u32>,
     owners: Vec<u32>,
     /// Nobody was found who has it, as it is in another PID namespace: looking for it takes long, and finds nobody.
     is_hidden: bool,
+}
+
+impl ServerRun {
+    /// Whether anything is known of it: not where the server is elsewhere.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.inodes.is_empty()
+    }
+}
+
+/// Whether the server at this address is that run of it still.
+#[must_use]
+pub fn is_same_run(server: SocketAddr, run: ServerRun) -> bool {
+    // What cannot be listed is taken for healthy.
+    !run.is_known() || ServerProcess::of(server, run).map_or(true, |mut process| process.lives(Ask::Rarely))
+}
+
+/// Looks for it.
+#[derive(Debug)]
+pub(super) struct ServerProcess {
+    server: SocketAddr,
+    sockets: Socket,
+    run: ServerRun,
     /// For a server elsewhere: when it was last asked, and how often in a row it did not answer.
     asked_at: Option<Instant>,
     refused: u32,
@@ -43,9 +64,17 @@ pub(super) struct ServerProcess {
 
 impl ServerProcess {
     pub(super) fn new(server: SocketAddr) -> io::Result<Self> {
+        Self::of(server, ServerRun::default())
+    }
+
+    /// Of one that is known.
+    pub(super) fn of(server: SocketAddr, run: ServerRun) -> io::Result<Self> {
         let sockets = Socket::open(Protocol::SocketDiag)?;
-        let (inodes, owners) = (Vec::new(), Vec::new());
-        Ok(Self { server, sockets, inodes, owners, is_hidden: false, asked_at: None, refused: 0 })
+        Ok(Self { server, sockets, run, asked_at: None, refused: 0 })
+    }
+
+    pub(super) fn run(&self) -> &ServerRun {
+        &self.run
     }
 
     /// Whether it lives. Its connections may have ended a moment ago, and its listening socket be about to: a process that dies
@@ -60,9 +89,9 @@ impl ServerProcess {
         let Ok(listening) = tcp::listening(&mut self.sockets) else { return true };
         let listening: Vec<Listening> = listening.into_iter().filter(|one| is_it(one, self.server)).collect();
         let inodes: Vec<u32> = listening.iter().map(|one| one.inode).collect();
-        let is_known = !self.inodes.is_empty();
-        let is_same = inodes.iter().any(|inode| self.inodes.contains(inode));
-        let owner_lives = self.owners.iter().any(|owner| has_memory(*owner));
+        let is_known = self.run.is_known();
+        let is_same = inodes.iter().any(|inode| self.run.inodes.contains(inode));
+        let owner_lives = self.run.owners.iter().any(|owner| has_memory(*owner));
         if inodes.is_empty() {
             if !is_known {
                 return self.lives_elsewhere(asks);
@@ -78,19 +107,19 @@ impl ServerProcess {
             // It was started again: what it had in memory is gone. In another PID namespace its processes cannot be looked at.
             return false;
         }
-        if is_same && (owner_lives || self.is_hidden) {
-            self.inodes = inodes;
+        if is_same && (owner_lives || self.run.is_hidden) {
+            self.run.inodes = inodes;
             return true;
         }
         // It may have gone into the background meanwhile.
         let owners = owners(&inodes);
-        if is_same && !self.owners.is_empty() && owners.is_empty() {
+        if is_same && !self.run.owners.is_empty() && owners.is_empty() {
             return false;
         }
         // In another PID namespace nobody can be found.
-        self.is_hidden = owners.is_empty();
-        let lives = self.is_hidden || owners.iter().any(|owner| has_memory(*owner));
-        (self.inodes, self.owners) = (inodes, owners);
+        let is_hidden = owners.is_empty();
+        let lives = is_hidden || owners.iter().any(|owner| has_memory(*owner));
+        self.run = ServerRun { inodes, owners, is_hidden };
         lives
     }
 
@@ -174,10 +203,13 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut process = ServerProcess::new(address).unwrap();
         assert!(process.lives(Ask::Now));
-        assert_eq!(process.owners, [std::process::id()]);
+        assert_eq!(process.run.owners, [std::process::id()]);
         assert!(process.lives(Ask::Now) && is_up(address));
         assert!(!has_memory(u32::MAX));
+        let run = process.run().clone();
+        assert!(is_same_run(address, run.clone()));
         drop(listener);
         assert!(!process.lives(Ask::Now) && !is_up(address));
+        assert!(is_same_run(address, ServerRun::default()));
     }
 }

@@ -47,6 +47,11 @@ pub(super) fn text(status: &Status, page: &Replica, socket: &str) -> String {
              `outlast replicate recover`\n",
         );
     }
+    if page.other_history {
+        text.push_str(
+            "  its server has data that the group does not have, and keeps them: `outlast replicate join` replaces them (--join does not)\n",
+        );
+    }
     match &page.joining {
         Some(Joining { failed: Some(why), .. }) => text.push_str(&format!("  cannot join: {}\n", clean(why))),
         Some(Joining { from: Some(from), copied_bytes, .. }) => {

@@ -219,7 +219,7 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
     if let Some(scrapes) = scrapes {
         tasks.spawn(metrics::serve(scrapes, instance.clone()));
     }
-    let mut teller = Teller::new(narrator, &group, &name, instance.node().joins_always());
+    let mut teller = Teller::new(narrator, &group, &name, settings.joins);
     let mut looks = tokio::time::interval(LOOK);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let end = loop {
@@ -234,21 +234,8 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
                         let how = format!("is founded again with the data of {}", recovery.from);
                         (Some(recovery), how)
                     }
-                    Ended::Superseded { worked } => {
-                        if worked {
-                            narrator.warn(&format!(
-                                "node {name}: the group {} was founded again by `outlast replicate recover` while this part of it went on, so clients may have been served by \
-                                 both. This part ends. {}",
-                                group.name,
-                                if server_address.is_none() {
-                                    ""
-                                } else {
-                                    "The server of this node keeps its data, which are another history, until `outlast replicate join` replaces them"
-                                }
-                            ));
-                        }
-                        (None, "was founded again without it".to_owned())
-                    }
+                    Ended::Superseded => (None, "was founded again without it".to_owned()),
+                    Ended::RecoveryFailed => (None, "was not founded again, as not all nodes of the plan came".to_owned()),
                     ended => break End::Node(ended),
                 };
                 narrator.announce(&format!("node {name} gives up what is left of the group {}, which {how}", group.name));
@@ -261,7 +248,7 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
                     request = signals.next() => break End::Signal(request),
                     status = ended_server(&mut server) => break End::Server(status),
                 };
-                teller = Teller::new(narrator, &group, &name, started.joins_always());
+                teller = Teller::new(narrator, &group, &name, settings.joins);
                 instance.replace(started);
                 instance.set_beginning(false);
             }
@@ -315,10 +302,7 @@ async fn start_again(settings: &Settings, explain: impl Fn(Error) -> anyhow::Err
             Err(error) => {
                 let why = explain(error).to_string();
                 if why != said {
-                    tracing::warn!(
-                        why,
-                        "the node cannot begin again, and tries on; its server goes on to run"
-                    );
+                    tracing::warn!(why, "the node cannot begin again, and keeps trying; its server runs on");
                     said = why;
                 }
                 tokio::time::sleep(START_AGAIN).await;
@@ -413,7 +397,9 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
         Ended::Memory(what) => {
             format!("cannot note that this node is in the group {name} (--state-folder): {what}; {leaves}")
         }
-        Ended::Recovers(_) | Ended::Superseded { .. } => format!("the group {name} is founded again"),
+        Ended::Recovers(_) | Ended::Superseded | Ended::RecoveryFailed => {
+            format!("the group {name} is founded again")
+        }
         Ended::Consensus => format!("the consensus of the group {name} has failed here: {leaves}"),
     })
 }

@@ -1,4 +1,4 @@
-//! What people are told before a group is founded again.
+//! What people see before a group is founded again.
 
 use super::instance::refused;
 use outlast_admin::Answer;

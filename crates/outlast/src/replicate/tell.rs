@@ -31,25 +31,25 @@ pub struct Teller<'a> {
     /// Nodes that answer, where this one leads the vote.
     heard: BTreeSet<String>,
     has_led: bool,
+    was_other_history: bool,
     /// Since when nobody leads the vote, and whether that was said.
     leaderless: Option<(Instant, bool)>,
     how_back: &'static str,
 }
 
+const BY_HAND: &str = "To have it as a replica again: `outlast replicate join` gives its server a copy of the data of another one";
+
 impl<'a> Teller<'a> {
     /// `joins`: it comes back by itself.
     pub fn new(narrator: &'a Narrator, group: &'a Group, name: &'a str, joins: bool) -> Self {
-        let how_back = if joins {
-            "It gets a copy of the data of another one"
-        } else {
-            "To have it as a replica again: `outlast replicate join` gives its server a copy of the data of another one"
-        };
+        let how_back = if joins { "It gets a copy of the data of another one" } else { BY_HAND };
         Self {
             narrator,
             joining: Joining::No,
             failed: None,
             heard: BTreeSet::new(),
             has_led: false,
+            was_other_history: false,
             leaderless: None,
             how_back,
             group,
@@ -85,6 +85,15 @@ impl<'a> Teller<'a> {
                 "node {name}: view {}: {primary} is the primary, members are {}",
                 status.epoch,
                 members.join(", ")
+            ));
+        }
+        if status.is_other_history && !std::mem::replace(&mut self.was_other_history, true) {
+            self.how_back = BY_HAND;
+            narrator.warn(&format!(
+                "node {name}: the group {} was founded again by `outlast replicate recover` without this node, which was a member of later views than the node with the data. So \
+                 clients may have been served by both. The server of this node keeps its data until you have looked at them: --join does not replace them, `outlast replicate \
+                 join` does",
+                self.group.name
             ));
         }
         self.look_at_silent(status);
