@@ -98,8 +98,10 @@ pub fn lend_address(
     const LIFETIMES: u16 = 6;
     let seconds = u32::try_from(valid.as_secs()).unwrap_or(u32::MAX).max(1);
     let mut message = of_address(NEW_ADDRESS, flags::CREATE | flags::REPLACE, index, address, prefix);
-    // Preferred and valid; the two others are the kernel's.
-    let lifetimes = [seconds, seconds, 0, 0].map(u32::to_ne_bytes).concat();
+    // An address of IPv6 that is not preferred is used by nobody who does not ask for it (RFC 6724, section 5, rule 3). With IPv4 the routes say that.
+    let preferred = if address.is_ipv6() { 0 } else { seconds };
+    // The two others are the kernel's.
+    let lifetimes = [preferred, seconds, 0, 0].map(u32::to_ne_bytes).concat();
     message.attribute(LIFETIMES, &lifetimes);
     socket.request(message)
 }

@@ -45,6 +45,7 @@ mod relay;
 mod replicate;
 mod replicate_answers;
 mod replicate_clock;
+mod replicate_ipv6;
 mod replicate_join;
 mod replicate_mysql;
 mod replicate_recover;

@@ -6,7 +6,7 @@ use crate::common::{Outlast, command, eventually, eventually_or, folder, output}
 use outlast_lab::{Direction, Host, Lab, Link, Side};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -31,6 +31,7 @@ pub struct Machine {
     name: String,
     pub host: Host,
     link: Link,
+    address: IpAddr,
     folder: PathBuf,
     is_witness: bool,
 }
@@ -48,15 +49,20 @@ pub struct Machines {
 impl Machines {
     /// Some with servers (a, b …), and some without (w, x …).
     pub fn new(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
-        Self::detecting(name, with_servers, witnesses, DETECT)
+        Self::detecting(name, with_servers, witnesses, DETECT, false)
+    }
+
+    /// With IPv6 for clients and between nodes.
+    pub fn of_ipv6(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
+        Self::detecting(name, with_servers, witnesses, DETECT, true)
     }
 
     /// For tests in which nobody dies.
     pub fn undying(name: &str, with_servers: u8, witnesses: u8) -> Option<Self> {
-        Self::detecting(name, with_servers, witnesses, DETECT_LATE)
+        Self::detecting(name, with_servers, witnesses, DETECT_LATE, false)
     }
 
-    fn detecting(name: &str, with_servers: u8, witnesses: u8, detect: &str) -> Option<Self> {
+    fn detecting(name: &str, with_servers: u8, witnesses: u8, detect: &str, is_ipv6: bool) -> Option<Self> {
         if let Err(missing) = Lab::available() {
             assert!(std::env::var_os("OUTLAST_REQUIRE_LAB").is_none(), "{missing}");
             eprintln!("SKIPPED: {missing}");
@@ -75,21 +81,24 @@ impl Machines {
                 let link = lab.attach(&host, &switch).unwrap();
                 let own = folder.path().join(&name);
                 std::fs::create_dir(&own).unwrap();
-                Machine { name, host, link, folder: own, is_witness: letter >= b'w' }
+                let addresses = link.addresses(Side::Client).unwrap();
+                let address = if is_ipv6 { IpAddr::V6(addresses.v6) } else { IpAddr::V4(addresses.v4) };
+                Machine { name, host, link, address, folder: own, is_witness: letter >= b'w' }
             })
             .collect();
-        let [a, b, c, _] = machines[0].link.addresses(Side::Client).unwrap().v4.octets();
-        let portal = SocketAddr::from(([a, b, c, 250], PORTAL_PORT));
+        // In the network of the machines.
+        let portal = match machines[0].address {
+            IpAddr::V4(address) => IpAddr::from((u32::from(address) & !0xff | 250).to_be_bytes()),
+            IpAddr::V6(address) => IpAddr::from((u128::from(address) & !0xffff | 0xffa).to_be_bytes()),
+        };
+        let portal = SocketAddr::from((portal, PORTAL_PORT));
         let mut list = format!(
             "name = \"db\"\nportal = \"{portal}\"\ndetect = \"{detect}\"\nprotocol = \"redis\"\n{ANSWERS}\n"
         );
-        for Machine { name, link, is_witness, .. } in &machines {
-            let address = link.addresses(Side::Client).unwrap().v4;
-            writeln!(
-                list,
-                "[[node]]\nname = \"{name}\"\naddress = \"{address}:7400\"\nwitness = {is_witness}"
-            )
-            .unwrap();
+        for Machine { name, address, is_witness, .. } in &machines {
+            let address = SocketAddr::from((*address, 7400));
+            writeln!(list, "[[node]]\nname = \"{name}\"\naddress = \"{address}\"\nwitness = {is_witness}")
+                .unwrap();
         }
         let file = folder.path().join("db.toml");
         std::fs::write(&file, list).unwrap();
@@ -98,6 +107,11 @@ impl Machines {
 
     pub fn machine(&self, name: &str) -> &Machine {
         self.machines.iter().find(|machine| machine.name == name).unwrap()
+    }
+
+    /// Where its node listens.
+    pub fn address(&self, name: &str) -> IpAddr {
+        self.machine(name).address
     }
 
     /// Of its own, on this machine.

@@ -14,7 +14,7 @@ const SWITCHOVERS: usize = 12;
 const VALUE_BYTES: usize = 300_000;
 
 /// A client that moves much in both directions, until it is to end: how many times it has done so.
-fn moves_much(machines: &Machines, ends: &Arc<AtomicBool>) -> JoinHandle<usize> {
+pub fn moves_much(machines: &Machines, ends: &Arc<AtomicBool>) -> JoinHandle<usize> {
     let (host, portal, ends) = (machines.client.clone(), machines.portal, ends.clone());
     std::thread::spawn(move || {
         let _guard = host.enter_guard().unwrap();
