@@ -51,6 +51,7 @@ soak: deps ## Break links and crash servers 100,000 times, and simulate millions
 		{ cat $(TARGET_DIR)/servers.txt; exit 1; }
 	@cat $(TARGET_DIR)/servers.txt
 	OUTLAST_DEATHS=2000 ./tools/test.py --timeout 7200 --jobs 1 outlast::replicate_join
+	OUTLAST_FAULTS=1000 ./tools/test.py --timeout 7200 --jobs 1 outlast::replicate_histories outlast::replicate_mysql_histories
 	OUTLAST_CROWD=9000 OUTLAST_STRANGERS=9000 ./tools/test.py --timeout 3600 --jobs 1 \
 		outlast-session::attacks outlast::strangers
 

@@ -46,6 +46,7 @@ python3 python3 servers and clients in Python
 c++ g++ checks that the C header works in C++
 make make builds the example server in C
 pkg-config pkgconf finds the C library as its users do
+go golang-go builds the judge of what clients were told, and a static server to crash
 openssl openssl makes the certificate of the guide
 kill procps sends signals
 ps procps lists processes
@@ -70,7 +71,6 @@ needed_for_long_runs() {
 /usr/share/rubygems-integration/all/gems/webrick-1.8.1 ruby-webrick a server in Ruby to crash
 /usr/bin/starman starman a server in Perl to crash
 /usr/sbin/php-fpm8.2 php8.2-fpm a server for PHP to crash
-go golang-go a static server to crash
 /usr/bin/caddy caddy a server in Go to crash
 /usr/sbin/nats-server nats-server a message broker in Go to crash
 javac openjdk-17-jdk-headless a server in Java to crash

@@ -50,10 +50,10 @@ fn template() -> &'static Path {
 }
 
 /// Machines whose servers are MariaDB.
-struct Databases(Machines);
+pub struct Databases(Machines);
 
 impl Databases {
-    fn new(name: &str) -> Option<Self> {
+    pub fn new(name: &str) -> Option<Self> {
         Self::with(name, "")
     }
 
@@ -98,7 +98,7 @@ impl Databases {
         self.0.start_with(name, &flags, &program)
     }
 
-    fn start_all(&self) -> Vec<Node> {
+    pub fn start_all(&self) -> Vec<Node> {
         let mut nodes = ["a", "b", "c"].map(|name| self.start(name));
         for node in &mut nodes {
             node.outlast.wait_for("view 1: ");
@@ -133,7 +133,11 @@ impl Databases {
         command
     }
 
-    fn client(&self) -> Client {
+    pub fn machines(&self) -> &Machines {
+        &self.0
+    }
+
+    pub fn client(&self) -> Client {
         Client::new(self.command(PASSWORD))
     }
 
@@ -149,7 +153,7 @@ impl Databases {
 }
 
 /// MariaDB's own client, which goes on for long.
-struct Client {
+pub struct Client {
     process: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -191,7 +195,7 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, sql: &str) -> String {
+    pub fn ask(&mut self, sql: &str) -> String {
         self.say(sql);
         self.hear()
     }

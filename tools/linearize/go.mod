@@ -1,0 +1,5 @@
+module outlast/linearize
+
+go 1.19
+
+require github.com/anishathalye/porcupine v1.3.1
