@@ -130,6 +130,8 @@ pub(crate) enum Mutant {
     OwnRepliesAreSaid,
     /// All answers count as equal.
     ComparesNothing,
+    /// Answers go out before other servers have given them, though they are to wait for that.
+    AnswersGoOutAtOnce,
     /// A primary that has not handed over in the end forgets what it has withheld.
     WithheldAreForgotten,
     /// A primary that has given the lease back goes on to serve.

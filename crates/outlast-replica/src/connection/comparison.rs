@@ -109,7 +109,7 @@ pub(crate) struct Bytes<'a> {
     pub(crate) pieces: (&'a [u8], &'a [u8]),
 }
 
-impl Bytes<'_> {
+impl<'a> Bytes<'a> {
     fn digest(&self, from: u64, to: u64) -> u64 {
         let mut hasher = XxHash64::with_seed(0);
         let (front, back) = self.range(from, to);
@@ -119,7 +119,7 @@ impl Bytes<'_> {
     }
 
     /// Those from one position to another.
-    pub(crate) fn range(&self, from: u64, to: u64) -> (&[u8], &[u8]) {
+    pub(crate) fn range(&self, from: u64, to: u64) -> (&'a [u8], &'a [u8]) {
         let at = |position: u64| usize::try_from(position.saturating_sub(self.from)).unwrap_or(usize::MAX);
         let (front, back) = self.pieces;
         let cut = |piece: &[u8], skipped: usize| {
@@ -162,6 +162,16 @@ impl Comparison {
     /// What is before this was compared.
     pub(crate) fn compared_bytes(&self) -> u64 {
         if self.is_over { u64::MAX } else { self.compared_bytes }
+    }
+
+    /// Nothing is compared any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The last digest that has come is of what is before this.
+    pub(crate) fn reported_bytes(&self) -> u64 {
+        self.end_of(self.reported)
     }
 
     /// Digests have come that are not compared yet.

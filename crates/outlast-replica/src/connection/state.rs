@@ -89,6 +89,8 @@ pub(crate) struct Answers {
     pub(crate) end: Option<u64>,
     /// That was before the client had ended its stream.
     pub(crate) ended_first: bool,
+    /// Other servers have said all before this as well, as far as this node knows.
+    pub(crate) agreed: u64,
     /// At the primary: the kernel has all before this, to send it to the client.
     pub(crate) written: u64,
     /// At the primary, of a restored connection: its kernel has sent all before this, the end counting one.
@@ -203,16 +205,16 @@ impl Connection {
     }
 
     /// The client has this many of the answers: what is before that need not be sent. The socket is made again so.
-    pub(crate) fn skip_to(&mut self, acked: u64, resent_bytes_max: usize) {
+    pub(crate) fn skip_to(&mut self, acked: u64, resent_bytes_max: usize, may_go_out: u64) {
         let answers = &mut self.answers;
         answers.ack(answers.end.map_or(acked, |end| end.min(acked)));
-        self.restored(resent_bytes_max);
+        self.restored(resent_bytes_max, may_go_out);
     }
 
-    /// A socket has been made, with the first of what is kept in its send queue.
-    pub(crate) fn restored(&mut self, resent_bytes_max: usize) {
+    /// A socket has been made, with the first of what is kept in its send queue, and clients may get.
+    pub(crate) fn restored(&mut self, resent_bytes_max: usize, may_go_out: u64) {
         let answers = &mut self.answers;
-        answers.written = answers.resent_until(resent_bytes_max);
+        answers.written = answers.resent_until(resent_bytes_max, may_go_out);
         answers.end_written = answers.end.is_some_and(|end| answers.written >= end);
         answers.sent = answers.written + u64::from(answers.end_written);
     }
@@ -358,9 +360,15 @@ impl Answers {
     }
 
     /// A socket that is made again takes all before this for sent.
-    pub(crate) fn resent_until(&self, resent_bytes_max: usize) -> u64 {
-        let kept = self.produced.max(self.acked) - self.acked;
+    pub(crate) fn resent_until(&self, resent_bytes_max: usize, may_go_out: u64) -> u64 {
+        let kept = self.produced.max(self.acked).min(may_go_out).saturating_sub(self.acked);
         self.acked + kept.min(resent_bytes_max as u64)
+    }
+
+    /// What is before this has been compared here, or never will be.
+    pub(crate) fn compared_to(&self) -> u64 {
+        let is_all = self.end.is_some() && !self.comparison.is_due();
+        if is_all { u64::MAX } else { self.comparison.compared_bytes() }
     }
 
     /// Answers end here on all nodes.
@@ -371,10 +379,9 @@ impl Answers {
         self.produced = self.produced.min(offset);
     }
 
-    /// What the kernel has not got yet, to send it to the client.
-    pub(crate) fn unwritten(&self) -> (&[u8], &[u8]) {
-        let (front, back) = self.kept.as_slices();
-        split_at(front, back, self.written.saturating_sub(self.kept_from))
+    /// What the kernel has not got yet, to send it to the client: all before a position.
+    pub(crate) fn unwritten(&self, may_go_out: u64) -> (&[u8], &[u8]) {
+        self.kept().range(self.written, may_go_out.max(self.written))
     }
 }
 

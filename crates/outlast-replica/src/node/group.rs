@@ -169,6 +169,8 @@ impl Group {
         let _ = writeln!(text, "the delivery is {delivery}\nthe protocol is {protocol}");
         let answers = match self.answers {
             AnswerPolicy::First => "those of the primary, compared with the others",
+            AnswerPolicy::Majority => "those of more than half of the members",
+            AnswerPolicy::All => "those of all members",
             AnswerPolicy::Reported => "those of the primary, and other ones are reported",
             AnswerPolicy::Unchecked => "those of the primary, not compared",
         };

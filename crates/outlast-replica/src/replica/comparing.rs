@@ -34,7 +34,11 @@ pub enum AnswerPolicy {
     /// Clients get those of the primary's server at once. Those of the others are compared with them.
     #[default]
     First,
-    /// The same, and a server that differs is only reported: its node stays a member.
+    /// The same, when the servers of more than half of the members have said it.
+    Majority,
+    /// The same, when the servers of all members have said it.
+    All,
+    /// Clients get those of the primary's server at once, and a server that differs is only reported: its node stays a member.
     Reported,
     /// The same, and nothing is compared.
     Unchecked,
@@ -183,6 +187,7 @@ impl Replica {
             self.tell_client(connection);
             self.propose_end(connection, now_ms);
             self.compare(connection);
+            self.propose_news(connection, now_ms);
         }
     }
 
@@ -192,8 +197,10 @@ impl Replica {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         if !state.answers.comparison.report(index, said, is_own) {
             // If it is over, nothing is waited for.
+            self.tell_client(connection);
             return self.compare(connection);
         }
+        let position = state.answers.comparison.reported_bytes();
         if !is_own {
             self.comparing.open.insert(index, now_ms);
             return self.compare(connection);
@@ -203,6 +210,8 @@ impl Replica {
             self.confirm_one(connection, index);
         }
         self.confirm();
+        self.await_agreement(index, connection, position);
+        self.let_agreed_out();
     }
 
     /// Compares what can be compared.
@@ -216,6 +225,7 @@ impl Replica {
                 Compared::Differs { index, .. } => *index,
             };
             self.comparing.open.remove(&index);
+            self.await_agreement_on_compared(index, connection);
             match compared {
                 Compared::Differs { index, digest, offset, bytes, command } if !is_blind => {
                     let difference = Difference { index, connection, digest, offset, bytes, command };
@@ -323,6 +333,7 @@ impl Replica {
         comparing.differences.clear();
         comparing.behind_ms = now_ms;
         self.judging.begin();
+        self.await_agreement_in_new_view(now_ms);
     }
 
     /// This node does not lead any more: what its server has said is compared as that of any other.
@@ -346,7 +357,9 @@ impl Replica {
         }
         let view = self.order.view();
         let is_backup = view.has(self.order.me()) && !self.order.is_primary() && self.order.has_started();
-        (is_backup && self.compared() > self.comparing.told).then_some(self.comparing.tell_at_ms)
+        // Clients wait for that.
+        let at_ms = if self.comparing.policy.waits() { 0 } else { self.comparing.tell_at_ms };
+        (is_backup && self.compared() > self.comparing.told).then_some(at_ms)
     }
 
     /// Tells the primary, or decides.
@@ -390,6 +403,7 @@ impl Replica {
         // What differs is shown, and forgotten then.
         self.judge_differences(now_ms);
         self.confirm();
+        self.let_agreed_out();
         true
     }
 

@@ -60,6 +60,20 @@ impl Judging {
         *self = Self::default();
     }
 
+    /// Whether this node is to be out.
+    pub(super) fn condemns(&self, node: NodeId) -> bool {
+        self.condemned.contains(&node)
+    }
+
+    /// That node has compared so far, and nobody knows yet that there is anything else.
+    pub(super) fn agrees_to(&self, node: NodeId) -> u64 {
+        if self.condemns(node) {
+            return 0;
+        }
+        let first = self.found.first_key_value().map_or(u64::MAX, |(index, _)| index.saturating_sub(1));
+        self.others.get(&node).copied().unwrap_or(0).min(first)
+    }
+
     /// When who is wrong is decided at the latest.
     pub(super) fn ends_ms(&self) -> Option<u64> {
         let (_, found) = self.found.first_key_value()?;

@@ -1,6 +1,7 @@
 //! One node of a group: the order, and the connections of clients that it is about.
 
 mod action;
+mod agreeing;
 mod clock;
 #[cfg(test)]
 mod clock_tests;
@@ -26,6 +27,7 @@ use crate::protocol::{Protocol, Questions};
 use crate::view::{NodeId, View};
 use crate::{Limits, Message, NotTaken, Order, is_mutant};
 pub use action::{Action, PacketId};
+use agreeing::Unagreed;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use clock::Clock;
@@ -102,6 +104,7 @@ pub struct Replica {
     acked: BTreeSet<ConnectionId>,
     deliveries: Deliveries,
     comparing: Comparing,
+    unagreed: Unagreed,
     judging: Judging,
     protocol: Protocol,
     clock: Clock,
@@ -167,6 +170,7 @@ impl Replica {
             acked: BTreeSet::new(),
             deliveries: Deliveries::default(),
             comparing: Comparing::default(),
+            unagreed: Unagreed::default(),
             judging: Judging::default(),
             protocol: Protocol::default(),
             clock: Clock::default(),

@@ -80,6 +80,8 @@ impl Replica {
     /// client is.
     pub fn handle_sent(&mut self, connection: ConnectionId, offset: u64) {
         let range = (connection, PacketId(0))..=(connection, PacketId(u32::MAX));
+        let may_go_out =
+            self.connections.get(&connection).map_or(u64::MAX, |state| self.may_go_out(&state.answers));
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.answers.sent = offset;
         let waiting = self.held.range(range).filter(|(_, (direction, _))| *direction == Direction::In);
@@ -90,7 +92,7 @@ impl Replica {
             .collect();
         let acked = waiting.iter().filter(|(_, plausible, _)| *plausible).map(|(_, _, acks)| *acks).max();
         if let Some(acked) = acked.filter(|acked| *acked > offset) {
-            state.skip_to(acked, self.order.limits().resent_bytes_max);
+            state.skip_to(acked, self.order.limits().resent_bytes_max, may_go_out);
             // What is given to the client before would go to the socket of before, and count as given.
             self.actions.push_front(Action::RestoreAgain { connection });
             self.tell_client(connection);

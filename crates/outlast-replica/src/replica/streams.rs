@@ -171,16 +171,19 @@ impl Replica {
     pub fn handle_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
         self.note_answer(connection, bytes, now_ms);
         self.tell_news_later(connection, now_ms);
+        if self.awaits_agreement() {
+            self.take_outputs(now_ms);
+        }
     }
 
     /// The primary's server has said something of which no entry has a digest.
     pub(super) fn tell_news_later(&mut self, connection: ConnectionId, now_ms: u64) {
-        if self.role == Role::Serving && self.has_news(connection) {
+        if !self.propose_news(connection, now_ms) && self.role == Role::Serving && self.has_news(connection) {
             self.tell_later(connection, now_ms);
         }
     }
 
-    fn has_news(&self, connection: ConnectionId) -> bool {
+    pub(super) fn has_news(&self, connection: ConnectionId) -> bool {
         let state = self.connections.get(&connection);
         state.is_some_and(|state| state.answers.comparison.has_news(state.answers.produced))
     }
@@ -275,7 +278,7 @@ impl Replica {
         }
         let state = self.connections.get(&connection)?;
         let answers = &state.answers;
-        let (front, back) = answers.unwritten();
+        let (front, back) = answers.unwritten(self.may_go_out(answers));
         let end = if is_mutant!(self, EndsBeforeItIsStable) {
             answers.server_ended.then_some(answers.produced)
         } else {

@@ -77,6 +77,7 @@ impl Replica {
         self.drop_strays();
         self.begin_to_forward(now_ms);
         self.actions.push_back(Action::Fence);
+        self.unagreed.clear();
         self.forget_proposals();
         self.disown_answers(now_ms);
     }
@@ -115,7 +116,7 @@ impl Replica {
         let (handshake, input, answers) = (&state.handshake, &state.input, &state.answers);
         let received = if is_mutant!(self, RestoresAtDelivered) { input.delivered } else { input.proposed };
         let nothing_came = input.delivered == 0 && !input.ended && answers.acked == 0;
-        let until = answers.resent_until(self.order.limits().resent_bytes_max);
+        let until = answers.resent_until(self.order.limits().resent_bytes_max, self.may_go_out(answers));
         let resent_bytes = usize::try_from(until - answers.acked).unwrap_or(usize::MAX);
         let (front, back) = answers.unacked();
         let front = front.get(..resent_bytes).unwrap_or(front);
@@ -148,12 +149,15 @@ impl Replica {
         }
         self.role = Role::Serving;
         let resent_bytes_max = self.order.limits().resent_bytes_max;
+        let delivered = self.order.delivered();
         for connection in self.connections() {
+            let may_go_out = self.connections.get(&connection).map(|state| self.may_go_out(&state.answers));
             let Some(state) = self.connections.get_mut(&connection) else { continue };
             state.restored_epoch = epoch;
             (state.is_restored, state.is_accepted) = (true, true);
             state.ahead_until_ms = now_ms + AHEAD_MS;
-            state.restored(resent_bytes_max);
+            state.restored(resent_bytes_max, may_go_out.unwrap_or(u64::MAX));
+            self.await_agreement_on_compared(delivered, connection);
             if !is_mutant!(self, OwnRepliesAreForgotten) {
                 self.propose_canonical(connection, now_ms);
             }

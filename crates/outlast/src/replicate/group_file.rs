@@ -57,6 +57,8 @@ enum FileClock {
 #[serde(rename_all = "kebab-case")]
 enum FileAnswers {
     First,
+    Majority,
+    All,
     Reported,
     Unchecked,
 }
@@ -127,6 +129,8 @@ fn parse(text: &str) -> Result<Group, String> {
     };
     let answers = match file.answers.unwrap_or_else(|| FileAnswers::by_default(file.clock)) {
         FileAnswers::First => AnswerPolicy::First,
+        FileAnswers::Majority => AnswerPolicy::Majority,
+        FileAnswers::All => AnswerPolicy::All,
         FileAnswers::Reported => AnswerPolicy::Reported,
         FileAnswers::Unchecked => AnswerPolicy::Unchecked,
     };
@@ -170,7 +174,12 @@ witness = true
         let slower = TEXT.replacen('\n', "\ndetect = \"0.5s\"\n", 1);
         assert_eq!(parse(&slower).unwrap().promise_ms, 500);
         assert_eq!(group.answers, AnswerPolicy::Reported);
-        for (text, answers) in [("first", AnswerPolicy::First), ("unchecked", AnswerPolicy::Unchecked)] {
+        for (text, answers) in [
+            ("first", AnswerPolicy::First),
+            ("majority", AnswerPolicy::Majority),
+            ("all", AnswerPolicy::All),
+            ("unchecked", AnswerPolicy::Unchecked),
+        ] {
             let list = TEXT.replacen('\n', &format!("\nanswers = \"{text}\"\n"), 1);
             assert_eq!(parse(&list).unwrap().answers, answers);
         }

@@ -44,6 +44,7 @@ mod proxies;
 mod python_suites;
 mod relay;
 mod replicate;
+mod replicate_agreeing;
 mod replicate_answers;
 mod replicate_clock;
 mod replicate_histories;

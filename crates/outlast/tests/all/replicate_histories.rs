@@ -95,9 +95,14 @@ impl Client for Redis {
 #[test]
 fn clients_of_redis_hear_what_one_server_would_have_said() {
     let Some(machines) = Machines::new("histories", 3, 1) else { return };
+    judged(&machines);
+}
+
+/// Clients ask the servers of three machines, whatever becomes of those.
+pub fn judged(machines: &Machines) {
     let mut nodes: Vec<Node> = machines.start_all(&["--join"]);
     let names = ["a", "b", "c"];
-    let asking = Asking::start((0..CLIENTS).map(|_| Redis::new(&machines)).collect());
+    let asking = Asking::start((0..CLIENTS).map(|_| Redis::new(machines)).collect());
     for fault in 0..faults() {
         asking.go_on();
         let primary = machines.primary(&names);
@@ -121,7 +126,7 @@ fn clients_of_redis_hear_what_one_server_would_have_said() {
                 node.outlast.signal("CONT");
                 nodes.push(node);
             }
-            3 => switch_to(&machines, next),
+            3 => switch_to(machines, next),
             _ => {
                 machines.cut_off(next, true);
                 asking.go_on();
@@ -130,7 +135,7 @@ fn clients_of_redis_hear_what_one_server_would_have_said() {
         }
         asking.go_on();
         for name in names {
-            wait_for_member(&machines, name);
+            wait_for_member(machines, name);
         }
     }
     let history = asking.end();

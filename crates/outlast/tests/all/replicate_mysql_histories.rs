@@ -2,6 +2,7 @@
 
 use crate::histories::{ACCOUNTS, Asking, Client, Request, faults};
 use crate::replicate::take;
+use crate::replicate_agreeing::answering;
 use crate::replicate_join::switch_to;
 use crate::replicate_mysql::{self as mysql, Databases};
 use std::time::Duration;
@@ -74,7 +75,20 @@ impl Client for MariaDb {
 
 #[test]
 fn clients_of_mariadb_hear_what_one_server_would_have_said() {
-    let Some(databases) = Databases::new("mysql-histories") else { return };
+    if let Some(databases) = Databases::new("mysql-histories") {
+        judged(&databases);
+    }
+}
+
+#[test]
+fn clients_of_mariadb_that_wait_for_all_servers_do_as_well() {
+    if let Some(databases) = Databases::new("mysql-agreeing") {
+        answering(databases.machines(), "all");
+        judged(&databases);
+    }
+}
+
+fn judged(databases: &Databases) {
     let machines = databases.machines();
     let mut nodes = databases.start_all();
     let mut first = databases.client();
@@ -84,7 +98,7 @@ fn clients_of_mariadb_hear_what_one_server_would_have_said() {
     let asking = Asking::start((0..CLIENTS).map(|_| MariaDb(databases.client())).collect());
     let mut living = vec!["a", "b", "c"];
     let mut next = "a";
-    for number in 0..faults() {
+    for number in 0..faults().div_ceil(2) {
         asking.go_on();
         let primary = machines.primary(&living);
         let others: Vec<&str> = living.iter().copied().filter(|name| *name != primary).collect();

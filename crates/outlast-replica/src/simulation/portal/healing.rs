@@ -114,7 +114,7 @@ impl World {
         self.trace(|| std::format!("the data of {node:?} are others"));
         self.nodes.get_mut(&node)?.server.alter();
         let leads = self.views.last().is_some_and(|view| view.primary == node);
-        self.watch.alter(node, leads);
+        self.watch.alter(node, leads, leads && !self.nodes[&node].answers_wait());
         Some(node)
     }
 

@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 33] = [
+const MUTANTS: [(Mutant, &[&str]); 34] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::ProposedIsAcknowledged, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
@@ -69,7 +69,8 @@ const MUTANTS: [(Mutant, &[&str]); 33] = [
     (Mutant::TimeIsNotAwaited, &["same answers", "clients", "differences"]),
     (Mutant::SnapshotForgetsTheTime, &["clock"]),
     (Mutant::ComparesEarly, &["differences"]),
-    (Mutant::ComparesNothing, &["differences"]),
+    (Mutant::ComparesNothing, &["differences", "clients"]),
+    (Mutant::AnswersGoOutAtOnce, &["agreed"]),
     (
         Mutant::LeadsAgainEarly,
         &["progress", "clients", "same input", "same answers", "acknowledged", "differences"],

@@ -3,7 +3,6 @@
 use super::invariants::{Watch, clock, fenced, verdicts};
 use super::server::{Answer, Request, Server};
 use super::tcp::{Packet, State, Tcp, refuse};
-use crate::Entry;
 use crate::mutant::Mutant;
 use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
@@ -11,6 +10,7 @@ use crate::{
     Action, ConnectionId, Delivery, Direction, Ends, InitialSequence, Limits, Message, PacketId, Protocol,
     Replica, ServerClock,
 };
+use crate::{AnswerPolicy, Entry};
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, VecDeque};
 use std::vec::Vec;
@@ -25,6 +25,7 @@ const CLOCKS_DIFFER_MS: u64 = 60;
 pub struct How {
     pub protocol: Protocol,
     pub clock: ServerClock,
+    pub answers: AnswerPolicy,
     /// Kernels let packets pass that need no verdict, and backups say what they have to say before they do anything else.
     pub kernel_filters: bool,
 }
@@ -61,6 +62,8 @@ pub struct Out {
     pub injected: Vec<usize>,
     /// Members whose servers have said something else, and who leads without them.
     pub differing: Vec<(NodeId, NodeId)>,
+    /// Clients get answers on these connections.
+    pub fed: Vec<ConnectionId>,
 }
 
 #[derive(Debug)]
@@ -104,6 +107,11 @@ impl Node {
         Self::with(me, Replica::new(me, view, limits), Server::default(), how, mutant)
     }
 
+    /// Whether clients get nothing that the servers of others have not said as well.
+    pub fn answers_wait(&self) -> bool {
+        matches!(self.how.answers, AnswerPolicy::Majority | AnswerPolicy::All)
+    }
+
     /// With a copy of this one's server, which has worked off all that it was given.
     pub fn join(
         &self,
@@ -123,7 +131,8 @@ impl Node {
     fn with(me: NodeId, replica: Replica, server: Server, how: How, mutant: Option<Mutant>) -> Self {
         let mut server = server;
         server.own = me.0 as u8;
-        let mut replica = replica.with(Delivery::Serial, how.protocol).timed(how.clock);
+        let mut replica =
+            replica.with(Delivery::Serial, how.protocol).timed(how.clock).answering(how.answers);
         // Clocks of machines differ.
         replica.handle_time_of_day(CLOCK_BEGINS_MS + me.0 * CLOCKS_DIFFER_MS, 0);
         replica.set_mutant(mutant);
@@ -460,6 +469,9 @@ impl Node {
         }
         let packets = socket.tcp.send();
         self.replica.handle_client_took(connection, count, ends);
+        if count > 0 {
+            self.out.fed.push(connection);
+        }
         for packet in packets {
             self.queue(Direction::Out, packet, now_ms);
         }

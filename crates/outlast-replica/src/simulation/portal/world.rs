@@ -1,13 +1,14 @@
 //! Nodes, clients, the network between them and consensus about views, driven by a seed.
 
 use super::client::{Client, ends};
+use super::invariants::agreed::Agreed;
 use super::invariants::{Watch, clients, differences};
 use super::node::{How, Node};
 use super::tcp::{Packet, refuse};
 use crate::mutant::Mutant;
 use crate::simulation::invariants::Violation;
 use crate::view::{NodeId, View};
-use crate::{Entry, Limits, Message, Protocol, ServerClock};
+use crate::{AnswerPolicy, Entry, Limits, Message, Protocol, ServerClock};
 use outlast_stream::SplitMix64;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::vec::Vec;
@@ -134,6 +135,7 @@ pub struct World {
     pub(super) clients_made: u64,
     pub(super) now_ms: u64,
     pub(super) watch: Watch,
+    agreed: Agreed,
     pub(super) traces: bool,
     /// Nodes whose servers were found to say something else, and who leads without them.
     pub(super) differing: BTreeMap<NodeId, NodeId>,
@@ -163,7 +165,12 @@ impl World {
         // A server has to say when it has looked at the time.
         let is_ordered = protocol != Protocol::Counted && !random.next_u64().is_multiple_of(4);
         let clock = if is_ordered { ServerClock::Order } else { ServerClock::Machine };
-        let how = How { protocol, clock, kernel_filters: seed.is_multiple_of(2) };
+        let answers = match seed / 2 % 4 {
+            0 => AnswerPolicy::All,
+            1 => AnswerPolicy::Majority,
+            _ => AnswerPolicy::First,
+        };
+        let how = How { protocol, clock, answers, kernel_filters: seed.is_multiple_of(2) };
         let nodes =
             members.iter().map(|node| (*node, Node::new(*node, view.clone(), LIMITS, how, mutant))).collect();
         let mut world = Self {
@@ -183,6 +190,7 @@ impl World {
             clients_made: 0,
             now_ms: 0,
             watch: Watch::default(),
+            agreed: Agreed::default(),
             traces: std::env::var_os("OUTLAST_TRACE").is_some(),
             differing: BTreeMap::new(),
         };
@@ -282,6 +290,7 @@ impl World {
         for number in state.out.injected.drain(..) {
             self.injected.extend(self.forwarded.get(number).map(|packet| (node, packet.clone())));
         }
+        let fed = core::mem::take(&mut state.out.fed);
         if core::mem::take(&mut state.out.takes_address) {
             self.owners.retain(|owner| *owner != node);
             self.owners.push(node);
@@ -293,7 +302,7 @@ impl World {
         if state.differs {
             self.kill(node);
         }
-        Ok(())
+        self.agreed.check(&self.nodes, node, &fed)
     }
 
     pub(super) fn replica(

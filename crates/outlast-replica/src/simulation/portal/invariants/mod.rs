@@ -1,6 +1,7 @@
 //! What has to hold for clients and servers in every schedule, one in a file.
 
 pub mod acknowledged;
+pub mod agreed;
 pub mod clients;
 pub mod clock;
 pub mod differences;
@@ -111,14 +112,16 @@ pub struct Watch {
     differed: BTreeMap<ConnectionId, usize>,
     /// Clients that have reset their connections.
     gone: BTreeMap<ConnectionId, Gone>,
-    /// It is the primary, and clients get what it says.
+    /// It is the primary: what it says may end where that of others does not.
+    leads: bool,
+    /// And clients get what it says.
     misleads: bool,
 }
 
 impl Watch {
     /// The server of this node has other data from now on.
-    pub fn alter(&mut self, node: NodeId, leads: bool) {
-        (self.altered, self.misleads) = (Some(node), leads);
+    pub fn alter(&mut self, node: NodeId, leads: bool, misleads: bool) {
+        (self.altered, self.leads, self.misleads) = (Some(node), leads, misleads);
     }
 
     /// This server has said something else than the others to a client that has got all, or before a client has gone.

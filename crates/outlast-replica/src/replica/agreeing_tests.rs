@@ -1,0 +1,82 @@
+#![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
+
+use super::super::tests::Group;
+use super::*;
+
+fn group(policy: AnswerPolicy, count: u64) -> (Group, ConnectionId) {
+    let mut group = Group::new(count, None);
+    group.replicas = core::mem::take(&mut group.replicas)
+        .into_iter()
+        .map(|(node, replica)| (node, replica.answering(policy)))
+        .collect();
+    let connection = group.open(1);
+    (group, connection)
+}
+
+/// The servers of these nodes say this.
+fn say(group: &mut Group, connection: ConnectionId, nodes: &[u64], bytes: &[u8]) {
+    for node in nodes {
+        let now_ms = group.now_ms;
+        group.node(*node).handle_answer(connection, bytes, now_ms);
+    }
+    settle(group);
+}
+
+fn settle(group: &mut Group) {
+    for _ in 0..3 {
+        let now_ms = group.now_ms;
+        group.replicas.values_mut().for_each(|replica| replica.handle_timeout(now_ms));
+        group.settle();
+    }
+}
+
+fn goes_out(group: &mut Group, connection: ConnectionId) -> Vec<u8> {
+    let (front, back, _) = group.node(1).client_bytes(connection).unwrap();
+    [front, back].concat()
+}
+
+#[test]
+fn clients_get_what_all_servers_have_said() {
+    let (mut group, connection) = group(AnswerPolicy::All, 3);
+    say(&mut group, connection, &[1], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+    say(&mut group, connection, &[2], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+    say(&mut group, connection, &[3], b"o");
+    assert!(goes_out(&mut group, connection).is_empty());
+    say(&mut group, connection, &[3], b"k");
+    assert_eq!(goes_out(&mut group, connection), b"ok");
+    // No time has passed.
+    assert_eq!(group.now_ms, 0);
+}
+
+#[test]
+fn clients_get_what_more_than_half_of_the_servers_have_said() {
+    for (count, first, second) in [(2, &[1_u64][..], 2), (3, &[1], 3), (4, &[1, 2], 4), (5, &[1, 4], 2)] {
+        let (mut group, connection) = group(AnswerPolicy::Majority, count);
+        say(&mut group, connection, first, b"ok");
+        assert!(goes_out(&mut group, connection).is_empty(), "{count}");
+        say(&mut group, connection, &[second], b"ok");
+        assert_eq!(goes_out(&mut group, connection), b"ok", "{count}");
+    }
+}
+
+#[test]
+fn what_another_server_contradicts_does_not_go_out() {
+    let (mut group, connection) = group(AnswerPolicy::Majority, 3);
+    say(&mut group, connection, &[1], b"no");
+    say(&mut group, connection, &[2], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+    say(&mut group, connection, &[3], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+}
+
+#[test]
+fn a_primary_that_is_alone_waits_for_nobody() {
+    let (mut group, connection) = group(AnswerPolicy::All, 2);
+    say(&mut group, connection, &[1], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+    let alone = crate::View { epoch: 2, primary: NodeId(1), members: alloc::vec![NodeId(1)] };
+    group.node(1).handle_view(alone, 0);
+    assert_eq!(goes_out(&mut group, connection), b"ok");
+}
