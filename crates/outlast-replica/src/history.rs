@@ -28,8 +28,8 @@ pub(crate) fn with(before: &[Recovered], next: Recovered) -> Vec<Recovered> {
 }
 
 /// Whether the data of a node that was a member of this view at last have something that those of a group do not have which has come through these
-/// recoveries, the oldest first. A view that excludes the node with the data is decided before anybody serves without it: so what others have
-/// served then is in views of which it was no member.
+/// recoveries, the oldest first. A view that excludes the node with the data is decided, and about to be
+/// noted by its members, before anybody serves without it: so what others have served then is in views of which it was no member.
 pub(crate) fn is_other(last_epoch: u64, recovered: &[Recovered]) -> bool {
     match recovered.iter().find(|recovered| recovered.epoch > last_epoch) {
         Some(next) => last_epoch > next.data_epoch,

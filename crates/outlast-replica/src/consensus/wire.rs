@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// With what a connection begins, from the one who connects.
-pub(crate) const MAGIC: [u8; 8] = *b"outlast\x17";
+pub(crate) const MAGIC: [u8; 8] = *b"outlast\x1d";
 /// A longer message is none. A log has views and memberships of some nodes, and is cut every few hundred entries.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(super) struct Earlier {
     pub(super) remembered: Arc<Mutex<Remembered>>,
     pub(super) data: Data,
-    /// With which run of its server it goes on; none: with any.
+    /// Of its server, as far as that is known.
     pub(super) run: Option<ServerRun>,
 }
 
@@ -22,7 +22,7 @@ impl Earlier {
             return Ok(Self {
                 remembered: recovering.remembered.clone(),
                 data: Data::of(&recovering.own),
-                run: recovering.server_run(),
+                run: recovering.server_run.clone(),
             });
         }
         // A witness has no data that could be old.

@@ -1,7 +1,7 @@
 //! How a node comes into a group: it looks who is there, and founds the group or enters it.
 
 use super::door::introduce;
-use super::meeting::{Enter, Introduction, Meeting, Next, Waits};
+use super::meeting::{Introduction, Meeting, Next, Waits};
 use super::{Ended, Shared, server_report};
 use crate::portal::clock;
 use crate::portal::server_process::{is_same_run, is_up};
@@ -36,10 +36,17 @@ impl Shared {
         tokio::task::spawn_blocking(move || is_up(server)).await.unwrap_or(false)
     }
 
-    /// Whether the server still has what it had in memory as the node of before ended, if the group is to go on with that.
-    async fn is_same_server(&self) -> bool {
-        let Some((server, run)) = self.server().zip(self.server_run.clone()) else { return true };
+    /// Whether the server still has what it had in memory as the node of before ended, as far as that can be known.
+    pub(super) async fn is_same_server(&self) -> bool {
+        let run = self.server_run.lock().clone();
+        let Some((server, run)) = self.server().zip(run) else { return true };
         tokio::task::spawn_blocking(move || is_same_run(server, run)).await.unwrap_or(true)
+    }
+
+    /// The server has lost that.
+    fn forget_run(&self) {
+        *self.server_run.lock() = None;
+        self.introduction.send_modify(|own| own.has_run_since = false);
     }
 
     /// Introduces this node to all others at once. What those say of themselves that answer.
@@ -81,7 +88,11 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
         }
         let is_up = shared.is_server_up().await;
         if !shared.is_same_server().await {
-            return shared.end(Ended::ServerLost);
+            if shared.is_source {
+                return shared.end(Ended::ServerRestarted);
+            }
+            shared.forget_run();
+            meeting.note_restart();
         }
         let mut is_ready = is_up;
         if is_up && !is_known {
@@ -108,7 +119,7 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
             }
         }
         meeting.set_ready(is_ready);
-        if meeting.gives_up_recovery(now_ms()) {
+        if meeting.gives_up_recovery(now_ms()) && !shared.consensus.is_voter() {
             return shared.end(Ended::RecoveryFailed);
         }
         shared.introduction.send_modify(|own| own.is_ready = is_ready);
@@ -123,15 +134,11 @@ pub(super) async fn meet(shared: Arc<Shared>, mut meeting: Meeting) {
                     tracing::warn!(%error, "the group could not be founded");
                 }
             }
-            Next::Enter(enter) if has_asked.is_some_and(|before| before != enter.recovered) => {
+            Next::Enter(_, recovered) if has_asked.is_some_and(|before| before != recovered) => {
                 // The log of its consensus may have something of the group of before.
                 return shared.end(Ended::Superseded);
             }
-            Next::Enter(Enter { addresses, recovered, is_other_history }) => {
-                // Before it has a vote, and may get a copy.
-                if is_other_history {
-                    shared.note_other_history().await;
-                }
+            Next::Enter(addresses, recovered) => {
                 has_asked = Some(recovered);
                 let names = addresses.keys().cloned().collect();
                 *shared.waits.lock() = Some(Waits { in_group: names, ..Waits::default() });

@@ -272,9 +272,8 @@ impl Shared {
         let mut last = String::new();
         loop {
             tokio::time::sleep(again).await;
-            // Nobody has looked at its data yet, which are another history.
-            let is_kept = self.remembered.try_lock().is_none_or(|remembered| remembered.is_other_history());
-            if is_kept || self.source().is_err() {
+            // Nobody has looked yet at data that are another history.
+            if self.source().is_err() || self.has_other_history() {
                 again = AGAIN_MIN;
                 continue;
             }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// With what a connection begins on which nodes introduce themselves.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x0f";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x1c";
 /// What a node has said for so long counts.
 const HEARD_MS: u64 = 1_000;
 /// A recovery that comes to nothing in this time is given up.
@@ -120,19 +120,9 @@ pub enum Next {
     Wait(Waits),
     /// It founds the group, with these voters.
     Found(BTreeMap<NodeId, Member>),
-    /// It asks the nodes of a group for the vote of its earlier run.
-    Enter(Enter),
-}
-
-/// How a node comes into a group that is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Enter {
-    /// Its nodes, and their addresses: the one that leads can give the vote.
-    pub addresses: BTreeMap<String, String>,
-    /// When the group was founded again last: a node that has asked one of before has to begin as another one.
-    pub recovered: u64,
-    /// The server of the node that asks has data that the group does not have, of views that were decided beside it.
-    pub is_other_history: bool,
+    /// It asks these nodes of a group, at these addresses, for the vote of its earlier run: the one that leads can give it. The group was
+    /// founded again last then: a node that has asked one of before has to begin as another one.
+    Enter(BTreeMap<String, String>, u64),
 }
 
 /// What a node has heard of the others.
@@ -146,10 +136,11 @@ pub struct Meeting {
 }
 
 impl Introduction {
-    /// Whether the server of this node has data that the group of that one does not have, of views that were decided beside it.
+    /// Whether the server of this node has data that its group does not have, of views that were decided before or beside the one with which that began.
     #[must_use]
-    pub fn has_other_history_than(&self, other: &Self) -> bool {
-        self.has_data && self.last_epoch.is_some_and(|epoch| is_other(epoch, &other.group_recovered))
+    pub fn has_other_history(&self) -> bool {
+        let is_in_group = self.has_group && self.group_epoch > 0 && self.has_data;
+        is_in_group && self.last_epoch.is_some_and(|epoch| is_other(epoch, &self.group_recovered))
     }
 }
 
@@ -196,10 +187,18 @@ impl Meeting {
         self.heard.insert(name.to_owned(), (said, now_ms));
     }
 
-    /// Whether it has followed a plan of which nothing comes for too long.
+    /// Whether it has followed a plan of which nothing comes for too long. Others wait for the node with the data, which founds nothing any more then.
     #[must_use]
     pub fn gives_up_recovery(&self, now_ms: u64) -> bool {
-        now_ms >= RECOVER_WITHIN_MS && self.recovery.is_some()
+        let within_ms = |recovery: &Recovery| {
+            if recovery.from == self.me.name { RECOVER_WITHIN_MS } else { 2 * RECOVER_WITHIN_MS }
+        };
+        self.recovery.as_ref().is_some_and(|recovery| now_ms >= within_ms(recovery))
+    }
+
+    /// Its server was started again, and has lost what it had in memory.
+    pub fn note_restart(&mut self) {
+        self.me.has_run_since = false;
     }
 
     /// What is to be done now.
@@ -239,11 +238,10 @@ impl Meeting {
         let with_view = with_group.values().map(|(_, heard)| *heard).filter(|heard| heard.group_epoch > 0);
         if let Some(newest) = with_view.max_by_key(|heard| heard.group_epoch).filter(|_| self.me.is_ready) {
             let recovered = recoveries(newest.group_epoch);
-            let is_other_history = self.me.has_other_history_than(newest);
             with_group
                 .retain(|_, (_, heard)| heard.group_epoch > 0 && recoveries(heard.group_epoch) == recovered);
             let addresses = with_group.into_iter().map(|(name, (address, _))| (name, address)).collect();
-            return Next::Enter(Enter { addresses, recovered, is_other_history });
+            return Next::Enter(addresses, recovered);
         }
         let all = voters.len() == self.group.nodes.len();
         let all = all && waits.were_members.is_empty() && waits.not_ready.is_empty() && with_group.is_empty();
@@ -331,6 +329,7 @@ mod tests {
         assert_eq!(waits(w.next(20)), Waits::default());
         // Where nothing comes of it, they begin as before.
         assert!(!b.gives_up_recovery(RECOVER_WITHIN_MS - 1) && b.gives_up_recovery(RECOVER_WITHIN_MS));
+        assert!(!w.gives_up_recovery(RECOVER_WITHIN_MS) && w.gives_up_recovery(2 * RECOVER_WITHIN_MS));
         assert!(!meeting("a").gives_up_recovery(RECOVER_WITHIN_MS));
     }
 
@@ -366,19 +365,14 @@ mod tests {
         a.handle_introduction("b", Introduction { has_group: true, ..said_by("b") }, 10);
         assert_eq!(waits(a.next(10)).in_group, Vec::<String>::new());
         a.handle_introduction("b", Introduction { has_group: true, group_epoch: 1, ..said_by("b") }, 10);
-        let b = |recovered| {
-            let addresses = BTreeMap::from([("b".to_owned(), "10.0.0.2:7400".to_owned())]);
-            Next::Enter(Enter { addresses, recovered, is_other_history: false })
-        };
+        let b = |recovered| Next::Enter([("b".to_owned(), "10.0.0.2:7400".to_owned())].into(), recovered);
         assert_eq!(a.next(10), b(0));
         a.handle_introduction("w", said_by("w"), 10);
         assert_eq!(a.next(10), b(0));
         // One of them was cut off when the group was founded again.
         let in_group = |name| Introduction { has_group: true, group_epoch: 7, ..said_by(name) };
         a.handle_introduction("w", in_group("w"), 10);
-        assert!(
-            matches!(a.next(10), Next::Enter(enter) if enter.addresses.len() == 2 && enter.recovered == 0)
-        );
+        assert!(matches!(a.next(10), Next::Enter(nodes, 0) if nodes.len() == 2));
         a.handle_introduction("b", Introduction { group_epoch: GROUP_EPOCHS + 3, ..in_group("b") }, 10);
         assert_eq!(a.next(10), b(1));
     }
@@ -386,19 +380,21 @@ mod tests {
     #[test]
     fn data_of_views_that_were_decided_beside_the_group_are_another_history() {
         let group_recovered = vec![Recovered { epoch: GROUP_EPOCHS, data_epoch: 3 }];
-        let said = said_by("b");
-        let b = Introduction { has_group: true, group_epoch: GROUP_EPOCHS + 3, group_recovered, ..said };
-        // Another one of it may know of no recovery yet.
-        let w = Introduction { has_group: true, group_epoch: 3, ..said_by("w") };
+        let group_epoch = GROUP_EPOCHS + 3;
         let part = Data { is_whole: false, ..member_of(4) };
-        for (data, expected) in
-            [(member_of(3), false), (member_of(4), true), (part, false), (member_of(GROUP_EPOCHS + 1), false)]
-        {
-            let mut a = meeting_of("a", data.clone(), None);
-            a.handle_introduction("b", b.clone(), 10);
-            a.handle_introduction("w", w.clone(), 10);
-            let Next::Enter(enter) = a.next(10) else { panic!("not entered") };
-            assert_eq!(enter.is_other_history, expected, "{data:?}");
+        let all =
+            [(member_of(3), false), (member_of(4), true), (part, false), (member_of(group_epoch), false)];
+        for (data, expected) in all {
+            let own = meeting_of("a", data.clone(), None).introduction();
+            // It knows of no group yet.
+            assert!(!own.has_other_history());
+            let own = Introduction {
+                has_group: true,
+                group_epoch,
+                group_recovered: group_recovered.clone(),
+                ..own
+            };
+            assert_eq!(own.has_other_history(), expected, "{data:?}");
         }
     }
 

@@ -70,6 +70,8 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(2);
 pub enum Ended {
     /// Its server takes no connections any more: the others go on without it.
     ServerLost,
+    /// The group was to be founded again with what its server had, and that was started again: it may have lost what it had in memory.
+    ServerRestarted,
     /// Its server takes connections, and does not answer.
     ServerHangs,
     /// Its server has the time of day from its machine, and not from the order: it has not loaded the library.
@@ -86,7 +88,7 @@ pub enum Ended {
     Recovers(Recovery),
     /// The group was founded again without it: it is to give up, and to be started again as any new node.
     Superseded,
-    /// It has followed a plan for half a minute, and the group was not founded again: the same.
+    /// It has followed a plan, and the group was not founded again in time: the same.
     RecoveryFailed,
 }
 
@@ -104,8 +106,10 @@ struct Shared {
     machine: Option<Handle>,
     /// None: a witness.
     portal: Option<Portal>,
-    /// With which run of the server it goes on. Another one would have lost what was in memory.
-    server_run: Option<ServerRun>,
+    /// Of the server, as the node of before has known it. Another one has lost what was in memory.
+    server_run: Mutex<Option<ServerRun>>,
+    /// The group is founded again with the data of this node's server.
+    is_source: bool,
     waits: Mutex<Option<Waits>>,
     hand_overs: Option<HandOvers>,
     /// One try at a time.
@@ -130,8 +134,6 @@ pub struct Node {
     shared: Arc<Shared>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
     machine: Mutex<Option<portal::Thread>>,
-    /// With which run of the server the portal has worked that has ended.
-    server_run: Mutex<Option<ServerRun>>,
 }
 
 impl Node {
@@ -149,10 +151,14 @@ impl Node {
         // Above 0, and another one at each start.
         let me = NodeId(rand::rng().random_range(1..=u64::MAX));
         let first = recovering.as_ref().and_then(Recovering::first);
+        let is_source = recovering.as_ref().is_some_and(Recovering::is_source);
         let consensus = Arc::new(Consensus::start(voting(&group, &listed, me, first)).await?);
         let (ended, _) = watch::channel(None);
         let machine = match &portal {
-            Some(portal) => Some(run_machine(&group, me, (portal, run.clone()), &consensus, ended.clone())?),
+            Some(portal) => {
+                let run = run.clone().filter(|_| is_source);
+                Some(run_machine(&group, me, (portal, run), &consensus, ended.clone())?)
+            }
             None => None,
         };
         let (machine, thread) = machine.unzip();
@@ -176,7 +182,8 @@ impl Node {
             consensus,
             machine,
             portal,
-            server_run: run.filter(ServerRun::is_known),
+            server_run: Mutex::new(run.filter(ServerRun::is_known)),
+            is_source,
             waits: Mutex::new(None),
             hand_overs,
             joining,
@@ -201,12 +208,7 @@ impl Node {
             let joins = shared.clone();
             tasks.spawn(async move { joins.join_always().await });
         }
-        Ok(Self {
-            shared,
-            tasks: tokio::sync::Mutex::new(tasks),
-            machine: Mutex::new(thread),
-            server_run: Mutex::new(None),
-        })
+        Ok(Self { shared, tasks: tokio::sync::Mutex::new(tasks), machine: Mutex::new(thread) })
     }
 
     /// How it is.
@@ -298,7 +300,12 @@ impl Node {
         }
         // It never waits for anybody.
         match self.machine.lock().take().map(portal::Thread::join) {
-            Some(Ok(server_run)) => *self.server_run.lock() = server_run,
+            // One that was in no view has not looked for it.
+            Some(Ok(run)) => {
+                if let Some(run) = run.filter(ServerRun::is_known) {
+                    *self.shared.server_run.lock() = Some(run);
+                }
+            }
             Some(Err(_)) => tracing::error!("the thread of the portal has panicked"),
             None => {}
         }

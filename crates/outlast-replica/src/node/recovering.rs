@@ -5,13 +5,13 @@ use super::door::ask_to_recover;
 use super::events::Event;
 use super::founding::INTRODUCE_TIMEOUT;
 use super::meeting::Introduction;
-use super::recovery::{Plan, Recovery, may_follow, plan, superseded_by};
+use super::recovery::{Plan, Recovery, is_superseded, may_follow, plan};
 use super::remembered::Remembered;
 use super::{Ended, Error, Node, Shared};
 use crate::consensus::First;
 use crate::history::recoveries;
 use crate::portal::machine::Command;
-use crate::portal::server_process::ServerRun;
+use crate::portal::server_process::{ServerRun, is_same_run};
 use crate::view::{GROUP_EPOCHS, View};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -45,15 +45,14 @@ pub struct Recovering {
     /// One that is under way writes to the file, or to the server, still.
     pub(super) remembered: Arc<Mutex<Remembered>>,
     pub(super) joining: Arc<tokio::sync::Mutex<()>>,
-    /// Of its server, as far as it has looked for it.
-    server_run: Option<ServerRun>,
+    /// Of its server, as far as that is known.
+    pub(super) server_run: Option<ServerRun>,
 }
 
 impl Recovering {
-    /// With which run of its server it has to go on: where the group goes on with the data of this one.
-    pub(super) fn server_run(&self) -> Option<ServerRun> {
-        let is_source = self.recovery.as_ref().is_some_and(|recovery| recovery.from == self.own.name);
-        self.server_run.clone().filter(|_| is_source)
+    /// The group goes on with the data of this node.
+    pub(super) fn is_source(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.from == self.own.name)
     }
 
     pub(super) fn first(&self) -> Option<First> {
@@ -70,13 +69,19 @@ impl Node {
     #[must_use]
     pub fn recovering(&self, recovery: Option<Recovery>) -> Recovering {
         let shared = &self.shared;
+        let (mut own, server_run) = (Own::of(shared).now(), shared.server_run.lock().clone());
+        if let Some((server, run)) = shared.server().zip(server_run.clone()) {
+            // While it was out nobody has looked.
+            own.has_run_since &= is_same_run(server, run);
+        }
+        let server_run = server_run.filter(|_| own.has_run_since);
         Recovering {
             recovery,
             earlier: self.events(),
-            own: Own::of(shared).now(),
+            own,
             remembered: shared.remembered.clone(),
             joining: shared.joining.clone(),
-            server_run: self.server_run.lock().clone(),
+            server_run,
         }
     }
 
@@ -150,26 +155,16 @@ impl Shared {
             looks_where_led = 0;
             let heard = self.look_at_all().await;
             let voters = self.consensus.voters().into_iter().map(|voter| voter.0).collect();
-            let Some(own) = heard.get(&self.name) else { continue };
-            if let Some(newer) = superseded_by(&self.group, own, &heard, &voters) {
-                if own.has_other_history_than(newer) {
-                    self.note_other_history().await;
-                }
+            let is_superseded = |own| is_superseded(&self.group, own, &heard, &voters);
+            if heard.get(&self.name).is_some_and(is_superseded) {
                 return self.end(Ended::Superseded);
             }
         }
     }
 
-    /// The data of this node's server are not replaced before people have looked at them.
-    pub(super) async fn note_other_history(&self) {
-        let remembered = self.remembered.clone();
-        let noting = move || {
-            let mut remembered = remembered.lock();
-            if remembered.is_other_history() { Ok(()) } else { remembered.note_other_history() }
-        };
-        if !matches!(tokio::task::spawn_blocking(noting).await, Ok(Ok(()))) {
-            tracing::warn!("cannot note that the data of this server are to be kept (--state-folder)");
-        }
+    /// Whether the server has data that the group does not have: they are not replaced before people have looked at them.
+    pub(super) fn has_other_history(&self) -> bool {
+        Own::of(self).now().has_other_history()
     }
 
     /// What has come here may have been acknowledged to clients, though this node has not heard that it is stable: its server gets all of it, as it would

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// With what a connection begins on which a node is asked to follow a plan.
-pub(super) const MAGIC: [u8; 8] = *b"outlast\x12";
+pub(super) const MAGIC: [u8; 8] = *b"outlast\x1b";
 /// What the first view after a recovery has as its number, in multiples of [`GROUP_EPOCHS`],
 /// counts the minutes since 2025, with three more digits of the plan's own: so it is higher than that of each view that was decided by nodes that do not
 /// answer, and another one than that of a recovery that nobody here knows of.
@@ -203,7 +203,8 @@ pub fn plan(
     let (last_epoch, has_data) = (source.last_epoch.unwrap_or(0), source.has_data);
     // What others have is more than a part of a copy, whatever they were members of.
     let next = Recovered { epoch, data_epoch: if has_data { last_epoch } else { 0 } };
-    let recovered = history::with(said(&source).map_or(&[], |said| said.recovered.as_slice()), next);
+    let before = said(&source).map_or(&[][..], |said| said.recovered.as_slice());
+    let recovered = history::with(if has_data { before } else { &[] }, next);
     let recovery = Recovery { id, epoch, from: source.name.clone(), nodes: names, recovered };
     Ok(Plan { recovery, nodes, last_epoch, known_epoch, has_data })
 }
@@ -245,15 +246,15 @@ pub fn describe(found: &Found) -> String {
     }
 }
 
-/// What a node says that leads a group which was founded again without this one, as this one hears. Its own may have served since, where more of its
-/// nodes were cut off than people knew: then two groups serve. `voters`: those of its own.
-pub(super) fn superseded_by<'a>(
+/// Whether a node of a group hears of one that was founded again without it, and works. Its own may have served since, where more of its nodes were cut off
+/// than people knew: then two groups serve. `voters`: those of its own.
+pub(super) fn is_superseded(
     group: &Group,
     own: &Introduction,
-    heard: &'a BTreeMap<String, Introduction>,
+    heard: &BTreeMap<String, Introduction>,
     voters: &BTreeSet<u64>,
-) -> Option<&'a Introduction> {
-    let is_newer = |said: &&Introduction| {
+) -> bool {
+    let is_newer = |said: &Introduction| {
         said.has_group
             && said.leader == Some(said.node)
             && said.group == group.text()
@@ -261,7 +262,7 @@ pub(super) fn superseded_by<'a>(
             // It has heard of a view of its own group a little later.
             && !voters.contains(&said.node)
     };
-    heard.values().filter(|_| own.has_group).find(is_newer)
+    own.has_group && heard.values().any(is_newer)
 }
 
 /// Whether a node may follow a plan, by what it says of itself.

@@ -113,7 +113,8 @@ fn nobody_is_recovered_from_who_has_not_the_data() {
     }
     // One that was to get a copy has got a part.
     let (name, part) = said("b", Some(7));
-    let part = (name, Introduction { has_data: false, ..part });
+    let before = vec![Recovered { epoch: 2, data_epoch: 1 }];
+    let part = (name, Introduction { has_data: false, recovered: before, ..part });
     let plan = planned([said("a", Some(3)), part.clone()], None).unwrap();
     assert_eq!(plan.recovery.from, "a");
     assert!(plan.has_data && plan.recovery.nodes.contains_key("b") && plan.known_epoch == 7);
@@ -154,19 +155,16 @@ fn a_node_that_was_cut_off_sees_that_its_group_was_founded_again() {
     };
     let (_, a) = in_group("a", Some(5), 5);
     let none = BTreeSet::new();
-    assert!(superseded_by(&group(), &a, &leads(GROUP_EPOCHS), &none).is_some());
+    assert!(is_superseded(&group(), &a, &leads(GROUP_EPOCHS), &none));
     // Its own leader knows of a view a little before.
-    assert!(superseded_by(&group(), &a, &leads(GROUP_EPOCHS), &[98].into()).is_none());
+    assert!(!is_superseded(&group(), &a, &leads(GROUP_EPOCHS), &[98].into()));
     // The same group, in which it is not heard yet.
-    assert!(superseded_by(&group(), &a, &leads(7), &none).is_none());
+    assert!(!is_superseded(&group(), &a, &leads(7), &none));
     // Both work: one of them ends.
     let hears = Introduction { leader: Some(1), ..a.clone() };
-    assert!(superseded_by(&group(), &hears, &leads(GROUP_EPOCHS), &none).is_some());
-    assert!(superseded_by(&group(), &hears, &leads(7), &none).is_none());
-    assert!(
-        superseded_by(&group(), &a, &[in_group("b", Some(GROUP_EPOCHS), GROUP_EPOCHS)].into(), &none)
-            .is_none()
-    );
+    assert!(is_superseded(&group(), &hears, &leads(GROUP_EPOCHS), &none));
+    assert!(!is_superseded(&group(), &hears, &leads(7), &none));
+    assert!(!is_superseded(&group(), &a, &[in_group("b", Some(GROUP_EPOCHS), GROUP_EPOCHS)].into(), &none));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! some, so no group begins with it as if nothing had been.
 
 use super::meeting::Data;
-use crate::history::{Recovered, recoveries};
+use crate::history::Recovered;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,6 +15,8 @@ pub(super) struct Remembered {
     written: Option<Membership>,
     /// That is of this run.
     is_own: bool,
+    /// What was before is not to count.
+    is_forgotten: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,9 +30,6 @@ struct Membership {
     /// It was the primary of that view: its server has worked off all that clients were answered.
     #[serde(default)]
     was_primary: bool,
-    /// Its server has data of views that were decided beside the group that was founded again: people are to look at them.
-    #[serde(default)]
-    is_other_history: bool,
     /// Through what the data have come.
     #[serde(default)]
     recovered: Vec<Recovered>,
@@ -62,12 +61,12 @@ impl Remembered {
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => None,
             Some(bytes) => Some(serde_json::from_slice(&bytes?)?),
         };
-        Ok(Self { path: path.map(Path::to_owned), written, is_own: false })
+        Ok(Self { path: path.map(Path::to_owned), written, is_own: false, is_forgotten: false })
     }
 
     /// What the server has, as far as an earlier run has noted it.
     pub(super) fn data(&self) -> Data {
-        match &self.written {
+        match self.written.as_ref().filter(|_| !self.is_forgotten) {
             None => Data::of_new_group(),
             Some(written) => Data {
                 last_epoch: Some(written.epoch),
@@ -109,20 +108,8 @@ impl Remembered {
             return Ok(());
         }
         let (group, node) = (group.to_owned(), node.to_owned());
-        // A view of the group that is the other history settles nothing.
-        let is_later = |written: &Membership| recoveries(epoch) > recoveries(written.epoch);
-        let is_other_history =
-            self.written.as_ref().is_some_and(|written| written.is_other_history && !is_later(written));
-        self.write(Membership {
-            group,
-            node,
-            epoch,
-            has_data: true,
-            was_primary,
-            is_other_history,
-            recovered,
-        })?;
-        self.is_own = true;
+        self.write(Membership { group, node, epoch, has_data: true, was_primary, recovered })?;
+        (self.is_own, self.is_forgotten) = (true, false);
         Ok(())
     }
 
@@ -132,33 +119,14 @@ impl Remembered {
     /// It cannot be written.
     pub(super) fn note_copy(&mut self) -> io::Result<()> {
         match self.written.clone() {
-            Some(written) => self.write(Membership { has_data: false, is_other_history: false, ..written }),
+            Some(written) => self.write(Membership { has_data: false, ..written }),
             None => Ok(()),
         }
     }
 
-    /// Whether the data are kept until people want them replaced: [`Self::note_other_history`].
-    pub(super) fn is_other_history(&self) -> bool {
-        self.written.as_ref().is_some_and(|written| written.is_other_history)
-    }
-
-    /// All servers have the same data, whatever was before.
+    /// All servers have the same data, whatever was before. What is on disk stays until there is something else to note.
     pub(super) fn forget(&mut self) {
-        self.written = None;
-    }
-
-    /// Notes that the data are another history than those of the group. Known to this process also where it cannot be written.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub(super) fn note_other_history(&mut self) -> io::Result<()> {
-        let Some(written) = &mut self.written else { return Ok(()) };
-        let membership = Membership { is_other_history: true, ..written.clone() };
-        let noted = self.write(membership);
-        if let Some(written) = &mut self.written {
-            written.is_other_history = true;
-        }
-        noted
+        self.is_forgotten = true;
     }
 
     fn write(&mut self, membership: Membership) -> io::Result<()> {
@@ -208,14 +176,16 @@ mod tests {
         remembered.note_copy().unwrap();
         let again = Remembered::read(Some(&path)).unwrap();
         assert_eq!((again.data().last_epoch, again.data().is_whole), (Some(3), false));
-        remembered.note_other_history().unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().is_other_history());
         remembered.note("db", "a", member_of(4, false)).unwrap();
-        assert!(Remembered::read(Some(&path)).unwrap().is_other_history());
         remembered.note("db", "a", member_of(GROUP_EPOCHS, false)).unwrap();
-        assert!(!Remembered::read(Some(&path)).unwrap().is_other_history());
         let again = Remembered::read(Some(&path)).unwrap();
         assert_eq!((again.data().is_whole, again.data().recovered), (true, member_of(1, true).recovered));
+        // What is forgotten is there still for what a later run has to know.
+        let mut forgets = Remembered::read(Some(&path)).unwrap();
+        forgets.forget();
+        assert_eq!(forgets.data(), Data::of_new_group());
+        forgets.note_copy().unwrap();
+        assert!(!Remembered::read(Some(&path)).unwrap().data().is_whole);
         fs::write(&path, r#"{"group":"db","node":"a","epoch":3}"#).unwrap();
         assert!(Remembered::read(Some(&path)).unwrap().data().is_whole);
         fs::write(&path, "{").unwrap();

@@ -95,11 +95,7 @@ impl Status {
             name: shared.name.clone(),
             waits: shared.waits.lock().clone().filter(|_| !voters.contains(&shared.me)),
             joining: shared.joins.lock().clone(),
-            // While it is written it is as it was.
-            is_other_history: shared
-                .remembered
-                .try_lock()
-                .is_some_and(|remembered| remembered.is_other_history()),
+            is_other_history: shared.has_other_history(),
             epoch: view.as_ref().map_or(0, |view| view.epoch),
             primary: view.as_ref().map(|view| name_of(view.primary)),
             leader: shared.consensus.heard_leader().map(name_of),

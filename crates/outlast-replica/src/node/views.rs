@@ -69,6 +69,10 @@ impl Shared {
                     .note_view(view.as_ref(), &newest, why, |node| self.name_of(node, &members));
                 let is_member = newest.has(self.me) && self.machine.is_some();
                 if is_member {
+                    // Not where it has nothing any more of what the group begins with.
+                    if !was_member && self.is_source && !self.is_same_server().await {
+                        return self.end(Ended::ServerRestarted);
+                    }
                     let noting = self.note(&newest, &recovered);
                     // Before it does anything as a member: a later run would else begin with old data as if they were the group's.
                     if !was_member
@@ -193,7 +197,7 @@ impl Shared {
             let mut remembered = remembered.lock();
             let noted = remembered.note(&group, &name, member);
             if let Err(error) = &noted {
-                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view (--state-folder): after a full outage its data would be taken for older ones");
+                tracing::warn!(%error, epoch, "cannot note that this node is a member of the view (--state-folder): after a restart of this node its data would be taken for older ones than they are, and `--join` would replace them in a group that was founded again");
             }
             unnoted.store(noted.is_err(), Ordering::Relaxed);
             noted

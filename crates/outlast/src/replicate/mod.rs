@@ -229,16 +229,23 @@ async fn attend(args: &NodeArgs, process: &ProcessArgs, narrator: &Narrator, pla
             request = signals.next() => break End::Signal(request),
             () = instance.is_to_drain() => break End::Drain,
             ended = node.ended() => {
-                let (recovery, how) = match ended {
+                let left = format!("node {name} gives up what is left of the group {}, which", group.name);
+                let (recovery, why) = match ended {
                     Ended::Recovers(recovery) => {
-                        let how = format!("is founded again with the data of {}", recovery.from);
-                        (Some(recovery), how)
+                        let why = format!("{left} is founded again with the data of {}", recovery.from);
+                        (Some(recovery), why)
                     }
-                    Ended::Superseded => (None, "was founded again without it".to_owned()),
-                    Ended::RecoveryFailed => (None, "was not founded again, as not all nodes of the plan came".to_owned()),
+                    Ended::Superseded => (None, format!("{left} was founded again without it")),
+                    Ended::RecoveryFailed => {
+                        let why = format!(
+                            "node {name} waits as before `outlast replicate recover`: not all nodes of that plan came and were ready in time, so the group {} was not founded again",
+                            group.name
+                        );
+                        (None, why)
+                    }
                     ended => break End::Node(ended),
                 };
-                narrator.announce(&format!("node {name} gives up what is left of the group {}, which {how}", group.name));
+                narrator.announce(&why);
                 instance.set_beginning(true);
                 node.give_up().await;
                 let recovering = Some(node.recovering(recovery));
@@ -380,6 +387,10 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
         Ended::ServerLost => {
             format!("the server at {server} takes no connections any more, or was started anew: {leaves}")
         }
+        Ended::ServerRestarted => format!(
+            "the server at {server} was started again before the group {name} was founded again with its data: what it had in memory is gone, and no group was founded. \
+             Start this node again, and look at `outlast replicate recover` once more"
+        ),
         Ended::ServerHangs => {
             format!("the server at {server} does not answer as the others do (see the log): {leaves}")
         }

@@ -34,15 +34,19 @@ pub struct Teller<'a> {
     was_other_history: bool,
     /// Since when nobody leads the vote, and whether that was said.
     leaderless: Option<(Instant, bool)>,
-    how_back: &'static str,
+    joins: bool,
 }
 
 const BY_HAND: &str = "To have it as a replica again: `outlast replicate join` gives its server a copy of the data of another one";
 
 impl<'a> Teller<'a> {
+    fn how_back(&self) -> &'static str {
+        let comes_back = self.joins && !self.was_other_history;
+        if comes_back { "It gets a copy of the data of another one" } else { BY_HAND }
+    }
+
     /// `joins`: it comes back by itself.
     pub fn new(narrator: &'a Narrator, group: &'a Group, name: &'a str, joins: bool) -> Self {
-        let how_back = if joins { "It gets a copy of the data of another one" } else { BY_HAND };
         Self {
             narrator,
             joining: Joining::No,
@@ -51,7 +55,7 @@ impl<'a> Teller<'a> {
             has_led: false,
             was_other_history: false,
             leaderless: None,
-            how_back,
+            joins,
             group,
             name,
             waits: None,
@@ -87,15 +91,15 @@ impl<'a> Teller<'a> {
                 members.join(", ")
             ));
         }
-        if status.is_other_history && !std::mem::replace(&mut self.was_other_history, true) {
-            self.how_back = BY_HAND;
+        if status.is_other_history && !self.was_other_history {
             narrator.warn(&format!(
-                "node {name}: the group {} was founded again by `outlast replicate recover` without this node, which was a member of later views than the node with the data. So \
+                "node {name}: the group {} was founded again by `outlast replicate recover` with the data of another node, and this one was a member of later views, so \
                  clients may have been served by both. The server of this node keeps its data until you have looked at them: --join does not replace them, `outlast replicate \
                  join` does",
                 self.group.name
             ));
         }
+        self.was_other_history = status.is_other_history;
         self.look_at_silent(status);
         self.look_at_leader(status);
         self.look_at_server(status);
@@ -123,7 +127,7 @@ impl<'a> Teller<'a> {
             self.was_excluded = true;
             narrator.warn(&format!(
                 "node {name} is no member of the group {} any more: its server lacks what clients have sent since. It still has a vote. {}",
-                self.group.name, self.how_back
+                self.group.name, self.how_back()
             ));
         }
         self.was_excluded &= facts.is_excluded;
@@ -144,7 +148,8 @@ impl<'a> Teller<'a> {
         if has_no_data && !std::mem::replace(&mut self.was_without_data, has_no_data) {
             narrator.warn(&format!(
                 "node {name} has a vote in the group {}, and no data of it: its server is given nothing. {}",
-                self.group.name, self.how_back
+                self.group.name,
+                self.how_back()
             ));
         }
         self.was_without_data &= has_no_data;
