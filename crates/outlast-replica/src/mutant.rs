@@ -132,6 +132,12 @@ pub(crate) enum Mutant {
     ComparesNothing,
     /// Answers go out before other servers have given them, though they are to wait for that.
     AnswersGoOutAtOnce,
+    /// One member fewer than are to agree is enough.
+    OneFewerIsEnough,
+    /// What others have agreed to is not given to clients when that is known late.
+    AgreedIsForgotten,
+    /// A member forgets what differs when there is another view.
+    ForgetsDifferences,
     /// A primary that has not handed over in the end forgets what it has withheld.
     WithheldAreForgotten,
     /// A primary that has given the lease back goes on to serve.

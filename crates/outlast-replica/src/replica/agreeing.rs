@@ -11,13 +11,13 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 impl AnswerPolicy {
-    /// Whether clients get nothing that no other server has said.
+    /// Whether clients get nothing before other servers have given it.
     pub(super) fn waits(self) -> bool {
         matches!(self, Self::Majority | Self::All)
     }
 }
 
-/// At the primary: answers that others are to compare first, by the entries that say what they are. Those before a position go out then.
+/// At the primary: answers that others are to compare first. When they have compared an entry, those before a position go out.
 #[derive(Debug, Default)]
 pub(super) struct Unagreed(BTreeMap<u64, Vec<(ConnectionId, u64)>>);
 
@@ -25,6 +25,10 @@ impl Unagreed {
     /// This node does not lead any more.
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -43,7 +47,9 @@ impl Replica {
         let (me, members) = (self.order.me(), &self.order.view().members);
         let others: Vec<NodeId> = members.iter().copied().filter(|node| *node != me).collect();
         let is_waiting = self.comparing.policy.waits() && !is_over;
-        is_waiting.then_some((others, self.missing_max()))
+        let is_majority = self.comparing.policy == AnswerPolicy::Majority;
+        let may_lack = if is_majority { members.len().div_ceil(2) - 1 } else { 0 };
+        is_waiting.then_some((others, may_lack))
     }
 
     /// So much the server of this node has said there, or another one that the client has heard.
@@ -52,14 +58,24 @@ impl Replica {
         self.connections.get(&connection).map(|state| state.answers.produced.max(state.answers.acked))
     }
 
+    /// A client of which this node's server has said something that waits for others.
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self, ends: &crate::connection::Ends) -> bool {
+        let state = self.by_ends.get(ends).and_then(|connection| self.connections.get(connection));
+        state.is_some_and(|state| self.may_go_out(&state.answers) < state.answers.produced)
+    }
+
     /// So much the client's socket has got, and so much others have agreed to.
     #[cfg(test)]
     pub(crate) fn given(&self, connection: ConnectionId) -> Option<(u64, u64)> {
         self.connections.get(&connection).map(|state| (state.answers.written, state.answers.agreed))
     }
 
-    /// So many of the others may lack.
-    fn missing_max(&self) -> usize {
+    /// So many of the others need not have compared it.
+    fn need_not_agree(&self) -> usize {
+        if is_mutant!(self, OneFewerIsEnough) {
+            return 1;
+        }
         match self.comparing.policy {
             // Half of all are no majority.
             AnswerPolicy::Majority => self.order.view().members.len().div_ceil(2) - 1,
@@ -75,7 +91,7 @@ impl Replica {
         answers.agreed.max(answers.acked)
     }
 
-    /// What the primary's server has said has to be in an entry before others can compare it: at once, if clients wait for that. Whether it is.
+    /// What the primary's server has said has to be in an entry before others can compare it: at once, if clients wait for that. Whether they do.
     pub(super) fn propose_news(&mut self, connection: ConnectionId, now_ms: u64) -> bool {
         if !self.awaits_agreement() {
             return false;
@@ -91,22 +107,22 @@ impl Replica {
     }
 
     /// Answers before this position go out when others have compared what is in this entry.
-    pub(super) fn await_agreement(&mut self, index: u64, connection: ConnectionId, position: u64) {
+    pub(super) fn goes_out_after(&mut self, index: u64, connection: ConnectionId, position: u64) {
         if self.role == Role::Serving && self.comparing.policy.waits() {
             self.unagreed.0.entry(index).or_default().push((connection, position));
         }
     }
 
     /// The same of what this node has compared itself, as another one has led.
-    pub(super) fn await_agreement_on_compared(&mut self, index: u64, connection: ConnectionId) {
+    pub(super) fn goes_out_after_compared(&mut self, index: u64, connection: ConnectionId) {
         let position = self.connections.get(&connection).map(|state| state.answers.compared_to());
         if let Some(position) = position {
-            self.await_agreement(index, connection, position);
+            self.goes_out_after(index, connection, position);
         }
     }
 
     /// At a primary in a new view, or one that has taken over: nobody has said yet how far it has compared.
-    pub(super) fn await_agreement_in_new_view(&mut self, now_ms: u64) {
+    pub(super) fn let_go_out_in_new_view(&mut self, now_ms: u64) {
         if self.role != Role::Serving || !self.comparing.policy.waits() {
             return;
         }
@@ -115,11 +131,14 @@ impl Replica {
             // There may be nobody left to wait for.
             self.tell_client(connection);
         }
-        self.let_agreed_out();
+        self.let_go_out();
     }
 
     /// What enough others have compared goes out.
-    pub(super) fn let_agreed_out(&mut self) {
+    pub(super) fn let_go_out(&mut self) {
+        if self.unagreed.is_empty() {
+            return;
+        }
         let to = self.agreed_to();
         while let Some(first) = self.unagreed.0.first_entry()
             && *first.key() <= to
@@ -140,10 +159,10 @@ impl Replica {
         if self.judging.condemns(me) {
             return 0;
         }
-        let compared = |node: &NodeId| self.judging.agrees_to(*node);
+        let compared = |node: &NodeId| self.judging.equal_up_to(*node);
         let mut others: Vec<u64> = members.iter().filter(|node| **node != me).map(compared).collect();
         others.sort_unstable();
-        others.get(self.missing_max()).copied().unwrap_or(u64::MAX)
+        others.get(self.need_not_agree()).copied().unwrap_or(u64::MAX)
     }
 }
 

@@ -2,9 +2,14 @@
 
 use super::super::tests::Group;
 use super::*;
+use crate::mutant::Mutant;
 
 fn group(policy: AnswerPolicy, count: u64) -> (Group, ConnectionId) {
-    let mut group = Group::new(count, None);
+    mutant(policy, count, None)
+}
+
+fn mutant(policy: AnswerPolicy, count: u64, mutant: Option<Mutant>) -> (Group, ConnectionId) {
+    let mut group = Group::new(count, mutant);
     group.replicas = core::mem::take(&mut group.replicas)
         .into_iter()
         .map(|(node, replica)| (node, replica.answering(policy)))
@@ -79,4 +84,28 @@ fn a_primary_that_is_alone_waits_for_nobody() {
     let alone = crate::View { epoch: 2, primary: NodeId(1), members: alloc::vec![NodeId(1)] };
     group.node(1).handle_view(alone, 0);
     assert_eq!(goes_out(&mut group, connection), b"ok");
+}
+
+/// Whether a wrong answer goes out as another member dies, and whether it is judged.
+fn goes_out_when_another_one_dies(forgets: Option<Mutant>) -> (bool, bool) {
+    let (mut group, connection) = mutant(AnswerPolicy::Majority, 4, forgets);
+    say(&mut group, connection, &[1], b"no");
+    say(&mut group, connection, &[2, 3], b"ok");
+    assert!(goes_out(&mut group, connection).is_empty());
+    let members = [1, 2, 3].map(NodeId).to_vec();
+    for node in [1, 2, 3] {
+        let view = crate::View { epoch: 2, primary: NodeId(1), members: members.clone() };
+        let now_ms = group.now_ms;
+        group.node(node).handle_view(view, now_ms);
+    }
+    settle(&mut group);
+    let is_out = !goes_out(&mut group, connection).is_empty();
+    let is_wrong = |action: &crate::Action| matches!(action, crate::Action::AnswersDiffer { node, .. } if *node == NodeId(1));
+    (is_out, group.actions(1).iter().any(is_wrong))
+}
+
+#[test]
+fn what_was_contradicted_does_not_go_out_when_another_member_dies() {
+    assert_eq!(goes_out_when_another_one_dies(None), (false, true));
+    assert_eq!(goes_out_when_another_one_dies(Some(Mutant::ForgetsDifferences)), (true, false));
 }

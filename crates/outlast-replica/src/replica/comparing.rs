@@ -1,6 +1,6 @@
 //! Whether the servers of all nodes say the same.
 //!
-//! The primary's answers go out as they come. What they were has a place in the order, as digests ([`Said`]): each node compares them with what
+//! The primary's answers go out as they come, or when enough others have compared them (`agreeing.rs`). What they were has a place in the order, as digests ([`Said`]): each node compares them with what
 //! its own server says to the same requests. One that finds a difference tells the primary, which decides who is wrong when it knows of all members
 //! ([`Action::AnswersDiffer`]): with three servers or more the fewer ones, with two the one that clients do not hear. TCP-ABC, section 3.4
 //! (response control), compares before anything goes out, and packet by packet.
@@ -12,7 +12,7 @@ use crate::connection::{Answers, Connection, Piece, Said};
 use crate::entry::{ConnectionId, DATA_BYTES_MAX, Entry};
 use crate::is_mutant;
 use crate::order::message::{Difference, Message};
-use crate::view::NodeId;
+use crate::view::{NodeId, View};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -34,9 +34,9 @@ pub enum AnswerPolicy {
     /// Clients get those of the primary's server at once. Those of the others are compared with them.
     #[default]
     First,
-    /// The same, when the servers of more than half of the members have said it.
+    /// Clients get an answer of the primary's server when the servers of more than half of the members have given it, its own among them.
     Majority,
-    /// The same, when the servers of all members have said it.
+    /// Clients get an answer of the primary's server when the servers of all members have given it.
     All,
     /// Clients get those of the primary's server at once, and a server that differs is only reported: its node stays a member.
     Reported,
@@ -197,7 +197,9 @@ impl Replica {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         if !state.answers.comparison.report(index, said, is_own) {
             // If it is over, nothing is waited for.
-            self.tell_client(connection);
+            if self.awaits_agreement() {
+                self.tell_client(connection);
+            }
             return self.compare(connection);
         }
         let position = state.answers.comparison.reported_bytes();
@@ -210,8 +212,8 @@ impl Replica {
             self.confirm_one(connection, index);
         }
         self.confirm();
-        self.await_agreement(index, connection, position);
-        self.let_agreed_out();
+        self.goes_out_after(index, connection, position);
+        self.let_go_out();
     }
 
     /// Compares what can be compared.
@@ -225,7 +227,7 @@ impl Replica {
                 Compared::Differs { index, .. } => *index,
             };
             self.comparing.open.remove(&index);
-            self.await_agreement_on_compared(index, connection);
+            self.goes_out_after_compared(index, connection);
             match compared {
                 Compared::Differs { index, digest, offset, bytes, command } if !is_blind => {
                     let difference = Difference { index, connection, digest, offset, bytes, command };
@@ -237,6 +239,9 @@ impl Replica {
         }
         self.give_up_unsaid(connection);
         self.forget_leaving(connection);
+        if !is_mutant!(self, AgreedIsForgotten) {
+            self.let_go_out();
+        }
     }
 
     /// One that is closed is forgotten when there is nothing to compare any more.
@@ -301,10 +306,13 @@ impl Replica {
             self.actions.push_back(Action::FoundDifference { difference: difference.clone() });
             return self.tell_difference(difference);
         }
-        if self.comparing.differences.len() >= DIFFERENCES_MAX {
+        let is_full = self.comparing.differences.len() >= DIFFERENCES_MAX;
+        if !is_full || !self.comparing.policy.waits() {
+            self.comparing.differences.push_back(difference.clone());
+        }
+        if is_full && !self.comparing.policy.waits() {
             self.comparing.differences.pop_front();
         }
-        self.comparing.differences.push_back(difference.clone());
         self.actions.push_back(Action::FoundDifference { difference: difference.clone() });
         self.tell_difference(difference);
     }
@@ -326,14 +334,23 @@ impl Replica {
     }
 
     /// Another view is decided.
-    pub(super) fn compare_in_new_view(&mut self, now_ms: u64) {
+    pub(super) fn compare_in_new_view(&mut self, before: &View, now_ms: u64) {
+        let view = self.order.view();
+        // Where clients wait, answers of the same primary may not have gone out.
+        let waits = self.comparing.policy.waits() && !is_mutant!(self, ForgetsDifferences);
+        let goes_on = waits && view.primary == before.primary && view.epoch <= before.epoch + 1;
         let comparing = &mut self.comparing;
         (comparing.has_reported, comparing.reports_at_ms) = (false, None);
         (comparing.told, comparing.tell_at_ms) = (0, now_ms + TELL_EVERY_MS);
-        comparing.differences.clear();
+        if !goes_on {
+            comparing.differences.clear();
+        }
         comparing.behind_ms = now_ms;
-        self.judging.begin();
-        self.await_agreement_in_new_view(now_ms);
+        let inherited = self.order.inherited();
+        let is_new = |node: &&NodeId| goes_on && !before.has(**node);
+        let new: Vec<NodeId> = view.members.iter().filter(is_new).copied().collect();
+        self.judging.begin(goes_on, inherited, new);
+        self.let_go_out_in_new_view(now_ms);
     }
 
     /// This node does not lead any more: what its server has said is compared as that of any other.
@@ -353,7 +370,7 @@ impl Replica {
     /// When the primary has to know how far this node has compared, or who is wrong is decided at the latest.
     pub(super) fn compares_at_ms(&self) -> Option<u64> {
         if self.role == Role::Serving {
-            return self.judging.ends_ms();
+            return self.judging.ends_ms(self.comparing.policy);
         }
         let view = self.order.view();
         let is_backup = view.has(self.order.me()) && !self.order.is_primary() && self.order.has_started();
@@ -368,7 +385,8 @@ impl Replica {
             return;
         }
         if self.role == Role::Serving {
-            return self.judge_differences(now_ms);
+            self.judge_differences(now_ms);
+            return self.let_go_out();
         }
         let (index, view) = (self.compared(), self.order.view());
         (self.comparing.told, self.comparing.tell_at_ms) = (index, now_ms + TELL_EVERY_MS);
@@ -403,7 +421,7 @@ impl Replica {
         // What differs is shown, and forgotten then.
         self.judge_differences(now_ms);
         self.confirm();
-        self.let_agreed_out();
+        self.let_go_out();
         true
     }
 

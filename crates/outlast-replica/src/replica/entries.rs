@@ -86,8 +86,8 @@ impl Replica {
                 let Some(state) = self.connections.get_mut(&connection) else { return };
                 state.answers.ended_first = !state.input.ended;
                 state.answers.end_proposed = true;
-                self.await_agreement(index, connection, u64::MAX);
-                self.let_agreed_out();
+                self.goes_out_after(index, connection, u64::MAX);
+                self.let_go_out();
                 self.tell_client(connection);
                 self.judge_again(connection);
             }

@@ -52,12 +52,26 @@ pub(super) struct Judging {
     judged: BTreeSet<u64>,
     /// Nodes that are to be out.
     condemned: BTreeSet<NodeId>,
+    /// Where clients wait for other servers: this node has led since this entry, and these members have joined at those.
+    led_from: u64,
+    joined: BTreeMap<NodeId, u64>,
 }
 
 impl Judging {
-    /// There is another view.
-    pub(super) fn begin(&mut self) {
-        *self = Self::default();
+    /// There is another view, in which the same primary goes on, or not; that has these entries from before, and these new members.
+    pub(super) fn begin(&mut self, goes_on: bool, inherited: u64, new: Vec<NodeId>) {
+        let (led_from, mut joined) = if goes_on {
+            (self.led_from, core::mem::take(&mut self.joined))
+        } else {
+            (inherited, BTreeMap::new())
+        };
+        joined.extend(new.into_iter().map(|node| (node, inherited)));
+        *self = Self { led_from, joined, ..Self::default() };
+    }
+
+    /// Whether the server of that node was to answer what is in this entry.
+    fn was_there(&self, node: NodeId, index: u64) -> bool {
+        self.joined.get(&node).is_none_or(|joined| *joined < index)
     }
 
     /// Whether this node is to be out.
@@ -65,27 +79,30 @@ impl Judging {
         self.condemned.contains(&node)
     }
 
-    /// That node has compared so far, and nobody knows yet that there is anything else.
-    pub(super) fn agrees_to(&self, node: NodeId) -> u64 {
+    /// The server of that node has given the same answers up to this entry.
+    pub(super) fn equal_up_to(&self, node: NodeId) -> u64 {
         if self.condemns(node) {
             return 0;
         }
-        let first = self.found.first_key_value().map_or(u64::MAX, |(index, _)| index.saturating_sub(1));
-        self.others.get(&node).copied().unwrap_or(0).min(first)
+        let differs = self.found.iter().find(|(_, found)| found.by.contains_key(&node));
+        let compared = self.others.get(&node).copied().unwrap_or(0);
+        differs.map_or(compared, |(index, _)| compared.min(index.saturating_sub(1)))
     }
 
-    /// When who is wrong is decided at the latest.
-    pub(super) fn ends_ms(&self) -> Option<u64> {
-        let (_, found) = self.found.first_key_value()?;
+    /// When who is wrong is decided at the latest. Where clients wait for other servers, all of them are waited for.
+    pub(super) fn ends_ms(&self, policy: AnswerPolicy) -> Option<u64> {
+        let (_, found) = self.found.first_key_value().filter(|_| !policy.waits())?;
         Some(found.since_ms + JUDGE_WITHIN_MS)
     }
 }
 
 impl Replica {
     /// The server of a member has said something else. What is about another primary, or an earlier view, is passed over: data that differ are
-    /// found again at the next answer, and a member that has joined since then cannot say what its server would have said.
+    /// found again at the next answer, and a member that has joined since then cannot say what its server would have said. Where clients wait, an
+    /// answer of an earlier view may not have gone out: then it is judged by those that were there.
     pub(super) fn accuse(&mut self, node: NodeId, difference: Difference, now_ms: u64) {
-        let is_old = difference.index <= self.order.inherited() && !is_mutant!(self, JudgesOthers);
+        let from = if self.comparing.policy.waits() { self.judging.led_from } else { self.order.inherited() };
+        let is_old = difference.index <= from && !is_mutant!(self, JudgesOthers);
         let is_out = self.judging.condemned.contains(&self.order.me());
         if is_old || is_out || self.judging.judged.contains(&difference.index) {
             return;
@@ -103,7 +120,9 @@ impl Replica {
             && self.role == Role::Serving
             && !self.judging.condemned.contains(&me)
         {
-            let is_in = |node: &&NodeId| !self.judging.condemned.contains(node);
+            let is_in = |node: &&NodeId| {
+                !self.judging.condemned.contains(node) && self.judging.was_there(**node, index)
+            };
             let members: Vec<NodeId> = self.order.view().members.iter().filter(is_in).copied().collect();
             let by = |node: &NodeId| {
                 self.judging.found.get(&index).and_then(|found| found.by.get(node)).map(|it| it.digest)
@@ -111,7 +130,8 @@ impl Replica {
             let compared = |node: &NodeId| self.judging.others.get(node).copied().unwrap_or(0);
             // The primary has said it itself.
             let is_known = |node: &NodeId| *node == me || by(node).is_some() || compared(node) >= index;
-            if !members.iter().all(is_known) && now_ms < since_ms + JUDGE_WITHIN_MS {
+            let is_late = now_ms >= since_ms + JUDGE_WITHIN_MS && !self.comparing.policy.waits();
+            if !members.iter().all(is_known) && !is_late {
                 return;
             }
             let mut groups: BTreeMap<Option<u64>, Vec<NodeId>> = BTreeMap::new();

@@ -230,7 +230,8 @@ impl Replica {
     /// Consensus has decided about a view.
     pub fn handle_view(&mut self, view: View, now_ms: u64) {
         // Another node may have led in one that this node has not heard of, and clients may have more of it.
-        let skips = view.epoch > self.order.view().epoch + 1;
+        let before = self.order.view().clone();
+        let skips = view.epoch > before.epoch + 1;
         self.release(now_ms);
         self.order.handle_view(view);
         if self.order.view().has(self.order.me()) {
@@ -240,7 +241,7 @@ impl Replica {
             self.step_down(now_ms);
         }
         self.handle_role(now_ms);
-        self.compare_in_new_view(now_ms);
+        self.compare_in_new_view(&before, now_ms);
         self.forward_to_primary(now_ms);
         self.take_outputs(now_ms);
     }
@@ -280,7 +281,8 @@ impl Replica {
     /// Sends to the others what has not been sent.
     pub fn flush(&mut self, now_ms: u64) {
         // Another node that is about to lead has to have worked off all.
-        self.order.flush(self.withholding.is_none(), now_ms);
+        // And others compare what is stable: clients may wait for that.
+        self.order.flush(self.withholding.is_none() && self.unagreed.is_empty(), now_ms);
         self.take_outputs(now_ms);
     }
 

@@ -116,7 +116,12 @@ impl Replica {
         let (handshake, input, answers) = (&state.handshake, &state.input, &state.answers);
         let received = if is_mutant!(self, RestoresAtDelivered) { input.delivered } else { input.proposed };
         let nothing_came = input.delivered == 0 && !input.ended && answers.acked == 0;
-        let until = answers.resent_until(self.order.limits().resent_bytes_max, self.may_go_out(answers));
+        // A socket that serves is made again with what counts as given to it: more may go out since then.
+        let until = if self.role == Role::Serving {
+            answers.written
+        } else {
+            answers.resent_until(self.order.limits().resent_bytes_max, self.may_go_out(answers))
+        };
         let resent_bytes = usize::try_from(until - answers.acked).unwrap_or(usize::MAX);
         let (front, back) = answers.unacked();
         let front = front.get(..resent_bytes).unwrap_or(front);
@@ -157,7 +162,7 @@ impl Replica {
             (state.is_restored, state.is_accepted) = (true, true);
             state.ahead_until_ms = now_ms + AHEAD_MS;
             state.restored(resent_bytes_max, may_go_out.unwrap_or(u64::MAX));
-            self.await_agreement_on_compared(delivered, connection);
+            self.goes_out_after_compared(delivered, connection);
             if !is_mutant!(self, OwnRepliesAreForgotten) {
                 self.propose_canonical(connection, now_ms);
             }
@@ -166,6 +171,9 @@ impl Replica {
             }
             self.tell_news_later(connection, now_ms);
             self.tell_client(connection);
+        }
+        if !is_mutant!(self, AgreedIsForgotten) {
+            self.let_go_out();
         }
         self.end_forwarding();
         self.keep_on(now_ms);

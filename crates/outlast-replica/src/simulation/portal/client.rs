@@ -51,12 +51,22 @@ impl Client {
         self.has_reset || self.tcp.state == State::Reset || self.left == 0 && is_done
     }
 
+    /// It says nothing more, and does not end, before it has the answers to what it has said.
+    pub fn awaits_answers(&self) -> bool {
+        self.number.is_multiple_of(2)
+    }
+
+    /// The program reads what has come.
+    pub fn hear(&mut self) {
+        self.got.extend(self.tcp.inbox.drain(..));
+    }
+
     /// The program does something.
     pub fn act(&mut self, random: &mut SplitMix64) -> Vec<Packet> {
         if self.tcp.state != State::Established {
             return Vec::new();
         }
-        self.got.extend(self.tcp.inbox.drain(..));
+        self.hear();
         let count = random.next_u64() % 5;
         for _ in 0..count.min(self.left) {
             self.left -= 1;

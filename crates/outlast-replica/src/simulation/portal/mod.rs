@@ -34,7 +34,7 @@ fn clients_get_what_one_server_would_have_said_whatever_dies() {
 }
 
 /// Each with the check that finds it. Rarer ones have tests of their own beside the core.
-const MUTANTS: [(Mutant, &[&str]); 34] = [
+const MUTANTS: [(Mutant, &[&str]); 36] = [
     (Mutant::AcksLeaveEarly, &["acknowledged", "clients", "progress"]),
     (Mutant::ProposedIsAcknowledged, &["acknowledged", "clients", "progress"]),
     (Mutant::SynAckLeavesEarly, &["clients", "progress"]),
@@ -71,6 +71,8 @@ const MUTANTS: [(Mutant, &[&str]); 34] = [
     (Mutant::ComparesEarly, &["differences"]),
     (Mutant::ComparesNothing, &["differences", "clients"]),
     (Mutant::AnswersGoOutAtOnce, &["agreed"]),
+    (Mutant::OneFewerIsEnough, &["agreed"]),
+    (Mutant::AgreedIsForgotten, &["progress"]),
     (
         Mutant::LeadsAgainEarly,
         &["progress", "clients", "same input", "same answers", "acknowledged", "differences"],

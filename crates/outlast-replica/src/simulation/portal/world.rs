@@ -389,8 +389,14 @@ impl World {
 
     pub(super) fn client_acts(&mut self) -> Result<(), Violation> {
         let Some(port) = self.pick_client() else { return Ok(()) };
+        let serving = self.nodes.values().filter(|node| node.replica.is_serving());
+        let is_waited_for = serving.clone().any(|node| node.replica.is_waited_for(&ends(port)));
         let Some(client) = self.clients.get_mut(&port) else { return Ok(()) };
-        self.to_portal.extend(client.act(&mut self.random));
+        if client.awaits_answers() && is_waited_for {
+            client.hear();
+        } else {
+            self.to_portal.extend(client.act(&mut self.random));
+        }
         clients::check(&self.watch, client)
     }
 
