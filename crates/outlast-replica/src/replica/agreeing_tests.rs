@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 
-use super::super::tests::Group;
+use super::super::tests::{Group, only_finds};
 use super::*;
 use crate::mutant::Mutant;
 
@@ -36,7 +36,11 @@ fn settle(group: &mut Group) {
 }
 
 fn goes_out(group: &mut Group, connection: ConnectionId) -> Vec<u8> {
-    let (front, back, _) = group.node(1).client_bytes(connection).unwrap();
+    goes_out_at(group, 1, connection)
+}
+
+fn goes_out_at(group: &mut Group, node: u64, connection: ConnectionId) -> Vec<u8> {
+    let (front, back, _) = group.node(node).client_bytes(connection).unwrap();
     [front, back].concat()
 }
 
@@ -108,4 +112,29 @@ fn goes_out_when_another_one_dies(forgets: Option<Mutant>) -> (bool, bool) {
 fn what_was_contradicted_does_not_go_out_when_another_member_dies() {
     assert_eq!(goes_out_when_another_one_dies(None), (false, true));
     assert_eq!(goes_out_when_another_one_dies(Some(Mutant::ForgetsDifferences)), (true, false));
+}
+
+#[test]
+fn a_new_primary_gives_clients_what_others_have_compared_before_it_served() {
+    for is_late in [false, true] {
+        only_finds(Mutant::AgreedIsForgotten, |forgets| {
+            let (mut group, connection) = mutant(AnswerPolicy::All, 3, forgets);
+            say(&mut group, connection, if is_late { &[1, 3] } else { &[1, 2, 3] }, b"ok");
+            group.replicas.remove(&NodeId(1));
+            let members = [2, 3].map(NodeId).to_vec();
+            for node in [2, 3] {
+                let view = crate::View { epoch: 2, primary: NodeId(2), members: members.clone() };
+                group.node(node).handle_view(view, 0);
+            }
+            // The other one says how far it is, and nothing more.
+            settle(&mut group);
+            group.node(2).handle_restored(2, 0);
+            settle(&mut group);
+            if is_late {
+                assert!(goes_out_at(&mut group, 2, connection).is_empty());
+                say(&mut group, connection, &[2], b"ok");
+            }
+            goes_out_at(&mut group, 2, connection) == b"ok"
+        });
+    }
 }
