@@ -74,7 +74,9 @@ impl Node {
             // While it was out nobody has looked.
             own.has_run_since &= is_same_run(server, run);
         }
-        let server_run = server_run.filter(|_| own.has_run_since);
+        // A node that the group begins with again ends where that is another run.
+        let is_source = recovery.as_ref().is_some_and(|recovery| recovery.from == shared.name);
+        let server_run = server_run.filter(|_| own.has_run_since || is_source);
         Recovering {
             recovery,
             earlier: self.events(),
@@ -97,7 +99,7 @@ impl Node {
     /// Has the nodes that answer follow the plan of this [number](Recovery::id). [`Self::ended`] says so at each of them.
     ///
     /// # Errors
-    /// Something is different by now, or a node does not follow: those that do wait for it, for half a minute.
+    /// Something is different by now, or a node does not follow: those that do wait for it, for a minute at the most.
     pub async fn recover(&self, from: Option<&str>, id: u64) -> Result<Plan, Error> {
         let plan = self.shared.plan_recovery(from).await?;
         if plan.recovery.id != id {

@@ -5,6 +5,7 @@ use super::machine::Machine;
 use super::refresher::Purpose;
 use crate::entry::ConnectionId;
 use crate::replica::{Action, AnswerPolicy, Shown};
+use crate::view::NodeId;
 use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -165,8 +166,10 @@ impl Machine {
         self.known.compared = self.replica.compared();
         self.known.not_compared = self.replica.not_compared();
         if self.known.view.as_ref() != Some(self.replica.order().view()) {
-            let view = self.replica.order().view();
-            self.known.differing.retain(|node, _| view.has(*node));
+            let (view, me) = (self.replica.order().view(), self.settings.me);
+            // This node leaves to another one that can lead.
+            let is_due = |node: NodeId, next: NodeId| view.has(node) && (node != me || view.has(next));
+            self.known.differing.retain(|node, next| is_due(*node, *next));
             self.known.view = Some(self.replica.order().view().clone());
         }
         self.known.connections = self.replica.connections_count();

@@ -138,3 +138,17 @@ fn a_new_primary_gives_clients_what_others_have_compared_before_it_served() {
         });
     }
 }
+
+#[test]
+fn what_members_have_said_while_the_primary_had_no_lease_is_judged_when_it_serves_again() {
+    let (mut group, connection) = group(AnswerPolicy::All, 3);
+    say(&mut group, connection, &[1], b"no");
+    group.node(1).handle_lease(false, 0);
+    say(&mut group, connection, &[2, 3], b"ok");
+    group.node(1).handle_lease(true, 0);
+    settle(&mut group);
+    group.node(1).handle_restored(1, 0);
+    let is_wrong = |action: &crate::Action| matches!(action, crate::Action::AnswersDiffer { node, .. } if *node == NodeId(1));
+    assert!(group.actions(1).iter().any(is_wrong));
+    assert!(goes_out(&mut group, connection).is_empty());
+}

@@ -338,11 +338,12 @@ impl Replica {
         let view = self.order.view();
         // Where clients wait, answers of the same primary may not have gone out.
         let waits = self.comparing.policy.waits() && !is_mutant!(self, ForgetsDifferences);
-        let goes_on = waits && view.primary == before.primary && view.epoch <= before.epoch + 1;
+        let is_same_primary = waits && view.primary == before.primary;
+        let goes_on = is_same_primary && view.epoch <= before.epoch + 1;
         let comparing = &mut self.comparing;
         (comparing.has_reported, comparing.reports_at_ms) = (false, None);
         (comparing.told, comparing.tell_at_ms) = (0, now_ms + TELL_EVERY_MS);
-        if !goes_on {
+        if !is_same_primary {
             comparing.differences.clear();
         }
         comparing.behind_ms = now_ms;

@@ -173,6 +173,8 @@ impl Replica {
             self.tell_client(connection);
         }
         if !is_mutant!(self, AgreedIsForgotten) {
+            // What members have said while this node had no lease.
+            self.judge_differences(now_ms);
             self.let_go_out();
         }
         self.end_forwarding();

@@ -388,7 +388,7 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
             format!("the server at {server} takes no connections any more, or was started anew: {leaves}")
         }
         Ended::ServerRestarted => format!(
-            "the server at {server} was started again before the group {name} was founded again with its data: what it had in memory is gone, and no group was founded. \
+            "the server at {server} was started again while the group {name} was founded again with its data: what it had in memory is gone, so the group does not begin. \
              Start this node again, and look at `outlast replicate recover` once more"
         ),
         Ended::ServerHangs => {
