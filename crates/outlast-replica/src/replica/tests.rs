@@ -316,6 +316,7 @@ fn answers_are_kept_until_the_client_has_them_on_all_nodes() {
     for node in [1, 2] {
         group.node(node).handle_answer(connection, &[b'x'; 100_000], 0);
     }
+    group.node(1).handle_client_took(connection, 100_000, false);
     let kept = |group: &mut Group, node| {
         let unacked = group.node(node).restore(connection, 0).unwrap().unacked;
         unacked.0.len() + unacked.1.len()

@@ -234,7 +234,7 @@ witness = true
             (
                 "name = \"db\"",
                 "name = \"db\"\nanswers = \"any\"",
-                "unknown variant `any`, expected one of `first`, `reported`, `unchecked`",
+                "unknown variant `any`, expected one of `first`, `majority`, `all`, `reported`, `unchecked`",
             ),
         ] {
             let refused = parse(&TEXT.replacen(from, to, 1)).unwrap_err();

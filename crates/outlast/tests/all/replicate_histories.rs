@@ -1,4 +1,4 @@
-//! What clients of a group are told while machines die, are cut off and stand still is what one server would have told them.
+//! What clients of a group hear while machines die, are cut off and stand still is what one server would have told them.
 
 use crate::histories::{ACCOUNTS, Asking, Client, Request, faults};
 use crate::replicate::{Machines, Node, PATIENCE, take};

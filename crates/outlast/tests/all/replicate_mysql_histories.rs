@@ -1,4 +1,4 @@
-//! What clients of MariaDB are told while machines die, are cut off and stand still is what one server would have told them, transactions included.
+//! What clients of MariaDB hear while machines die, are cut off and stand still is what one server would have told them, transactions included.
 
 use crate::histories::{ACCOUNTS, Asking, Client, Request, faults};
 use crate::replicate::take;
