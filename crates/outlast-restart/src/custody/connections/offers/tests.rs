@@ -297,8 +297,8 @@ fn those_that_another_program_has_accepted_are_offered_again_at_once() {
     }
     let mut scene = Scene { listener, listeners, connections, _clients: clients };
     let (mut given, mut others, mut now) = (0, Vec::new(), Instant::now());
-    // Half of them go wrong each time. The pauses become longer.
-    for _ in 0..400 {
+    // Half of them go wrong each time, and the pauses become longer: each is offered some 60 times.
+    for _ in 0..4_000 {
         scene.connections.offer(&scene.listeners, None, now);
         others.extend(std::iter::from_fn(|| other.accept().ok()));
         while let Ok((accepted, _)) = scene.listener.accept() {
