@@ -28,6 +28,7 @@ musl-gcc musl-tools builds a program with another C library than the usual
 /usr/sbin/mariadbd mariadb-server-core a database to crash
 /usr/bin/mariadb mariadb-client-core the client of a database
 /usr/bin/mariadb-dump mariadb-client copies of a database
+/usr/lib/postgresql/15/bin/postgres postgresql-15 a database to crash
 node nodejs a server with workers to crash
 /usr/bin/busybox busybox a small web server to crash
 /usr/bin/webfsd webfs a small web server to crash
@@ -75,7 +76,6 @@ needed_for_long_runs() {
 /usr/sbin/nats-server nats-server a message broker in Go to crash
 javac openjdk-17-jdk-headless a server in Java to crash
 /usr/bin/escript erlang-base a server in Erlang to crash
-/usr/lib/postgresql/15/bin/postgres postgresql-15 a database to crash
 /usr/sbin/pgbouncer pgbouncer a database's proxy to crash
 /usr/sbin/slapd slapd a directory server to crash
 /usr/sbin/gearmand gearman-job-server a queue to crash

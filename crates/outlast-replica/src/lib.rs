@@ -53,7 +53,7 @@ pub mod wire;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     pub use crate::connection::fuzzing::packet;
-    pub use crate::protocol::fuzzing::{mysql, redis};
+    pub use crate::protocol::fuzzing::{mysql, postgres, redis};
     pub use crate::wire::fuzzing::{order, snapshot};
 }
 pub use connection::{
@@ -66,7 +66,7 @@ pub use log::Ordered;
 pub use naming::{FirstView, Heard, Leader};
 pub use order::message::{Difference, Message};
 pub use order::{Limits, NotTaken, Order, Output, Weigh};
-pub use protocol::mysql::login::Login;
+pub use protocol::database::Login;
 pub use protocol::{Protocol, Resume, Resumes};
 #[cfg(feature = "io")]
 pub use replica::Threads;

@@ -1,6 +1,7 @@
 //! A client of MySQL and MariaDB for the few questions of a node to its own server. The library for that (`mysql`) brings sixty others; packets and
 //! proofs are here already.
 
+use crate::protocol::Protocol;
 use crate::protocol::mysql::login::{Hash, prove};
 use crate::protocol::mysql::packet::{Fields, HEADER_BYTES, length, packet};
 use crate::protocol::mysql::salt_of;
@@ -26,6 +27,8 @@ pub struct Account {
     pub user: String,
     /// None: it has none.
     pub password: Option<String>,
+    /// What the server speaks.
+    pub protocol: Protocol,
 }
 
 impl std::fmt::Debug for Account {

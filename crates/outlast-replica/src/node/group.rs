@@ -104,12 +104,12 @@ impl Group {
         if self.clock == ServerClock::Order
             && (self.protocol == Protocol::Raw || self.delivery != Delivery::Serial)
         {
-            return Err("clock = \"order\" needs protocol = \"redis\" or \"mysql\", and delivery = \"serial\", the default: a server gets another time when it \
+            return Err("clock = \"order\" needs protocol = \"redis\", \"mysql\" or \"postgres\", and delivery = \"serial\", the default: a server gets another time when it \
                         has answered all, and of other protocols nobody knows when that is"
                 .to_owned());
         }
-        if (self.protocol, self.delivery) == (Protocol::Mysql, Delivery::PerConnection) {
-            return Err("protocol = \"mysql\" needs delivery = \"serial\", the default: clients of a database share its data".to_owned());
+        if self.protocol.is_database() && self.delivery == Delivery::PerConnection {
+            return Err("protocol = \"mysql\" and \"postgres\" need delivery = \"serial\", the default: clients of a database share its data".to_owned());
         }
         let waits_ms = LOCK_WAIT_TIMEOUT_MS_MIN..=LOCK_WAIT_TIMEOUT_MS_MAX;
         if !waits_ms.contains(&self.lock_wait_timeout_ms) {
@@ -162,6 +162,7 @@ impl Group {
             Protocol::Raw => "raw",
             Protocol::Redis => "redis",
             Protocol::Mysql => "mysql",
+            Protocol::Postgres => "postgres",
             #[cfg(test)]
             Protocol::Counted | Protocol::CountedAsked | Protocol::CountedTurns => "counted",
         };

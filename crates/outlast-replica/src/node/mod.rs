@@ -76,7 +76,7 @@ pub enum Ended {
     ServerHangs,
     /// Its server has the time of day from its machine, and not from the order: it has not loaded the library.
     ClockIgnored,
-    /// Its server of MySQL or MariaDB does not tell the node what it keeps of its accounts.
+    /// Its server, a database, does not tell the node what it keeps of its accounts.
     AccountRefused(String),
     /// What it does with packets failed.
     Portal(String),

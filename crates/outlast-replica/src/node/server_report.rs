@@ -2,6 +2,7 @@
 
 use super::Shared;
 use crate::copy::redis::Client;
+use crate::portal::sql_asker::postgres;
 use crate::protocol::Protocol;
 use crate::replica::ServerClock;
 use crate::sql::{self, Account};
@@ -14,6 +15,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 const TRIES: u32 = 600;
 /// From here on InnoDB never gives up (MariaDB, innodb_lock_wait_timeout).
 const NO_LOCK_TIMEOUT_S: u64 = 100_000_000;
+
+/// Nodes find deadlocks long before.
+const DEADLOCK_TIMEOUT_MS: u64 = 3_600_000;
 
 /// Of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,7 @@ pub(super) fn begin(shared: &Shared) {
     let (clock, place) = (shared.group.clock, shared.server_report.clone());
     tokio::task::spawn_blocking(move || {
         let asks = || match &account {
+            Some(account) if account.protocol == Protocol::Postgres => of_postgres(server, account, clock),
             Some(account) => of_mysql(server, account, clock),
             None => of_redis(server, password.as_deref(), clock),
         };
@@ -86,6 +91,41 @@ fn of_mysql(server: SocketAddr, account: &Account, clock: ServerClock) -> io::Re
              or data may differ after such a wait"
         )
     });
+    Ok(ServerReport { handled, unsafe_setting })
+}
+
+/// Asks a PostgreSQL.
+fn of_postgres(server: SocketAddr, account: &Account, clock: ServerClock) -> io::Result<ServerReport> {
+    let mut client = postgres::connect(server, account)?;
+    let mut setting = |name: &str| {
+        let query = format!("SELECT setting FROM pg_settings WHERE name = '{name}'");
+        postgres::first_values(&mut client, &query)
+            .map(|values| values.into_iter().next().unwrap_or_default())
+    };
+    let version = setting("server_version")?;
+    let time = match clock {
+        ServerClock::Order => "now() and the like have the time by the order, alike at all servers",
+        ServerClock::Machine => {
+            "now() and the like have the time of each machine: what writes them leaves data that differ (clock = \"order\" mends that)"
+        }
+    };
+    let handled = format!(
+        "PostgreSQL {version}: LISTEN, COPY with files, passwords in clear, and statements that write what random(), gen_random_uuid(), ctid, txid_current() and \
+         the like say are refused, as each server would do something else; results are those of the primary's; {time}; what functions, triggers, rules \
+         and SQL in strings do is not known before it differs"
+    );
+    let unsafe_setting = if setting("ssl")? == "on" {
+        Some("the server offers TLS, and its clients cannot be understood then: set ssl to off, or they cannot log in".to_owned())
+    } else {
+        let timeout = setting("deadlock_timeout")?;
+        let is_short = timeout.parse::<u64>().is_ok_and(|timeout_ms| timeout_ms < DEADLOCK_TIMEOUT_MS);
+        is_short.then(|| {
+            format!(
+                "each server looks for deadlocks after {timeout} ms by its own clock: set deadlock_timeout to 1d, and leave them to the nodes, or data may \
+                 differ after one"
+            )
+        })
+    };
     Ok(ServerReport { handled, unsafe_setting })
 }
 

@@ -63,7 +63,7 @@ pub struct Portal {
     pub server: SocketAddr,
     /// How its data are copied, and how it gets those of another one. None: it cannot, and has none to give.
     pub copying: Option<Copying>,
-    /// As whom a server of MySQL or MariaDB is asked for its accounts.
+    /// As whom a database is asked for its accounts.
     pub account: Option<Account>,
     /// From where the server has the time of day, where the group says that it has it from the order.
     pub clock_page: Option<ClockPage>,

@@ -284,6 +284,12 @@ impl Machine {
 
     fn look_at_client(&mut self, connection: ConnectionId) {
         let now_ms = self.now_ms();
+        if self.clients.get(&connection).is_some_and(|client| client.input.is_some())
+            && self.replica.waits_for_transaction(connection, now_ms)
+        {
+            self.dirty_clients.insert(connection);
+            return;
+        }
         loop {
             let Some(client) = self.clients.get_mut(&connection) else { return };
             let input = match client.input.take() {

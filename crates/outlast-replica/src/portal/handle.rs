@@ -8,7 +8,6 @@ use super::sql_asker::Idle;
 use crate::entry::ConnectionId;
 use crate::order::Limits;
 use crate::protocol::Protocol;
-use crate::protocol::mysql::login::Hash;
 use crate::replica::{AnswerPolicy, Delivery, ServerClock, Snapshot};
 use crate::sql::Account;
 use crate::view::{NodeId, View};
@@ -74,7 +73,7 @@ pub struct Settings {
     pub server_run: Option<ServerRun>,
     /// Its password, where it wants one. Of Redis.
     pub password: Option<String>,
-    /// As whom it is asked. Of MySQL and MariaDB.
+    /// As whom it is asked. Of databases.
     pub account: Option<Account>,
 }
 
@@ -102,7 +101,7 @@ pub enum Command {
     /// It ends, and leaves all to the others.
     Stop,
     /// Of a client that wants to log in: what the server keeps of accounts of that name; none: it cannot be asked.
-    Accounts(ConnectionId, Option<Vec<Hash>>),
+    Accounts(ConnectionId, Option<Vec<String>>),
     /// Whether the server is done with what it was given up to an entry; none: it cannot be asked.
     SqlIdle(u64, ConnectionId, Option<Idle>),
 }

@@ -49,6 +49,8 @@ pub(crate) struct OfCounted {
     given: Vec<u8>,
     /// What comes behind a request that may wait.
     rest: Vec<u8>,
+    /// What was answered last.
+    last: u8,
 }
 
 impl Default for OfCounted {
@@ -67,6 +69,7 @@ impl Default for OfCounted {
             is_kept: false,
             given: Vec::new(),
             rest: Vec::new(),
+            last: 0,
         }
     }
 }
@@ -86,6 +89,11 @@ impl OfCounted {
         self.interrupted = Some(keeps);
     }
 
+    /// One byte of four leaves a transaction open.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.takes_turns && self.last % 4 == 1
+    }
+
     pub(super) fn is_kept(&self) -> bool {
         self.is_kept
     }
@@ -101,6 +109,7 @@ impl OfCounted {
             self.given.push(WAIT);
         }
     }
+
     /// In place of what the client says now.
     pub(super) fn instead(&mut self) -> Option<Vec<u8>> {
         let given = core::mem::take(&mut self.given);
@@ -174,6 +183,7 @@ impl OfCounted {
             }
             self.at = 0;
             self.asked.pop_front();
+            self.last = asked;
             if self.owed > 0 {
                 self.owed -= 1;
             } else {

@@ -1,6 +1,9 @@
 //! What must hold for all bytes that clients and servers may say.
 
-use super::mysql::{Given, OfMysql};
+use super::database::Database as _;
+use super::database::Given;
+use super::mysql::OfMysql;
+use super::postgres::OfPostgres;
 use super::redis::{Replies, Requests};
 use super::{Protocol, Questions};
 use crate::connection::Piece;
@@ -68,14 +71,84 @@ pub fn mysql(bytes: &[u8]) {
     assert_eq!(one, other);
 }
 
+/// What a server of PostgreSQL gets and what clients get of it are the same, in whatever pieces bytes come. The first byte says how the others are divided
+/// between client and server, which answers each request before it gets the next one.
+pub fn postgres(bytes: &[u8]) {
+    let Some((at, bytes)) = bytes.split_first() else { return };
+    let (client, server) = bytes.split_at(usize::from(*at).min(bytes.len()));
+    // So many bytes each reply has, if they come one by one.
+    let mut lengths: Vec<usize> = Vec::new();
+    let mut told = |piece_bytes: usize| {
+        let (mut of, mut said, mut given) = (OfPostgres::default(), Vec::new(), Vec::new());
+        let mut pieces: Vec<Vec<u8>> = client.chunks(piece_bytes).rev().map(<[u8]>::to_vec).collect();
+        let (mut server, mut replies, mut number) = (server, 0, 0);
+        while let Some(piece) = pieces.pop() {
+            of.ask(&piece);
+            let rest = of.rest();
+            if !rest.is_empty() {
+                pieces.push(rest);
+            }
+            for given_now in of.given() {
+                match given_now {
+                    Given::Bytes(bytes) => given.extend(bytes),
+                    Given::LogIn(login) => {
+                        let for_server = login.for_server(&[]);
+                        assert_eq!(for_server.len(), login.length());
+                        given.extend(for_server);
+                    }
+                }
+            }
+            let mut hear = |of: &mut OfPostgres, bytes: &[u8]| {
+                let mut own = Vec::new();
+                of.answer(bytes, &mut |piece| match piece {
+                    Piece::Bytes(bytes) => said.extend_from_slice(bytes),
+                    Piece::Own(bytes, _) => own.push(bytes.to_vec()),
+                    Piece::Part(_) => {}
+                });
+                for reply in own {
+                    of.note_canonical(number, &reply);
+                    number += 1;
+                    said.extend_from_slice(&reply);
+                }
+            };
+            if piece_bytes == 1 {
+                let before = server.len();
+                while !of.are_answered()
+                    && let Some((byte, rest)) = server.split_first()
+                {
+                    hear(&mut of, &[*byte]);
+                    server = rest;
+                }
+                if before > server.len() {
+                    lengths.push(before - server.len());
+                }
+            } else if !of.are_answered()
+                && let Some((reply, rest)) =
+                    lengths.get(replies).and_then(|length| server.split_at_checked(*length))
+            {
+                hear(&mut of, reply);
+                (server, replies) = (rest, replies + 1);
+            }
+            // From then on any bytes answer all, and who says how many is chance.
+            if of.is_broken() {
+                break;
+            }
+        }
+        (said, given, of.are_answered(), of.is_broken(), of.quits())
+    };
+    let one = told(1);
+    let other = told(bytes.len().max(2));
+    assert_eq!(one, other);
+}
+
 /// Of a server, in the input of [`mysql`].
 const GREETING_BYTES: usize = 80;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a failed expectation is the message of a test")]
 mod tests {
-    use super::{mysql, redis};
-    use crate::protocol::mysql::tests::conversations;
+    use super::{mysql, postgres, redis};
+    use crate::protocol::{mysql::tests::conversations, postgres::tests::conversations as of_postgres};
     use std::vec::Vec;
 
     const SEEDS: [(&str, &[u8]); 5] = [
@@ -91,6 +164,7 @@ mod tests {
         let seeds = SEEDS.map(|(name, bytes)| (name, bytes.to_vec()));
         check("redis", seeds.into(), redis);
         check("mysql", conversations(), mysql);
+        check("postgres", of_postgres(), postgres);
     }
 
     fn check(target: &str, seeds: Vec<(&str, Vec<u8>)>, run: fn(&[u8])) {

@@ -2,10 +2,12 @@
 
 #[cfg(test)]
 pub(crate) mod counted;
+pub(crate) mod database;
 pub(crate) mod determinism;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 pub(crate) mod mysql;
+pub(crate) mod postgres;
 mod redis;
 mod refused;
 mod session;
@@ -18,8 +20,10 @@ use crate::entry::Again;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use database::{Database, Given};
 use determinism::Class;
-use mysql::{Given, OfMysql};
+use mysql::OfMysql;
+use postgres::OfPostgres;
 use redis::{Ended, Replies, Requests};
 pub use session::Resume;
 use session::Session;
@@ -34,6 +38,8 @@ pub enum Protocol {
     Redis,
     /// That of MySQL and MariaDB: a greeting, and then one reply to each request.
     Mysql,
+    /// That of PostgreSQL: one reply to each request, or to several that are closed by one more (Sync).
+    Postgres,
     /// That of the simulation: each byte has three bytes of an answer, and the server greets each client with one.
     #[cfg(test)]
     Counted,
@@ -49,7 +55,7 @@ impl Protocol {
     /// Whether the server has something that a copy of its data lacks, and can forget it: of Redis, scripts.
     pub(crate) fn forgets(self) -> bool {
         match self {
-            Self::Raw | Self::Mysql => false,
+            Self::Raw | Self::Mysql | Self::Postgres => false,
             Self::Redis => true,
             #[cfg(test)]
             Self::Counted | Self::CountedAsked | Self::CountedTurns => true,
@@ -58,14 +64,14 @@ impl Protocol {
 
     /// Whether it is known where replies end, so that each can be compared by itself. Else bytes are.
     pub(crate) fn counts_replies(self) -> bool {
-        matches!(self, Self::Redis | Self::Mysql)
+        matches!(self, Self::Redis | Self::Mysql | Self::Postgres)
     }
 
     /// Whether the server says, on a connection of its own, when it has worked off what it was given on others: it reads all before it answers.
     pub(crate) fn asks_server(self) -> bool {
         match self {
             Self::Raw => false,
-            Self::Redis | Self::Mysql => true,
+            Self::Redis | Self::Mysql | Self::Postgres => true,
             #[cfg(test)]
             Self::Counted => false,
             #[cfg(test)]
@@ -73,28 +79,34 @@ impl Protocol {
         }
     }
 
-    /// Whether the time of day that the server knows may have it answer what it has not: MariaDB waits by another clock.
+    /// Whether the time of day that the server knows may have it answer what it has not: databases wait by another clock.
     pub(crate) fn answers_by_time(self) -> bool {
-        self.asks_server() && !matches!(self, Self::Mysql)
+        self.asks_server() && !self.is_database()
     }
 
     /// Whether a client has a reply to each request before it says the next, and to none but a greeting of the server's before the first.
     pub(crate) fn takes_turns(self) -> bool {
-        self.is_like_mysql()
-    }
-
-    fn is_like_mysql(self) -> bool {
         match self {
-            Self::Mysql => true,
+            Self::Mysql | Self::Postgres => true,
             #[cfg(test)]
             Self::CountedTurns => true,
             _ => false,
         }
     }
 
+    /// Whether clients prove who they are in a way that is another one at each server, and statements may wait for each other.
+    pub fn is_database(self) -> bool {
+        matches!(self, Self::Mysql | Self::Postgres)
+    }
+
+    /// Whether the server says something before clients do.
+    pub(crate) fn greets(self) -> bool {
+        self.takes_turns() && !matches!(self, Self::Postgres)
+    }
+
     /// Whether a server that answers one client may go on with another one that was passed, beside what it is given next: one with threads does.
     pub(crate) fn works_on_several(self) -> bool {
-        self.is_like_mysql()
+        self.takes_turns()
     }
 }
 
@@ -105,7 +117,7 @@ pub(crate) enum Questions {
         is_open: bool,
     },
     Redis(Box<OfRedis>),
-    Mysql(Box<OfMysql>),
+    Database(Box<dyn Database>),
     #[cfg(test)]
     Counted(Box<counted::OfCounted>),
 }
@@ -245,7 +257,8 @@ impl Questions {
         match protocol {
             Protocol::Raw => Self::Raw { is_open: false },
             Protocol::Redis => Self::Redis(Box::default()),
-            Protocol::Mysql => Self::Mysql(Box::default()),
+            Protocol::Mysql => Self::Database(Box::<OfMysql>::default()),
+            Protocol::Postgres => Self::Database(Box::<OfPostgres>::default()),
             #[cfg(test)]
             Protocol::Counted | Protocol::CountedAsked | Protocol::CountedTurns => {
                 Self::Counted(Box::new(counted::OfCounted::new(protocol.takes_turns())))
@@ -272,7 +285,7 @@ impl Questions {
     /// How another server is brought into the state that this one has for the connection, where nothing is under way; none: it cannot be.
     pub(crate) fn resume(&self) -> Option<Resume> {
         match self {
-            Self::Raw { .. } | Self::Mysql(_) => None,
+            Self::Raw { .. } | Self::Database(_) => None,
             // What was passed may come yet: a client waits for it.
             Self::Redis(of) if of.broken.is_some() => None,
             Self::Redis(of) if of.open == 0 && of.owed == 0 && !of.is_doubtful && of.replies.is_at_end() => {
@@ -292,7 +305,7 @@ impl Questions {
                 of.broken = of.broken.map(|_| false);
                 of.pass();
             }
-            Self::Mysql(of) => of.pass(),
+            Self::Database(of) => of.pass(),
             #[cfg(test)]
             Self::Counted(of) => of.pass(),
         }
@@ -314,7 +327,7 @@ impl Questions {
                     of.broken = Some(true);
                 }
             }
-            Self::Mysql(of) => of.ask(bytes),
+            Self::Database(of) => of.ask(bytes),
             #[cfg(test)]
             Self::Counted(of) => of.ask(bytes),
         }
@@ -322,7 +335,7 @@ impl Questions {
 
     /// What the server is given in the place of what was asked last, if that is not to come to it as it is.
     pub(crate) fn instead_of(&mut self, bytes: &[u8]) -> Option<Vec<Given>> {
-        if let Self::Mysql(of) = self {
+        if let Self::Database(of) = self {
             return Some(of.given());
         }
         #[cfg(test)]
@@ -346,7 +359,7 @@ impl Questions {
     pub(crate) fn refused(&mut self) -> Option<&'static str> {
         match self {
             Self::Redis(of) => (!of.altered.is_empty()).then_some(refused::WHY),
-            Self::Mysql(of) => of.refused(),
+            Self::Database(of) => of.refused(),
             _ => None,
         }
     }
@@ -354,7 +367,7 @@ impl Questions {
     /// The server has greeted the client, if it does so before anything else.
     pub(crate) fn is_greeted(&self) -> bool {
         match self {
-            Self::Mysql(of) => of.is_greeted(),
+            Self::Database(of) => of.is_greeted(),
             #[cfg(test)]
             Self::Counted(of) => of.is_greeted(),
             _ => true,
@@ -364,7 +377,7 @@ impl Questions {
     /// The number that the server has for the connection, if it has said it.
     pub(crate) fn server_number(&self) -> Option<u32> {
         match self {
-            Self::Mysql(of) => of.server_number(),
+            Self::Database(of) => of.server_number(),
             #[cfg(test)]
             Self::Counted(of) => of.server_number(),
             _ => None,
@@ -374,7 +387,7 @@ impl Questions {
     /// What was asked last, and is to be asked again when all before it is answered: a server gets one request at a time.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         match self {
-            Self::Mysql(of) => of.rest(),
+            Self::Database(of) => of.rest(),
             #[cfg(test)]
             Self::Counted(of) => of.rest(),
             _ => Vec::new(),
@@ -383,13 +396,13 @@ impl Questions {
 
     /// What the node asks the server for itself.
     pub(crate) fn of_node(&mut self) -> Vec<u8> {
-        if let Self::Mysql(of) = self { of.of_node() } else { Vec::new() }
+        if let Self::Database(of) = self { of.of_node() } else { Vec::new() }
     }
 
     /// The server is asked to end what is open by an error; whether it gets that again, or the client hears of it.
     pub(crate) fn interrupt(&mut self, keeps: bool) {
         match self {
-            Self::Mysql(of) => of.interrupt(keeps),
+            Self::Database(of) => of.interrupt(keeps),
             #[cfg(test)]
             Self::Counted(of) => of.interrupt(keeps),
             _ => {}
@@ -399,7 +412,7 @@ impl Questions {
     /// It has ended a request, which is kept.
     pub(crate) fn is_kept(&self) -> bool {
         match self {
-            Self::Mysql(of) => of.is_kept(),
+            Self::Database(of) => of.is_kept(),
             #[cfg(test)]
             Self::Counted(of) => of.is_kept(),
             _ => false,
@@ -409,7 +422,7 @@ impl Questions {
     /// It gets that again; or something that it answers with an error.
     pub(crate) fn give_again(&mut self, how: Again) {
         match self {
-            Self::Mysql(of) => of.give_again(how),
+            Self::Database(of) => of.give_again(how),
             #[cfg(test)]
             Self::Counted(of) => of.give_again(),
             _ => {}
@@ -419,7 +432,7 @@ impl Questions {
     /// It does not.
     pub(crate) fn forget_kept(&mut self) {
         match self {
-            Self::Mysql(of) => of.forget_kept(),
+            Self::Database(of) => of.forget_kept(),
             #[cfg(test)]
             Self::Counted(of) => of.forget_kept(),
             _ => {}
@@ -428,55 +441,65 @@ impl Questions {
 
     /// The client may have locked something that others wait for; or has read something, where that matters.
     pub(crate) fn may_hold_locks(&self, reads_matter: bool) -> bool {
-        if let Self::Mysql(of) = self { of.may_hold_locks(reads_matter) } else { false }
+        if let Self::Database(of) = self { of.may_hold_locks(reads_matter) } else { false }
+    }
+
+    /// The client is within a transaction.
+    pub(crate) fn is_in_transaction(&self) -> bool {
+        match self {
+            Self::Database(of) => of.is_in_transaction(),
+            #[cfg(test)]
+            Self::Counted(of) => of.is_in_transaction(),
+            _ => false,
+        }
     }
 
     /// What waits may wait for clients that have only read.
     pub(crate) fn waits_for_readers(&self) -> bool {
-        if let Self::Mysql(of) = self { of.waits_for_readers() } else { false }
+        if let Self::Database(of) = self { of.waits_for_readers() } else { false }
     }
 
     /// What is asked, and has no reply, is over after some time.
     pub(crate) fn times_out(&self) -> bool {
-        if let Self::Mysql(of) = self { of.times_out() } else { false }
+        if let Self::Database(of) = self { of.times_out() } else { false }
     }
 
     /// Replies are for nobody any more.
     pub(crate) fn give_up(&mut self) {
-        if let Self::Mysql(of) = self {
+        if let Self::Database(of) = self {
             of.give_up();
         }
     }
 
     /// The client is to be refused: it says too much at a time.
     pub(crate) fn refuse(&mut self) {
-        if let Self::Mysql(of) = self {
+        if let Self::Database(of) = self {
             of.refuse();
         }
     }
 
     /// The client is refused: the server gets an end, and nothing more.
     pub(crate) fn is_refused(&self) -> bool {
-        if let Self::Mysql(of) = self { of.is_refused() } else { false }
+        if let Self::Database(of) = self { of.is_refused() } else { false }
     }
 
     /// The server was asked to end the connection.
     pub(crate) fn quits(&self) -> bool {
-        if let Self::Mysql(of) = self { of.quits() } else { false }
+        if let Self::Database(of) = self { of.quits() } else { false }
     }
 
     /// So much is kept of a reply that has not come to its end.
     pub(crate) fn reply_bytes(&self) -> usize {
         match self {
             Self::Redis(of) => of.own.len(),
-            Self::Mysql(of) => of.reply_bytes(),
+            Self::Database(of) => of.reply_bytes(),
             _ => 0,
         }
     }
 
     /// Clients get this in the place of a reply that every server gives in its own way.
     pub(crate) fn note_canonical(&mut self, number: u64, reply: &[u8]) {
-        if let Self::Mysql(of) = self {
+        if let Self::Database(of) = self {
             of.note_canonical(number, reply);
         }
     }
@@ -494,7 +517,7 @@ impl Questions {
                     *self = Self::Raw { is_open: false };
                 }
             }
-            Self::Mysql(of) => of.answer(bytes, takes),
+            Self::Database(of) => of.answer(bytes, &mut takes),
             #[cfg(test)]
             Self::Counted(of) => of.answer(bytes, takes),
         }
@@ -504,7 +527,7 @@ impl Questions {
     pub(crate) fn are_compared(&self, protocol: Protocol) -> bool {
         match self {
             Self::Redis(of) => of.session.is_compared(),
-            Self::Mysql(of) => !of.is_broken(),
+            Self::Database(of) => !of.is_broken(),
             Self::Raw { .. } => !protocol.counts_replies(),
             #[cfg(test)]
             Self::Counted(_) => true,
@@ -521,7 +544,7 @@ impl Questions {
         match self {
             Self::Raw { .. } => false,
             Self::Redis(of) => of.owed > 0,
-            Self::Mysql(of) => of.owes(),
+            Self::Database(of) => of.owes(),
             #[cfg(test)]
             Self::Counted(of) => of.owes(),
         }
@@ -532,7 +555,7 @@ impl Questions {
         match self {
             Self::Raw { is_open } => !is_open,
             Self::Redis(of) => of.broken.map_or(of.open == 0, |is_open| !is_open),
-            Self::Mysql(of) => of.are_answered(),
+            Self::Database(of) => of.are_answered(),
             #[cfg(test)]
             Self::Counted(of) => of.are_answered(),
         }

@@ -7,7 +7,7 @@ use crate::Message;
 use crate::entry::{ConnectionId, Entry};
 use crate::order::message::Difference;
 use crate::protocol::Resume;
-use crate::protocol::mysql::login::Login;
+use crate::protocol::database::Login;
 use crate::view::NodeId;
 use alloc::boxed::Box;
 use alloc::sync::Arc;

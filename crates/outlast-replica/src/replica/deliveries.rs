@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::connection::comparison::Comparison;
 use crate::entry::ConnectionId;
 use crate::is_mutant;
-use crate::protocol::mysql::Given;
+use crate::protocol::database::Given;
 use crate::protocol::{Protocol, Questions, Resume};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -79,7 +79,7 @@ impl Replica {
         let counts = !matches!(self.protocol, Protocol::Raw);
         let is_turn = self.protocol.takes_turns() && matches!(action, Action::ToServer { .. });
         let after = if is_turn {
-            1
+            u64::from(self.protocol.greets())
         } else if counts || is_mutant!(self, AnswersAreNotAwaited) {
             0
         } else {
@@ -234,7 +234,7 @@ impl Replica {
         let proceed = if is_passed { Proceed::Since { at_ms: 0 } } else { Proceed::No };
         let waiting = Waiting {
             index,
-            after: 1,
+            after: u64::from(self.protocol.greets()),
             connection,
             action: Action::ToServer { connection, bytes: rest.into() },
             waits_for_greeting: true,
@@ -296,6 +296,7 @@ impl Replica {
     pub(super) fn note_answer(&mut self, connection: ConnectionId, bytes: &[u8], now_ms: u64) {
         self.deliveries.is_silent = false;
         self.take_answer(connection, bytes, now_ms);
+        self.note_transaction(connection, now_ms);
         self.ask_for_node(connection);
         if let Some(said) = self.deliveries.said.get_mut(&connection)
             && self.questions.get(&connection).is_none_or(Questions::is_greeted)
@@ -367,6 +368,7 @@ impl Replica {
             }
             self.deliveries.ended_numbers.push(number);
         }
+        self.transactions.remove(connection);
         self.deliveries.owing.remove(&connection);
         self.deliveries.kept.note_answered();
         self.deliveries.kept.remove(connection);

@@ -171,6 +171,7 @@ impl Replica {
         }
         self.acked.remove(&connection);
         self.missed.remove(&connection);
+        self.transactions.remove(connection);
         self.drop_held(connection);
         self.leave_answers(connection, ends.client, state.answers);
     }

@@ -20,6 +20,7 @@ mod streams;
 mod take_over;
 #[cfg(test)]
 mod tests;
+mod transactions;
 
 use crate::connection::{Connection, Direction, Ends, Segment};
 use crate::entry::{ConnectionId, Entry};
@@ -51,6 +52,7 @@ pub use joining::{Known, Snapshot};
 use judging::Judging;
 pub use judging::Shown;
 pub use take_over::Restore;
+use transactions::Transactions;
 
 /// A primary that is not heard for so long may be gone, and nobody passes what servers do not answer.
 const GAP_MS: u64 = 1_000;
@@ -122,6 +124,7 @@ pub struct Replica {
     /// All is held from behind this entry on.
     holds_behind: Option<u64>,
     withholding: Option<Withholding>,
+    transactions: Transactions,
     forwarding: Option<Forwarding>,
     early: Early,
     /// Which other node has said last that it serves, and in which view.
@@ -182,6 +185,7 @@ impl Replica {
             holding: None,
             holds_behind: None,
             withholding: None,
+            transactions: Transactions::default(),
             forwarding: None,
             early: Early::default(),
             serving: None,
@@ -314,6 +318,7 @@ impl Replica {
             self.hangs_unsaid_at_ms(),
             self.ticks_at_ms(),
             self.gives_again_at_ms(),
+            self.transactions.wakes_at_ms(),
         ]);
         [self.order.poll_timeout(), acked_at_ms, given_up_at_ms].into_iter().chain(deliveries).flatten().min()
     }
@@ -324,6 +329,7 @@ impl Replica {
         if now_ms >= self.acked_at_ms {
             self.tell_acked(now_ms);
         }
+        self.transactions.wake(now_ms);
         self.give_up_unaccepted(now_ms);
         self.end_late_hand_over(now_ms);
         self.tell_compared(now_ms);

@@ -57,7 +57,8 @@ impl Replica {
         };
         let is_held = self.holding.as_ref().is_some_and(|holding| holding.is_full(self.order.limits()));
         let ends = state.answers.ends_later();
-        if !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX || is_held || ends {
+        let is_full = !self.pending.is_empty() || state.input.waiting_bytes > TO_SERVER_BYTES_MAX;
+        if is_full || is_held || ends || self.waits_for_transaction(connection, now_ms) {
             return Err(NotTaken::Full(bytes));
         }
         if bytes.len() > DATA_BYTES_MAX {
@@ -105,6 +106,7 @@ impl Replica {
 
     /// The client has reset the connection, or the kernel has given it up.
     pub fn handle_reset(&mut self, connection: ConnectionId, now_ms: u64) {
+        self.transactions.remove(connection);
         if self.role == Role::Serving
             && self.has_news(connection)
             && let Some(state) = self.connections.get_mut(&connection)

@@ -1,5 +1,6 @@
 //! Another node has led, and this one does now: what it has to know of every connection, to go on with it.
 
+use super::transactions::Transactions;
 use super::{Action, Replica, Role};
 use crate::connection::{Agreed, Ends, Handshake};
 use crate::entry::ConnectionId;
@@ -69,6 +70,7 @@ impl Replica {
         self.opening.clear();
         self.acked.clear();
         self.unaccepted.clear();
+        self.transactions = Transactions::default();
         self.forget_proposed_proceeds();
         self.clock.forget_proposed();
         for ((_, packet), _) in core::mem::take(&mut self.held) {

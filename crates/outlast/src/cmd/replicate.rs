@@ -69,7 +69,7 @@ pub struct NodeArgs {
     /// Library that gives the server the time of the order [default: liboutlast_clock.so beside this program, or in ../lib/outlast]
     #[arg(long, value_name = "FILE")]
     pub clock_library: Option<PathBuf>,
-    /// Account of this node's MySQL or MariaDB server, as which the node asks for what it keeps of other accounts
+    /// Account of this node's MariaDB or PostgreSQL server, as which the node asks for what it keeps of other accounts
     #[arg(long, value_name = "NAME", default_value = "outlast")]
     pub server_user: String,
     /// File with the password of that account; of a redis server: its password, which copies need
@@ -127,7 +127,7 @@ Examples:
 The group file, the same on all machines (witness: a node without a server, which only votes):
   name = \"db\"
   portal = \"10.0.0.250:6379\"    # where clients connect to; no machine has this address
-  protocol = \"redis\"            # or mysql; or raw, the default: clients wait for each answer
+  protocol = \"redis\"            # or mysql, postgres; or raw, the default: clients wait for each answer
   clock = \"order\"               # or machine, the default: each server has the time of its machine
   [[node]]
   name = \"a\"

@@ -43,6 +43,7 @@ enum FileProtocol {
     Raw,
     Redis,
     Mysql,
+    Postgres,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -122,6 +123,7 @@ fn parse(text: &str) -> Result<Group, String> {
         FileProtocol::Raw => Protocol::Raw,
         FileProtocol::Redis => Protocol::Redis,
         FileProtocol::Mysql => Protocol::Mysql,
+        FileProtocol::Postgres => Protocol::Postgres,
     };
     let clock = match file.clock {
         FileClock::Machine => ServerClock::Machine,

@@ -103,8 +103,11 @@ fn plan(args: &NodeArgs) -> Result<Plan> {
                 None => device_of(listed.address, name)?,
             };
             let password = args.server_password_file.as_deref().map(read_password).transpose()?;
-            let account = (group.protocol == outlast_replica::Protocol::Mysql)
-                .then(|| Account { user: args.server_user.clone(), password: password.clone() });
+            let account = group.protocol.is_database().then(|| Account {
+                user: args.server_user.clone(),
+                password: password.clone(),
+                protocol: group.protocol,
+            });
             let copying = copying(args, &group, server, password)?;
             clock = Clock::new(&group, name, &args.program, args.clock_library.as_deref())?;
             let clock_page = clock.as_ref().map(|clock| clock.page.clone());
@@ -157,6 +160,12 @@ fn copying(
         None => Ok(None),
     }
 }
+
+/// Makes the account of the nodes.
+const MYSQL_ACCOUNT: &str = "CREATE USER outlast@localhost IDENTIFIED BY '...'; GRANT SELECT ON mysql.* TO outlast@localhost; GRANT \
+     PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost";
+const POSTGRES_ACCOUNT: &str = "CREATE ROLE outlast LOGIN PASSWORD '...' IN ROLE pg_signal_backend, pg_monitor; GRANT SELECT ON pg_authid TO outlast \
+     (in the database postgres)";
 
 /// The first line.
 fn read_password(path: &Path) -> Result<String> {
@@ -401,8 +410,12 @@ fn has_ended(ended: &Ended, group: &Group, server: Option<SocketAddr>) -> anyhow
         ),
         Ended::AccountRefused(why) => format!(
             "the server at {server} does not say what it keeps of its accounts ({why}), without which no client can log in. Create one for the nodes, \
-             at every server alike: CREATE USER outlast@localhost IDENTIFIED BY '...'; GRANT SELECT ON mysql.* TO outlast@localhost; GRANT \
-             PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost; and give its name and password (--server-user, --server-password-file)"
+             at every server alike: {}; and give its name and password (--server-user, --server-password-file)",
+            if group.protocol == outlast_replica::Protocol::Postgres {
+                POSTGRES_ACCOUNT
+            } else {
+                MYSQL_ACCOUNT
+            }
         ),
         Ended::Portal(what) => format!("the portal {} cannot go on here: {what}", group.portal),
         Ended::Memory(what) => {

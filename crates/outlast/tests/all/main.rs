@@ -52,6 +52,7 @@ mod replicate_ipv6;
 mod replicate_join;
 mod replicate_mysql;
 mod replicate_mysql_histories;
+mod replicate_postgres;
 mod replicate_recover;
 mod replicate_switchover;
 mod restarting;

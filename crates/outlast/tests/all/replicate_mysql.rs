@@ -152,7 +152,7 @@ impl Databases {
     }
 }
 
-/// MariaDB's own client, which goes on for long.
+/// A database's own client, which goes on for long.
 pub struct Client {
     process: Child,
     input: ChildStdin,
@@ -161,7 +161,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn new(mut command: Command) -> Self {
+    pub fn new(mut command: Command) -> Self {
         // Errors come in one pipe with what is behind them.
         let (output, both) = std::io::pipe().unwrap();
         command.stdin(Stdio::piped()).stdout(both.try_clone().unwrap()).stderr(both);
@@ -176,13 +176,13 @@ impl Client {
     }
 
     /// Says this, and hears nothing yet.
-    fn say(&mut self, sql: &str) {
+    pub fn say(&mut self, sql: &str) {
         self.asked += 1;
         writeln!(self.input, "{sql}; SELECT 'end of {}';", self.asked).unwrap();
     }
 
     /// All that is answered to that.
-    fn hear(&mut self) -> String {
+    pub fn hear(&mut self) -> String {
         let end = format!("end of {}", self.asked);
         let mut said = Vec::new();
         loop {

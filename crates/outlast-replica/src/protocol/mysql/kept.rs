@@ -64,6 +64,10 @@ impl OfMysql {
         }
     }
 
+    pub(crate) fn is_in_transaction(&self) -> bool {
+        self.status & replies::IN_TRANSACTION != 0 && !self.is_broken()
+    }
+
     /// The client may have locked something that others wait for; or has read something, where that matters.
     pub(crate) fn may_hold_locks(&self, reads_matter: bool) -> bool {
         let least = if reads_matter { Holds::Reads } else { Holds::Locks };

@@ -8,12 +8,13 @@
 //! others do.
 
 use super::packet::{Fields, HEADER_BYTES};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 use sha1::{Digest as _, Sha1};
 
 /// Of a salt, of a proof, and of what a server keeps.
-pub const PROOF_BYTES: usize = 20;
+pub(super) const PROOF_BYTES: usize = 20;
 /// Of SHA-1.
 pub type Hash = [u8; PROOF_BYTES];
 
@@ -206,7 +207,8 @@ impl Login {
     /// What this node's server gets, which keeps these of the accounts of that name. Where none of them is that of the client's password, it
     /// gets what is wrong for it, too.
     #[must_use]
-    pub fn for_server(&self, kept: &[Hash]) -> Vec<u8> {
+    pub fn for_server(&self, kept: &[String]) -> Vec<u8> {
+        let kept: Vec<Hash> = kept.iter().filter_map(|text| hash(text)).collect();
         let mut packet = self.packet.clone();
         let Some(place) = packet.get_mut(self.proof.place.clone()) else { return packet };
         let Ok(proof) = Hash::try_from(&*place) else { return packet };
@@ -221,6 +223,17 @@ impl Login {
         }
         packet
     }
+}
+
+/// What a server keeps of a password: a star, and the bytes in hexadecimal.
+fn hash(text: &str) -> Option<Hash> {
+    let digits =
+        text.strip_prefix('*').filter(|digits| digits.len() == 2 * PROOF_BYTES && digits.is_ascii())?;
+    let mut hash = Hash::default();
+    for (at, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(hash)
 }
 
 /// A proof, for this salt.

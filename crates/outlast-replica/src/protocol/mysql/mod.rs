@@ -4,6 +4,7 @@
 //! are made anew for each server ([`login`]). Results are those of the primary's server: others may find rows in another order. Names and numbers are
 //! those of MariaDB's documentation of the protocol ("Client/Server Protocol").
 
+mod database;
 mod kept;
 pub(crate) mod login;
 pub(crate) mod packet;
@@ -15,10 +16,11 @@ pub(crate) mod tests;
 
 use crate::connection::Piece;
 use crate::connection::comparison::{NAME_BYTES, Part};
+use crate::protocol::database::Given;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use login::Hash;
-pub(crate) use login::Login;
+use login::Login;
 use packet::{HEADER_BYTES, Packets, packet};
 use replies::{Compare, Kind, Replies};
 
@@ -75,13 +77,6 @@ const NAMES: [(u8, &[u8]); 10] = [
     (RESET, b"reset"),
 ];
 const BINLOG: &str = "a copy of the binary log: another one at each server";
-
-/// What the server gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
-    Bytes(Vec<u8>),
-    LogIn(Login),
-}
 
 /// What others may have to wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

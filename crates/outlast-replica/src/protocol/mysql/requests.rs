@@ -6,10 +6,11 @@ use super::replies::{self, Compare, Kind};
 use super::statements::{self, KILL, Verdict};
 use super::{
     Asked, BINLOG, BINLOG_DUMP, BINLOG_DUMP_GTID, BULK_EXECUTE, CHANGE_USER, CLOSE_STATEMENT, EXECUTE, FETCH,
-    FIELD_LIST, Given, Holds, KEPT_BYTES_MAX, KILL_PROCESS, LOGIN_BYTES_MAX, LONG_DATA, LONG_DATA_MAX, Login,
-    NAMES, OfMysql, PING, PREPARE, PROCESSES, QUERY, QUIT, REGISTER_SLAVE, RESET, TABLE_DUMP,
-    UNGIVEN_BYTES_MAX, USE, WITHHELD_BYTES_MAX,
+    FIELD_LIST, Holds, KEPT_BYTES_MAX, KILL_PROCESS, LOGIN_BYTES_MAX, LONG_DATA, LONG_DATA_MAX, Login, NAMES,
+    OfMysql, PING, PREPARE, PROCESSES, QUERY, QUIT, REGISTER_SLAVE, RESET, TABLE_DUMP, UNGIVEN_BYTES_MAX,
+    USE, WITHHELD_BYTES_MAX,
 };
+use crate::protocol::database::{self as databases, Given};
 use alloc::vec::Vec;
 
 impl OfMysql {
@@ -120,7 +121,7 @@ impl OfMysql {
             // It has none.
             _ if proof.place.is_empty() => Given::Bytes(request),
             (Some((_, said)), Some(own)) if proof.is_native => {
-                Given::LogIn(Login::new(request, proof, said, own))
+                Given::LogIn(databases::Login::Mysql(Login::new(request, proof, said, own)))
             }
             // It would be right at one server at the most.
             _ => {
@@ -284,11 +285,7 @@ impl OfMysql {
     }
 
     pub(super) fn give_bytes(&mut self, bytes: &[u8]) {
-        if let Some(Given::Bytes(last)) = self.given.last_mut() {
-            last.extend_from_slice(bytes);
-        } else if !bytes.is_empty() {
-            self.given.push(Given::Bytes(bytes.to_vec()));
-        }
+        databases::give(&mut self.given, bytes);
     }
 
     pub(super) fn give(&mut self, given: Given) {

@@ -12,6 +12,12 @@ const OTHER_SALT: Hash = *b"ABCDEFGHIJKLMNOPQRST";
 const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
 const END: &[u8] = &[0xfe, 0, 0, 2, 0];
 
+/// As a server keeps it.
+fn kept_as(hash: &Hash) -> String {
+    let digits: String = hash.iter().map(|byte| format!("{byte:02X}")).collect();
+    format!("*{digits}")
+}
+
 fn greeting(salt: &Hash, number: u32) -> Vec<u8> {
     let mut payload = b"\x0a10.11.19-MariaDB\0".to_vec();
     payload.extend(number.to_le_bytes());
@@ -149,7 +155,7 @@ fn a_password_is_right_for_every_server_and_a_wrong_one_for_none() {
         let given = of.given();
         let [Given::LogIn(login)] = given.as_slice() else { panic!("{given:?}") };
         assert_eq!((login.user(), login.length()), (&b"app"[..], request.len()));
-        let server = login.for_server(&[Hash::default(), kept]);
+        let server = login.for_server(&[kept_as(&Hash::default()), kept_as(&kept)]);
         let right = response("app", &prove(password.as_bytes(), &OTHER_SALT), "mysql_native_password");
         let zeros = response("app", &[0; PROOF_BYTES], "mysql_native_password");
         assert_eq!(server, if is_right { right } else { zeros });
@@ -179,7 +185,7 @@ fn a_proof_is_asked_for_again_and_one_that_is_not_understood_is_right_nowhere() 
         if is_understood {
             let [Given::LogIn(login)] = given.as_slice() else { panic!("{given:?}") };
             let once: Hash = Sha1::digest(b"secret").into();
-            let server = login.for_server(&[Sha1::digest(once).into()]);
+            let server = login.for_server(&[kept_as(&Sha1::digest(once).into())]);
             assert_eq!(server, packet(3, &prove(b"secret", &OTHER_SALT)));
         } else {
             assert_eq!(given, [Given::Bytes(packet(3, &[0; PROOF_BYTES]))]);

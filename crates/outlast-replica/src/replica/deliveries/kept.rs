@@ -56,7 +56,7 @@ impl Kept {
     }
 
     /// The server does not have it.
-    fn has(&self, connection: ConnectionId) -> bool {
+    pub(super) fn has(&self, connection: ConnectionId) -> bool {
         self.requests.get(&connection).is_some_and(|request| !request.is_given)
     }
 
@@ -193,9 +193,7 @@ impl Replica {
     /// Each client that may have locked something waits, and the server has nothing else to do.
     fn all_wait(&self) -> bool {
         let deliveries = &self.deliveries;
-        let waits = |connection: &ConnectionId| {
-            deliveries.owing.contains_key(connection) || deliveries.kept.has(*connection)
-        };
+        let waits = |connection: &ConnectionId| deliveries.is_blocked(*connection);
         let of_owing = |connection: &ConnectionId| self.questions.get(connection);
         let reads_matter =
             deliveries.owing.keys().filter_map(of_owing).any(|questions| questions.waits_for_readers());

@@ -205,6 +205,7 @@ impl Replica {
         if let Some(proceed) = self.deliveries.proceed_mut(index).filter(|proceed| **proceed == Proceed::No) {
             *proceed = Proceed::Proposed;
             self.clock.note_passed(now_ms);
+            self.transactions.note_conflict(now_ms);
             self.propose(Entry::Proceed { index }, now_ms);
         }
     }

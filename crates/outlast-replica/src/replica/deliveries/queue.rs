@@ -111,6 +111,11 @@ impl Deliveries {
             && self.closing.is_empty()
     }
 
+    /// What this client has asked waits for what another one has.
+    pub(in crate::replica) fn is_blocked(&self, connection: ConnectionId) -> bool {
+        self.owing.contains_key(&connection) || self.kept.has(connection)
+    }
+
     /// The server was given all.
     pub(in crate::replica) fn are_given(&self) -> bool {
         self.waiting.is_empty()

@@ -1,0 +1,98 @@
+//! What a PostgreSQL is asked.
+//!
+//! It is done when each connection that was given something waits for a lock of another client. One statement asks for that, and the server looks at all its
+//! locks at one moment; one that has been let go has its lock from then on, before it runs.
+
+use super::Queries;
+use crate::replica::Threads;
+use crate::sql::Account;
+use postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The account reads what is about all databases in this one.
+const DATABASE: &str = "postgres";
+/// A server that keeps the node waiting for longer hangs.
+const OPTIONS: &str = "-c statement_timeout=10s -c lock_timeout=10s -c client_min_messages=error";
+const KEPT: &str = "SELECT rolpassword FROM pg_authid WHERE rolname = $1::text AND rolpassword IS NOT NULL";
+/// May end what others have asked.
+const RIGHT_TO_INTERRUPT: &str = "SELECT pg_has_role('pg_signal_backend', 'member')::text";
+
+/// # Errors
+/// The server cannot be reached, or does not let this account in.
+pub(crate) fn connect(server: SocketAddr, account: &Account) -> io::Result<Client> {
+    let mut config = Config::new();
+    config.host(&server.ip().to_string()).port(server.port()).user(&account.user).dbname(DATABASE);
+    config.connect_timeout(CONNECT_TIMEOUT).application_name("outlast").options(OPTIONS);
+    if let Some(password) = &account.password {
+        config.password(password);
+    }
+    config.connect(NoTls).map_err(plain)
+}
+
+/// As the server says it.
+pub(super) fn plain(error: postgres::Error) -> io::Error {
+    match error.as_db_error() {
+        Some(said) => io::Error::new(io::ErrorKind::PermissionDenied, said.message().to_owned()),
+        None => io::Error::other(error),
+    }
+}
+
+/// The first value of each row.
+pub(crate) fn first_values(client: &mut Client, query: &str) -> io::Result<Vec<String>> {
+    let of_row = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    Ok(client.simple_query(query).map_err(plain)?.iter().filter_map(of_row).collect())
+}
+
+/// Whether the server can be asked all of that.
+///
+/// # Errors
+/// Why not.
+pub(super) fn check(server: SocketAddr, account: &Account) -> io::Result<()> {
+    let mut client = connect(server, account)?;
+    kept(&mut client, b"")?;
+    is_idle(&mut client, &Threads { wait: vec![0], ended: vec![0] })?;
+    if first_values(&mut client, RIGHT_TO_INTERRUPT)?.first().is_none_or(|may| may != "true") {
+        return Err(io::Error::other("it is no member of the role pg_signal_backend"));
+    }
+    Ok(())
+}
+
+/// What the server keeps of the password of the account of this name.
+pub(super) fn kept(client: &mut Client, user: &[u8]) -> io::Result<Vec<String>> {
+    let user = String::from_utf8_lossy(user).into_owned();
+    let rows = client.query(KEPT, &[&user]).map_err(plain)?;
+    Ok(rows.iter().filter_map(|row| row.try_get(0).ok()).collect())
+}
+
+fn list(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Whether these are done, or wait for other clients.
+pub(super) fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<(bool, Queries)> {
+    // One that waits for the server itself, a vacuum say, is not done.
+    let query = format!(
+        "SELECT (SELECT count(*) FROM unnest('{{{}}}'::int[]) AS given(pid) WHERE pg_blocking_pids(pid) = '{{}}' \
+         OR EXISTS (SELECT FROM unnest(pg_blocking_pids(pid)) AS by(pid) LEFT JOIN pg_stat_activity AS other ON other.pid = by.pid \
+         WHERE other.backend_type IS DISTINCT FROM 'client backend')) \
+         + (SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ('{{{}}}'::int[]))",
+        list(&threads.wait),
+        list(&threads.ended)
+    );
+    let busy = first_values(client, &query)?;
+    Ok((busy.first().is_some_and(|busy| busy == "0"), Queries::new()))
+}
+
+/// The connection of this number is to end what it works on, if it waits.
+pub(super) fn interrupt(client: &mut Client, number: u32) -> io::Result<()> {
+    let query = format!(
+        "SELECT pg_cancel_backend({number}) WHERE EXISTS (SELECT FROM pg_locks WHERE pid = {number} AND NOT granted)"
+    );
+    first_values(client, &query).map(drop)
+}
