@@ -164,8 +164,7 @@ fn copying(
 /// Makes the account of the nodes.
 const MYSQL_ACCOUNT: &str = "CREATE USER outlast@localhost IDENTIFIED BY '...'; GRANT SELECT ON mysql.* TO outlast@localhost; GRANT \
      PROCESS, CONNECTION ADMIN ON *.* TO outlast@localhost";
-const POSTGRES_ACCOUNT: &str = "CREATE ROLE outlast LOGIN PASSWORD '...' IN ROLE pg_signal_backend, pg_monitor; GRANT SELECT ON pg_authid TO outlast \
-     (in the database postgres)";
+const POSTGRES_ACCOUNT: &str = "CREATE ROLE outlast SUPERUSER LOGIN PASSWORD '...'";
 
 /// The first line.
 fn read_password(path: &Path) -> Result<String> {

@@ -15,8 +15,7 @@ const PROGRAMS: &str = "/usr/lib/postgresql/15/bin";
 const AS_POSTGRES: [&str; 6] =
     ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--pdeathsig", "keep"];
 /// One in each line.
-const ACCOUNTS: &str = "CREATE ROLE outlast LOGIN PASSWORD 'of nodes' IN ROLE pg_signal_backend, pg_monitor
-GRANT SELECT ON pg_authid TO outlast
+const ACCOUNTS: &str = "CREATE ROLE outlast SUPERUSER LOGIN PASSWORD 'of nodes'
 CREATE ROLE app LOGIN PASSWORD 'right'
 SET password_encryption = 'md5'; CREATE ROLE old LOGIN PASSWORD 'older'
 CREATE DATABASE shop OWNER app

@@ -17,8 +17,8 @@ const DATABASE: &str = "postgres";
 /// A server that keeps the node waiting for longer hangs.
 const OPTIONS: &str = "-c statement_timeout=10s -c lock_timeout=10s -c client_min_messages=error";
 const KEPT: &str = "SELECT rolpassword FROM pg_authid WHERE rolname = $1::text AND rolpassword IS NOT NULL";
-/// May end what others have asked.
-const RIGHT_TO_INTERRUPT: &str = "SELECT pg_has_role('pg_signal_backend', 'member')::text";
+/// May end what any client has asked, and has a place where clients have taken all others.
+const RIGHT_TO_INTERRUPT: &str = "SELECT rolsuper::text FROM pg_roles WHERE rolname = current_user";
 
 /// # Errors
 /// The server cannot be reached, or does not let this account in.
@@ -58,7 +58,7 @@ pub(super) fn check(server: SocketAddr, account: &Account) -> io::Result<()> {
     kept(&mut client, b"")?;
     is_idle(&mut client, &Threads { wait: vec![0], ended: vec![0] })?;
     if first_values(&mut client, RIGHT_TO_INTERRUPT)?.first().is_none_or(|may| may != "true") {
-        return Err(io::Error::other("it is no member of the role pg_signal_backend"));
+        return Err(io::Error::other("it is no superuser"));
     }
     Ok(())
 }
@@ -76,23 +76,34 @@ fn list(numbers: &[u32]) -> String {
 
 /// Whether these are done, or wait for other clients.
 pub(super) fn is_idle(client: &mut Client, threads: &Threads) -> io::Result<(bool, Queries)> {
-    // One that waits for the server itself, a vacuum say, is not done.
+    let (given, ended) = (list(&threads.wait), list(&threads.ended));
+    // One that waits for the server itself, a vacuum say, is not done. Transactions that were prepared have the number 0. A page that a cursor keeps is no
+    // lock.
     let query = format!(
-        "SELECT (SELECT count(*) FROM unnest('{{{}}}'::int[]) AS given(pid) WHERE pg_blocking_pids(pid) = '{{}}' \
-         OR EXISTS (SELECT FROM unnest(pg_blocking_pids(pid)) AS by(pid) LEFT JOIN pg_stat_activity AS other ON other.pid = by.pid \
-         WHERE other.backend_type IS DISTINCT FROM 'client backend')) \
-         + (SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ('{{{}}}'::int[]))",
-        list(&threads.wait),
-        list(&threads.ended)
+        "SELECT (SELECT count(*) FROM unnest('{{{given}}}'::int[]) AS given(pid) WHERE pg_blocking_pids(pid) = '{{}}' \
+         AND NOT EXISTS (SELECT FROM pg_stat_activity AS own WHERE own.pid = given.pid AND own.wait_event_type = 'BufferPin') \
+         OR EXISTS (SELECT FROM unnest(pg_blocking_pids(pid)) AS by(pid) JOIN pg_stat_activity AS other ON other.pid = by.pid \
+         WHERE other.backend_type <> 'client backend')) \
+         + (SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ('{{{ended}}}'::int[]) AND backend_type = 'client backend')"
     );
     let busy = first_values(client, &query)?;
-    Ok((busy.first().is_some_and(|busy| busy == "0"), Queries::new()))
+    let is_idle = busy.first().is_some_and(|busy| busy == "0");
+    if !is_idle && !threads.wait.is_empty() {
+        // It makes room for others by itself only when it looks for deadlocks, and that it is not to do.
+        let query = format!(
+            "SELECT pg_cancel_backend(other.pid) FROM unnest('{{{given}}}'::int[]) AS given(pid), unnest(pg_blocking_pids(given.pid)) AS by(pid) \
+             JOIN pg_stat_activity AS other ON other.pid = by.pid WHERE other.backend_type = 'autovacuum worker'"
+        );
+        first_values(client, &query)?;
+    }
+    Ok((is_idle, Queries::new()))
 }
 
 /// The connection of this number is to end what it works on, if it waits.
 pub(super) fn interrupt(client: &mut Client, number: u32) -> io::Result<()> {
     let query = format!(
-        "SELECT pg_cancel_backend({number}) WHERE EXISTS (SELECT FROM pg_locks WHERE pid = {number} AND NOT granted)"
+        "SELECT pg_cancel_backend({number}) WHERE EXISTS (SELECT FROM pg_locks WHERE pid = {number} AND NOT granted) \
+         OR EXISTS (SELECT FROM pg_stat_activity WHERE pid = {number} AND wait_event_type = 'BufferPin')"
     );
     first_values(client, &query).map(drop)
 }

@@ -27,6 +27,7 @@ const REQUEST_BYTES_MAX: usize = 64 << 20;
 const COPY_BYTES_MAX: usize = 16 << 20;
 /// Statements that were prepared, and rows that are fetched later: what is known of more is forgotten, so they are not compared, and not said again.
 const NAMES_MAX: usize = 4_096;
+const NAME_BYTES_MAX: usize = 63;
 /// A longer request is not said again.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -194,8 +195,14 @@ impl OfPostgres {
             self.interrupted = None;
             self.last = Vec::new();
             self.status = ended.status.unwrap_or(self.status);
+            if ended.status == Some(IDLE) {
+                // They end with their transaction.
+                self.portals.clear();
+            }
             self.identity.number = ended.number.or(self.identity.number);
-            self.skips |= matches!(asked.kind, Kind::Flush { .. }) && ended.error.is_some();
+            if matches!(asked.kind, Kind::Flush { .. }) && ended.error.is_some() {
+                self.skip_flushed();
+            }
             if asked.kind == Kind::Login && ended.asks {
                 self.note_question(&reply);
             } else if asked.kind == Kind::Login && ended.error.is_none() {
@@ -214,7 +221,8 @@ impl OfPostgres {
                 continue;
             }
             let part = Part { digest, end: 0, name: asked.name };
-            if ended.is_own {
+            // What may be there at one server and not at another one is decided by what was asked, and not by what has come.
+            if ended.is_own || asked.compare == Compare::Form && asked.kind != Kind::Encryption {
                 takes(Piece::Own(&reply, part));
             } else {
                 takes(Piece::Bytes(&reply));
@@ -222,6 +230,21 @@ impl OfPostgres {
             }
         }
         Some(())
+    }
+
+    /// The server passes over all up to Sync, also over what it has already.
+    fn skip_flushed(&mut self) {
+        self.skips = !self.asked.iter().any(|asked| asked.kind == Kind::Query);
+        while let Some(at) =
+            self.asked.iter().skip(1).position(|asked| matches!(asked.kind, Kind::Flush { .. }))
+        {
+            self.asked.remove(at + 1);
+            if self.owed > 1 {
+                self.owed -= 1;
+            } else {
+                self.open = self.open.saturating_sub(1);
+            }
+        }
     }
 
     /// The server asks who the client is.
@@ -235,10 +258,11 @@ impl OfPostgres {
     fn end_request(&mut self, kind: Kind, name: &[u8], is_extended: bool) {
         let request = core::mem::take(&mut self.request);
         let statement = self.statement.take().unwrap_or(Statement::UNKNOWN);
+        let names = core::mem::take(&mut self.names);
         let is_repeatable = statement.is_repeatable
             && kind == Kind::Query
             && self.status == IDLE
-            && !core::mem::take(&mut self.names)
+            && !names
             && request.len() <= KEPT_BYTES_MAX;
         self.open += 1;
         self.unanswered = 0;
@@ -255,7 +279,8 @@ fn known(names: &BTreeMap<Vec<u8>, Statement>, name: &[u8]) -> Statement {
 }
 
 fn remember(names: &mut BTreeMap<Vec<u8>, Statement>, name: &[u8], statement: Statement) {
-    if names.len() < NAMES_MAX || names.contains_key(name) {
+    // A server cuts longer ones off.
+    if name.len() <= NAME_BYTES_MAX && (names.len() < NAMES_MAX || names.contains_key(name)) {
         names.insert(name.to_vec(), statement);
     }
 }

@@ -180,6 +180,9 @@ impl Replies {
             ERROR => {
                 self.error = Some(state_of(head)?);
                 self.digest.write(&state_of(head)?);
+                if is_last_word(head) {
+                    return Some(Next::Ends);
+                }
             }
             KEY => self.number = four(head),
             login::QUESTION => self.digest.write_u8(message),
@@ -197,7 +200,8 @@ impl Replies {
             return Some(Next::Ends);
         }
         Some(match (kind, message) {
-            (Kind::Unasked { copies: true } | Kind::Query, READY) | (Kind::Login, READY) => Next::Ends,
+            // A copy that has failed at once has two ends, where the client's last words come behind that.
+            (Kind::Unasked { .. } | Kind::Query | Kind::Login, READY) => Next::Ends,
             (Kind::Login, login::QUESTION) => match four(head)? {
                 login::OK | login::SASL_ENDS => Next::GoesOn,
                 login::CLEAR | login::MD5 | login::SASL | login::SASL_GOES_ON => Next::Asks,
@@ -227,6 +231,19 @@ fn state_of(head: &[u8]) -> Option<SqlState> {
         rest = behind;
     }
     None
+}
+
+/// The server ends the connection.
+fn is_last_word(head: &[u8]) -> bool {
+    let mut rest = head;
+    while let Some((code, after)) = rest.split_first().filter(|(code, _)| **code != 0) {
+        let Some((value, behind)) = text(after) else { return false };
+        if *code == b'V' {
+            return matches!(value, b"FATAL" | b"PANIC");
+        }
+        rest = behind;
+    }
+    false
 }
 
 /// An error of this state.

@@ -4,12 +4,16 @@ use super::login::{Login, PROOF};
 use super::message::{HEADER_BYTES, KIND_BYTES, LENGTH_BYTES, four, message, text};
 use super::replies::{Compare, Kind};
 use super::statements::{self, Verdict};
-use super::{COPY_BYTES_MAX, OfPostgres, Phase, REQUEST_BYTES_MAX, Statement, known, name_of, remember};
+use super::{
+    COPY_BYTES_MAX, NAME_BYTES_MAX, OfPostgres, Phase, REQUEST_BYTES_MAX, Statement, known, name_of, remember,
+};
 use crate::protocol::database::{self as databases, Given, give};
 use alloc::vec::Vec;
 
 /// What a client says first: a version, or one of these in its place.
 const STARTUP_BYTES_MAX: usize = 10_000;
+/// Of a proof of who a client is.
+const LOGIN_BYTES_MAX: usize = 64 << 10;
 const VERSION: u32 = 3;
 const CANCEL: u32 = 80_877_102;
 const ENCRYPTS_BY_TLS: u32 = 80_877_103;
@@ -30,6 +34,8 @@ const COPY_DONE: u8 = b'c';
 const COPY_FAIL: u8 = b'f';
 const TERMINATE: u8 = b'X';
 
+const FUNCTION_CALL: &str =
+    "a function that is called by its number (large objects of libpq and of JDBC): what it does is not known";
 const TOO_LONG: &str = "a request of more than 64 MiB: the connection is ended";
 const NOT_UNDERSTOOD: &str =
     "what is no request of PostgreSQL's protocol, version 3: the connection is ended";
@@ -73,7 +79,8 @@ impl OfPostgres {
             return Err(NOT_UNDERSTOOD);
         }
         let length = before.saturating_add(length);
-        if length.saturating_add(self.request.len()) > REQUEST_BYTES_MAX {
+        let most = if self.phase == Phase::Ready { REQUEST_BYTES_MAX } else { LOGIN_BYTES_MAX };
+        if length.saturating_add(self.request.len()) > most {
             return Err(TOO_LONG);
         }
         Ok((bytes.len() >= length).then_some(length))
@@ -115,7 +122,10 @@ impl OfPostgres {
                 while let Some((name, behind)) = text(rest).filter(|(name, _)| !name.is_empty()) {
                     let Some((value, behind)) = text(behind) else { break };
                     match name {
-                        b"user" => self.identity.user = value.to_vec(),
+                        // As the server cuts it off.
+                        b"user" => {
+                            self.identity.user = value.get(..NAME_BYTES_MAX).unwrap_or(value).to_vec();
+                        }
                         b"replication" if !matches!(value, b"0" | b"no" | b"off" | b"false") => {
                             return self.refuse_client(REPLICATION);
                         }
@@ -172,6 +182,10 @@ impl OfPostgres {
 
     fn take_request(&mut self, said: &[u8]) {
         let kind = said.first().copied().unwrap_or(0);
+        if self.skips && !matches!(kind, SYNC | TERMINATE) {
+            // The server passes over it.
+            return;
+        }
         if let Some(copying) = self.copying {
             return self.copy(kind, said, copying.is_closed_by_sync);
         }
@@ -232,7 +246,9 @@ impl OfPostgres {
                 }
             }
             FUNCTION => {
-                self.request.extend_from_slice(said);
+                // By its number: nobody knows here what it does.
+                self.refused = Some(FUNCTION_CALL);
+                self.request.extend_from_slice(&raising(b"0A000", "outlast refuses ", FUNCTION_CALL));
                 self.note(Statement::UNKNOWN);
                 self.end_request(Kind::Query, b"function", false);
             }

@@ -10,6 +10,10 @@ const BY_CHANCE: &[&str] = &[
     "GEN_RANDOM_UUID",
     "GEN_RANDOM_BYTES",
     "GEN_SALT",
+    "PGP_PUB_ENCRYPT",
+    "PGP_PUB_ENCRYPT_BYTEA",
+    "PGP_SYM_ENCRYPT",
+    "PGP_SYM_ENCRYPT_BYTEA",
     "UUIDV4",
     "UUIDV7",
     "UUID_GENERATE_V1",
@@ -36,14 +40,25 @@ const BY_SERVER: &[&str] = &[
     "INET_CLIENT_ADDR",
     "INET_SERVER_ADDR",
     "INET_SERVER_PORT",
+    "LO_CREAT",
+    "LO_CREATE",
     "LO_EXPORT",
+    "LO_FROM_BYTEA",
     "LO_IMPORT",
+    "PG_EXPORT_SNAPSHOT",
+    "PG_DATABASE_SIZE",
+    "PG_RELATION_SIZE",
+    "PG_TOTAL_RELATION_SIZE",
+    "VERSION",
 ];
 /// Columns of each table that are about the server: places of rows, and numbers of transactions.
 const COLUMNS: &[&str] = &["CTID", "XMIN", "XMAX"];
 /// Refused wherever they are.
 const SIGNALS: &[&str] =
     &["PG_CANCEL_BACKEND", "PG_TERMINATE_BACKEND", "PG_RELOAD_CONF", "PG_ROTATE_LOGFILE"];
+/// Those that ask another server.
+const OTHERS: &[&str] =
+    &["DBLINK", "DBLINK_CONNECT", "DBLINK_CONNECT_U", "DBLINK_EXEC", "DBLINK_OPEN", "DBLINK_SEND_QUERY"];
 /// They end by the time of day, which stands still while the server works.
 const SLEEPS: &[&str] = &["PG_SLEEP", "PG_SLEEP_FOR", "PG_SLEEP_UNTIL"];
 /// Where one of these is, the result may be another one at each server: by the time, the server, or the order of rows.
@@ -153,13 +168,20 @@ const CHANCE: &str = "a function that has another value at each server (random, 
 const SERVER: &str = "what is another one at each server (ctid, xmin, txid_current, pg_backend_pid and the like), in a statement that writes";
 const FILES: &str = "COPY with a file or a program of the server: they may be other ones at each";
 const SIGNAL: &str = "pg_cancel_backend and the like: a connection has another number at each server";
+const OUTSIDE: &str = "what is done at another server: each server would do it once";
+const UNICODE: &str = "a name with the numbers of its letters (U&): it is not known which one it is";
+/// How such a name begins.
+const UNICODE_NAME: &[u8] = b"U&\"";
 const SLEEP: &str = "pg_sleep: the time of servers stands still while they work, so it would never end";
 const NOTIFY: &str = "LISTEN: each server would notify at another place among its replies";
 const PASSWORD: &str = "a password in clear: each server would salt it otherwise. Give what a server keeps of it: psql does so with \\password";
 
 /// Of these statements.
 pub(super) fn verdict(sql: &[u8]) -> Verdict {
-    let mut words = Words::new(sql);
+    if sql.windows(UNICODE_NAME.len()).any(|window| window.eq_ignore_ascii_case(UNICODE_NAME)) {
+        return Verdict::Refused(UNICODE);
+    }
+    let mut words = Words { stops: true, ..Words::new(sql) };
     let mut all = Verdict::Goes(Compare::All);
     loop {
         match one(&mut words) {
@@ -194,6 +216,12 @@ fn one(words: &mut Words<'_>) -> Option<Verdict> {
         if is_call && word.is_in(SIGNALS) {
             return Some(Verdict::Refused(SIGNAL));
         }
+        if is_call && word.is_in(OTHERS) {
+            return Some(Verdict::Refused(OUTSIDE));
+        }
+        if word.is("TABLESAMPLE") {
+            refused = refused.or(Some(CHANCE));
+        }
         if is_call && word.is_in(SLEEPS) {
             return Some(Verdict::Refused(SLEEP));
         }
@@ -217,13 +245,15 @@ fn one(words: &mut Words<'_>) -> Option<Verdict> {
             word.text.get(..CATALOGUE.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(CATALOGUE));
         is_known &= !word.is_in(NOT_COMPARED) && !is_catalogue;
         before = word;
-        if words.ends_here() {
-            break;
-        }
     }
-    let first = first?;
+    let Some(first) = first else {
+        return (!words.rest.is_empty()).then_some(Verdict::Goes(Compare::All));
+    };
     if first.is("COPY") && !has_client {
         return Some(Verdict::Refused(FILES));
+    }
+    if first.is("CREATE") && second.is("SUBSCRIPTION") {
+        return Some(Verdict::Refused(OUTSIDE));
     }
     let is_of_role = (first.is("CREATE") || first.is("ALTER")) && second.is_in(&["USER", "ROLE", "GROUP"]);
     if is_of_role && names_password && !is_salted {
@@ -277,11 +307,13 @@ struct Words<'a> {
     is_behind: bool,
     /// Something is between the last two words: a bracket, a comma.
     is_punctuated: bool,
+    /// A semicolon is an end.
+    stops: bool,
 }
 
 impl<'a> Words<'a> {
     fn new(sql: &'a [u8]) -> Self {
-        Self { rest: sql, is_behind: false, is_punctuated: false }
+        Self { rest: sql, is_behind: false, is_punctuated: false, stops: false }
     }
 
     /// Whether a bracket follows, behind blanks and comments.
@@ -289,13 +321,6 @@ impl<'a> Words<'a> {
         let mut words = Words::new(self.rest);
         words.skip_blank();
         words.rest.first() == Some(&b'(')
-    }
-
-    /// Whether a semicolon follows, or nothing.
-    fn ends_here(&self) -> bool {
-        let mut words = Words::new(self.rest);
-        words.skip_blank();
-        matches!(words.rest.first(), None | Some(b';'))
     }
 
     /// Whether a string follows that begins with one of these.
@@ -335,16 +360,17 @@ impl<'a> Words<'a> {
     /// Up to the end of what is quoted so: that.
     fn quoted(&mut self, quote: u8, escapes: bool) -> &'a [u8] {
         self.skip(1);
-        let mut is_escaped = false;
-        let end = self.rest.iter().position(|byte| {
-            if is_escaped {
-                is_escaped = false;
-                return false;
+        let mut end = 0;
+        while let Some(byte) = self.rest.get(end) {
+            let is_doubled = *byte == quote && self.rest.get(end + 1) == Some(&quote);
+            if is_doubled || escapes && *byte == b'\\' {
+                end += 1;
+            } else if *byte == quote {
+                break;
             }
-            is_escaped = escapes && *byte == b'\\';
-            *byte == quote
-        });
-        let end = end.unwrap_or(self.rest.len());
+            end += 1;
+        }
+        let end = end.min(self.rest.len());
         let text = self.rest.get(..end).unwrap_or_default();
         self.skip(end + 1);
         text
@@ -354,7 +380,10 @@ impl<'a> Words<'a> {
         loop {
             match *self.rest {
                 [byte, ..] if byte.is_ascii_whitespace() || byte.is_ascii_control() => self.skip(1),
-                [b'-', b'-', ..] => self.skip_behind(b"\n"),
+                [b'-', b'-', ..] => {
+                    let end = self.rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+                    self.skip(end.unwrap_or(self.rest.len()));
+                }
                 [b'/', b'*', ..] => self.skip_comment(),
                 _ => return,
             }
@@ -385,6 +414,14 @@ impl<'a> Words<'a> {
                 [b'e' | b'E', b'\'', ..] => {
                     self.skip(1);
                     self.quoted(b'\'', true);
+                    // It goes on in the next line.
+                    while let blank = self.rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
+                        && self.rest.get(blank) == Some(&b'\'')
+                        && self.rest.iter().take(blank).any(|byte| matches!(byte, b'\n' | b'\r'))
+                    {
+                        self.skip(blank);
+                        self.quoted(b'\'', true);
+                    }
                 }
                 [b'\'', ..] => {
                     self.quoted(b'\'', false);
@@ -394,6 +431,9 @@ impl<'a> Words<'a> {
                     self.skip(1);
                     self.skip_blank();
                     self.is_behind |= !self.rest.is_empty();
+                    if self.stops {
+                        return None;
+                    }
                 }
                 [byte, ..] if is_word(&byte) => {
                     // A dollar may be in a name, and not in front of it.
@@ -431,6 +471,19 @@ mod tests {
             "insert into t values (txid_current())",
             "select pg_terminate_backend(5)",
             "select pg_sleep(1)",
+            "set x = 'y'; listen c",
+            "unlisten *; listen c",
+            "select f('x'); copy t from '/tmp/f'",
+            "select (1); create role r password 'x'",
+            "; listen c",
+            "-- x\rinsert into t values (random())",
+            "insert into t values (E'it''s \\'', random())",
+            "insert into t values (E'a'\n'\\'', random())",
+            "insert into t values ('it''s', random())",
+            "insert into t values (U&\"r\\0061ndom\"())",
+            "insert into t select * from u tablesample bernoulli (10)",
+            "select dblink_exec('x', 'y')",
+            "create subscription s connection 'x' publication p",
             "copy t from '/tmp/x'",
             "copy t to program 'cat'",
             "listen c",
@@ -477,6 +530,7 @@ mod tests {
             "commit",
             "notify c",
             "select a::text, b$c from t where x = $1;",
+            "set x = 'y'; select 1; ; notify c;",
             "",
         ] {
             assert_eq!(verdict(sql.as_bytes()), Verdict::Goes(Compare::All), "{sql}");

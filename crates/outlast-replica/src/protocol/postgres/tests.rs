@@ -201,8 +201,11 @@ fn a_server_gets_one_request_at_a_time_and_each_as_a_whole() {
     given(&mut of);
     of.ask(&[&bind[..], &flush].concat());
     assert!(of.are_answered());
+    // The server passes over all up to Sync, also over what is answered by itself otherwise.
+    of.ask(&query("select 1"));
+    assert!(of.are_answered());
     of.ask(&sync);
-    assert_eq!((given(&mut of), of.are_answered()), ([&bind[..], &flush, &sync].concat(), false));
+    assert_eq!((given(&mut of), of.are_answered()), (sync, false));
     hear(&mut of, &ready(IDLE), 1);
     assert!(of.are_answered());
 }
@@ -227,8 +230,20 @@ fn what_is_copied_to_the_server_comes_to_it_as_a_whole() {
     hear(&mut of, &copies, 2);
     given(&mut of);
     assert_eq!(hear(&mut of, &[failure("22P02"), ready(IDLE)].concat(), 1).own.len(), 1);
-    of.ask(&[data, end].concat());
+    of.ask(&[data, end.clone()].concat());
     assert!(given(&mut of).is_empty() && of.are_answered());
+    // One that was begun by Execute has failed at once, and the client's last words have come before that was heard here: Sync has an answer of its own.
+    let (execute, sync) = (message(b'E', b"\0\0\0\0\0"), message(b'S', b""));
+    of.ask(&[execute, sync.clone()].concat());
+    hear(&mut of, &copies, 2);
+    of.ask(&[end, sync].concat());
+    let ends = [failure("0A000"), ready(IDLE), ready(IDLE)].concat();
+    assert_eq!(hear(&mut of, &ends, 1).own.len(), 2);
+    assert!(of.are_answered() && !of.is_broken());
+    // An error that ends the connection is the last word.
+    of.ask(&query("select 1"));
+    let fatal = message(b'E', b"SFATAL\0VFATAL\0C57P01\0Mends\0\0");
+    assert_eq!(hear(&mut of, &fatal, 1).own, [fatal]);
 }
 
 #[test]
